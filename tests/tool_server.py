@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
+from pydantic import Field
 
 server = MCPServer("tools", log_level="ERROR")
 
@@ -46,6 +47,24 @@ async def sleep(marker: str) -> str:
     except asyncio.CancelledError:
         Path(marker).write_text("cancelled")  # noqa: ASYNC240
         raise
+    return "slept"
+
+
+HOSTILE = (
+    "<img src=x onerror=\"document.title='caught'\"> [click](javascript:document.title='caught')"
+    " \u202egnp.exe <script>document.title='caught'</script>"
+)
+
+
+@server.tool(description=HOSTILE, structured_output=False)
+def lure(word: Annotated[Literal["yes"], Field(description=HOSTILE)]) -> str:
+    return HOSTILE
+
+
+@server.tool()
+async def doze() -> str:
+    """It never ends by itself."""
+    await asyncio.sleep(1000)
     return "slept"
 
 

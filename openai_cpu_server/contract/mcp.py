@@ -29,6 +29,8 @@ class McpAnswer(msgspec.Struct, frozen=True):
     text: str
     """The result; of a call that failed: why."""
     is_error: bool = False
+    duration_ms: float | None = None
+    """None: no call was made."""
 
 
 class McpServerState(enum.Enum):

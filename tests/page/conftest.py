@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.page.browser import Visit, running_browser, visiting
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
+ROOT = Path(__file__).parents[2]
 ANN, METER = "the key of ann", "the key of a meter"
 """The keys of `locked_server`: one that may ask for answers, and one that may only read metrics."""
 
@@ -30,9 +32,25 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+TOOLS = f"""
+[mcp.tools]
+command = "{sys.executable}"
+args = ["-m", "tests.tool_server"]
+cwd = "{ROOT}"
+env = {{PYTHONPATH = "{ROOT}"}}
+tools = ["add", "broken", "lure", "doze"]
+
+[mcp.gone]
+command = "no-such-command"
+"""
+
+
 @pytest.fixture(scope="package")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", "demo") as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """It has tools of MCP servers; the others here have none."""
+    settings = tmp_path_factory.mktemp("tools") / "settings.toml"
+    settings.write_text(TOOLS)
+    with ServerProcess("--model", "demo", "--config", str(settings)) as server:
         yield server
 
 

@@ -34,9 +34,9 @@ def settings(page: Page, section: str) -> Locator:
     panel = page.get_by_role("complementary", name="Settings of this conversation")
     if not panel.is_visible():
         page.get_by_role("button", name="Settings", exact=True).click()
-    part = panel.locator("details", has=page.locator("summary", has_text=section))
+    part = panel.locator("details.section", has=page.locator("summary", has_text=section))
     if part.get_attribute("open") is None:
-        part.locator("summary").click()
+        part.locator("> summary").click()
     return part
 
 

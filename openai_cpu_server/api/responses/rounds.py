@@ -108,7 +108,7 @@ class ToolCaller:
         finally:
             seconds = time.monotonic() - began_s
             self._observer.mcp_called(one.server.name, failed=said.is_error, seconds=seconds)
-        return said
+        return msgspec.structs.replace(said, duration_ms=round(1000 * seconds, 1))
 
     def _offered(self, call: ApprovedCall) -> OfferedTool:
         if (one := self._box.find(call.request.server_label, call.request.name)) is None:

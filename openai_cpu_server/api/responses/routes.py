@@ -57,7 +57,7 @@ class ResponsesRoutes:
         data, context = await unkept_body(request), context_of(request.scope)
         read = await self._reader.read(data, context.identity)
         if read.body.background and self._background is not None:
-            return await self._behind(context, read, self._background)
+            return await self._behind(request, read, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
         watched = partial(while_connected, request.receive)
         making = await self._maker.begin(read, context, attempt, watched=watched)
@@ -117,13 +117,16 @@ class ResponsesRoutes:
         counted = await self._service.prompt_tokens(ask, chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
-    async def _behind(self, outer: RequestContext, read: AskedResponse, background: Background) -> ASGIApp:
-        """It goes on when this request has ended. The server's limit of time is not for it."""
+    async def _behind(self, request: Request, read: AskedResponse, background: Background) -> ASGIApp:
+        """It goes on when this request has ended, but for calls that were approved: who leaves while they are
+        made knows of no response yet. The server's limit of time is not for it."""
+        outer = context_of(request.scope)
         ticket = outer.ticket.inner(RequestOrigin.BACKGROUND)
         ticket.client = outer.ticket.client
         assert outer.lease is not None, "its route is metered"
         context = RequestContext(ticket, outer.sender, outer.lease)
-        making = await self._maker.begin(read, context, status=ResponseStatus.QUEUED)
+        watched = partial(while_connected, request.receive)
+        making = await self._maker.begin(read, context, status=ResponseStatus.QUEUED, watched=watched)
         live = LiveResponse(making, ticket, outer.lease)
         headers, first = dict(making.running.call.headers), encoded(making.response)
         await background.begin(live)

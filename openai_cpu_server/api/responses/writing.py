@@ -387,7 +387,9 @@ class _McpWriter:
         status = "failed" if answer.is_error else "completed"
         said = {"error": answer.text} if answer.is_error else {"output": answer.text}
         item = msgspec.structs.replace(self.item(status), **said)
-        return item, [self._place.event(f"response.mcp_call.{status}"), self._place.item(_DONE, item)]
+        took = {} if answer.duration_ms is None else {"duration_ms": answer.duration_ms}
+        told = self._place.event(f"response.mcp_call.{status}", **took)
+        return item, [told, self._place.item(_DONE, item)]
 
     def item(self, status: str) -> McpCallItem:
         return McpCallItem(

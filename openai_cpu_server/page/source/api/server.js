@@ -14,6 +14,9 @@ export const models = signal(null);
 /** "needed": no key was given and one is wanted; "wrong": the one given is not known; "ok"; "unknown". */
 export const access = signal("unknown");
 
+/** Cards of the MCP servers whose tools this key may use; none while they are not known. */
+export const mcpServers = signal([]);
+
 /** Where the server comes back, so that whoever waited goes on: a number that grows. */
 export const returns = signal(0);
 
@@ -25,8 +28,9 @@ let looking = false;
 /** Begins to look at the server, again and again: quietly while all is well, often while it is not. */
 export function watchServer() {
   effect(() => {
-    key.value; // another key may see other models
-    loadModels();
+    key.value; // another key may see other models, and use other tools
+    returns.value; // the server may be another one
+    loadModels().then(() => access.peek() === "ok" && loadMcpServers());
   });
   document.addEventListener("visibilitychange", () => document.hidden || look());
   addEventListener("online", look);
@@ -77,6 +81,22 @@ export async function loadModels() {
     else if (error instanceof ApiError) access.value = accessAfter(error);
     else throw error;
   }
+}
+
+/** It starts none of them. */
+export async function loadMcpServers() {
+  try {
+    mcpServers.value = (await call("GET", "/v1/mcp")).data;
+  } catch (error) {
+    if (error instanceof ApiError) mcpServers.value = []; // of a key that may not ask for answers
+    else if (!(error instanceof Unreachable)) throw error;
+  }
+}
+
+/** Asks one for its tools, which starts it. */
+export async function askMcpServer(name) {
+  const card = await call("GET", `/v1/mcp/${encodeURIComponent(name)}`);
+  mcpServers.value = mcpServers.peek().map((one) => (one.name === name ? card : one));
 }
 
 function accessAfter(error) {

@@ -10,7 +10,7 @@ const TOO_LARGE = 1009;
 const TOO_MANY = 429;
 const IDLE_MS = 20_000;
 const BLOCKED_MS = 60_000;
-const MOST_STREAMS = 3; // of all tabs
+export const MOST_STREAMS = 3; // of all tabs
 const ROUTE = "/v1/chat/completions";
 
 let socket = null;

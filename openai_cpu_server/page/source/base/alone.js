@@ -15,3 +15,14 @@ export async function amongFew(name, most, run) {
   }
   return false;
 }
+
+const LOOK_EVERY_MS = 200;
+
+/** Runs it as soon as fewer than `most` are running under this name. Raises an AbortError after `signal`. */
+export async function amongFewInTurn(name, most, signal, run) {
+  if (!navigator.locks) return run();
+  while (!(await amongFew(name, most, run))) {
+    await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
+    signal.throwIfAborted();
+  }
+}

@@ -1,13 +1,15 @@
 // How an answer grows from chunks. Pure: each function returns a new message.
 
-/** What a new answer is, before anything has come. */
-export function blank(parent, settings) {
+/** What a new answer is, before anything has come. `hasParts`: it is a response, as of response.js. */
+export function blank(parent, settings, hasParts) {
   return {
     role: "assistant",
     parent,
     content: "",
     reasoning: "",
     toolCalls: [],
+    parts: hasParts ? [] : undefined,
+    firstPart: hasParts ? 0 : undefined, // of what is asked for now
     status: "waiting",
     model: settings.model,
     priority: settings.priority,
@@ -42,7 +44,7 @@ function take(message, chunk) {
 }
 
 /** For what it waits: its place in the line, or how far its prompt is read. */
-function waiting(told) {
+export function waiting(told) {
   const { place, processed, total, cache: cached, seconds_left: leftS } = told;
   const until = Date.now() + 1000 * Math.max(leftS ?? 0, leftByPaceS(told));
   return place === null ? { why: "prompt", processed, total, cached, until } : { why: "queue", position: place, until };
@@ -71,9 +73,9 @@ function summed(before, usage) {
   return { ...usage, completion_tokens: before.completion_tokens + usage.completion_tokens };
 }
 
-/** Can go on where it was cut: text without a form. */
+/** Can go on where it was cut: text without a form, and without calls that were made meanwhile. */
 export function canGoOn(message) {
-  return Boolean(message.content || message.reasoning) && !message.toolCalls.length && !message.schema;
+  return !message.parts && Boolean(message.content || message.reasoning) && !message.toolCalls.length && !message.schema;
 }
 
 /** Nobody asks for it any more: the tab that did was closed or loaded again. */
@@ -83,6 +85,7 @@ export function isAbandoned(message, now) {
 
 /** It has begun to think, and not to answer. */
 export function isThinking(message) {
+  if (message.parts) return isRunning(message) && message.parts.at(-1)?.kind === "thoughts";
   return isRunning(message) && Boolean(message.reasoning && message.callId) && !message.content && !message.toolCalls.length;
 }
 

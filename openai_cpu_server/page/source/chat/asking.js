@@ -3,12 +3,15 @@
 import { effect } from "@preact/signals";
 import { ApiError, Unreachable, call } from "../api/client.js";
 import { look, reachable, refused } from "../api/server.js";
-import { ask, letGo, takeUp } from "../api/socket.js";
+import * as chats from "../api/socket.js";
+import * as responses from "../api/responses.js";
+import { loadMcpServers, mcpServers } from "../api/server.js";
 import { alone } from "../base/alone.js";
 import { announce } from "../shell/announce.js";
 import { blank, canGoOn, grown } from "./answer.js";
 import { add, change, current, live, messages, update } from "./conversations.js";
-import { bodyOf } from "./request.js";
+import { asksForResponse, bodyOf, responseBodyOf } from "./request.js";
+import * as response from "./response.js";
 import { pathTo } from "./tree.js";
 
 const KEEP_EVERY_MS = 400;
@@ -21,6 +24,22 @@ const NOT_KEPT = new Set(["request_not_found", "events_lost"]);
 
 /** Nobody knows the rest of an answer. */
 class Cut extends Error {}
+
+/** How an answer is asked for where the page, or nobody, does what its tools do. */
+const CHAT = {
+  ask: ({ id }, body, hear, signal) => chats.ask(id, body, hear, signal),
+  takeUp: ({ id, lastEvent }, hear, signal) => chats.takeUp(id, lastEvent, hear, signal),
+  letGo: ({ id }) => chats.letGo(id),
+  grown,
+};
+
+/** How it is asked for where the server does. What its tools have done is not done again: it is asked for once. */
+const RESPONSE = {
+  ask: (_, body, hear, signal) => responses.ask(body, hear, signal),
+  takeUp: ({ responseId, lastEvent }, hear, signal) => responses.takeUp(responseId, lastEvent, hear, signal),
+  letGo: ({ responseId }) => responses.letGo(responseId),
+  grown: response.grown,
+};
 
 /** Says something as the user, with files, and asks for an answer. */
 export async function say(parent, content, files) {
@@ -50,7 +69,8 @@ export async function answer(parent) {
   const conversation = current.peek();
   const { settings } = conversation;
   const asked = pathTo(messages.peek(), parent).map((one) => messages.peek().get(one.id));
-  const message = await add(conversation, blank(parent, settings));
+  const hasParts = asksForResponse(settings, asked, mcpServers.peek());
+  const message = await add(conversation, blank(parent, settings, hasParts));
   new Answering(message, settings, asked).run();
 }
 
@@ -59,6 +79,16 @@ export function goOn(message) {
   const { settings } = current.peek();
   const asked = pathTo(messages.peek(), message.parent).map((one) => messages.peek().get(one.id));
   new Answering({ ...message, status: "waiting", isKept: false, error: undefined, finish: undefined, beat: Date.now() }, settings, asked).run();
+}
+
+/** Says once whether a call may be made. When all of an answer's calls are answered for, it goes on. */
+export async function approve(message, id, isApproved) {
+  const parts = message.parts.map((part) => (part.id === id && response.isPending(part) ? { ...part, isApproved } : part));
+  const after = { ...message, parts };
+  if (live.has(message.id)) return;
+  const kept = update(after); // it is shown at once, so that nobody says it twice
+  if (!response.isWaitingForApproval(after)) goOn({ ...after, firstPart: parts.length });
+  await kept;
 }
 
 /** Goes on with an answer that was being written when its tab was closed or loaded again, unless another tab does. */
@@ -94,13 +124,17 @@ class Answering {
     this.keptAt = 0;
   }
 
+  get way() {
+    return this.message.parts ? RESPONSE : CHAT;
+  }
+
   get stopped() {
     return this.stopping.signal.aborted;
   }
 
   stop() {
     this.stopping.abort();
-    if (this.message.isKept) letGo(this.message.id);
+    if (this.message.isKept) this.way.letGo(this.message);
   }
 
   run() {
@@ -117,9 +151,23 @@ class Answering {
       clearInterval(beating);
       this.flush();
       live.delete(this.message.id);
-      await this.set({ beat: undefined, wait: undefined });
-      announce(this.message.status === "failed" ? `The answer failed: ${this.message.error.text}` : "The answer is complete.");
+      await this.set({ beat: undefined, wait: undefined, ...this.closed() });
+      announce(this.ending());
     }
+  }
+
+  ending() {
+    if (this.message.status === "failed") return `The answer failed: ${this.message.error.text}`;
+    return response.isWaitingForApproval(this.message) ? "A call waits for your approval." : "The answer is complete.";
+  }
+
+  /** What changes in a response when nobody asks for it any more. */
+  closed() {
+    const { parts, isKept } = this.message;
+    if (!parts) return {};
+    if (isKept && !this.stopped) this.way.letGo(this.message);
+    loadMcpServers();
+    return { parts: response.settled(parts), isKept: false };
   }
 
   /** True when there is nothing more to try. */
@@ -141,12 +189,12 @@ class Answering {
 
   /** False: its stream is not there any more, or never was. */
   async takenUp() {
-    const { id, isKept, lastEvent } = this.message;
-    if (!isKept) return false;
+    if (!this.message.isKept) return false;
     try {
-      await takeUp(id, lastEvent, (news) => this.hear(news), this.stopping.signal);
+      await this.way.takeUp(this.message, (news) => this.hear(news), this.stopping.signal);
       return true;
     } catch (error) {
+      if (this.message.parts && error.status === 404) throw new Cut();
       if (!(error instanceof ApiError) || !NOT_KEPT.has(error.code)) throw error;
       this.flush();
       this.message = { ...this.message, isKept: false };
@@ -157,14 +205,15 @@ class Answering {
   async askedFor() {
     if (!this.asked) throw new Cut();
     try {
-      await ask(this.message.id, this.body(), (news) => this.hear(news), this.stopping.signal);
+      await this.way.ask(this.message, this.body(), (news) => this.hear(news), this.stopping.signal);
     } catch (error) {
-      if (error instanceof ApiError) this.message = { ...this.message, isKept: false }; // it has ended
+      if (error instanceof ApiError && !this.message.parts) this.message = { ...this.message, isKept: false }; // it has ended
       throw error;
     }
   }
 
   body() {
+    if (this.message.parts) return responseBodyOf(this.settings, this.asked, this.message, mcpServers.peek());
     const begun = this.message.content || this.message.reasoning;
     if (begun && !canGoOn(this.message)) this.message = { ...this.message, content: "", reasoning: "", toolCalls: [] };
     return bodyOf(this.settings, this.asked, canGoOn(this.message) ? this.message : null);
@@ -172,6 +221,10 @@ class Answering {
 
   /** Waits for what passes by itself; all else is the end. */
   async after(error) {
+    if (this.message.parts && !this.message.isKept && this.mayHaveCalled(error)) {
+      await this.fail({ text: `${error.message} Calls of tools may have been made, so this is not asked again by itself.`, code: error.code ?? null, param: error.param });
+      return true;
+    }
     if (error instanceof Unreachable) {
       await this.set({ status: "waiting", wait: { why: "gone" } });
       await this.serverIsBack();
@@ -194,6 +247,11 @@ class Answering {
     }
     await this.fail({ text: error.message, code: error.code, param: error.param });
     return true;
+  }
+
+  /** Of a response that cannot be taken up: whether a tool may have been called for it. */
+  mayHaveCalled(error) {
+    return error instanceof Unreachable || (this.message.firstPart > 0 && error instanceof ApiError);
   }
 
   fail(error) {
@@ -222,7 +280,7 @@ class Answering {
 
   hear(news) {
     if (news.chunk) return this.hold(news.chunk);
-    if (news.kept !== undefined) return void this.set({ isKept: news.kept, lastEvent: undefined });
+    if (news.kept !== undefined) return void this.set({ isKept: news.kept, lastEvent: undefined, responseId: news.responseId });
     this.set({ status: "waiting", wait: { why: "loading", share: news.loading }, beat: Date.now() });
   }
 
@@ -239,7 +297,7 @@ class Answering {
     else cancelAnimationFrame(this.drawing);
     this.drawing = 0;
     if (!this.held.length) return;
-    this.message = grown(this.message, this.held.splice(0));
+    this.message = this.way.grown(this.message, this.held.splice(0));
     const lasting = Date.now() - this.keptAt > KEEP_EVERY_MS;
     if (lasting) this.keptAt = Date.now();
     update(this.message, { lasting });

@@ -4,7 +4,7 @@ import { html } from "../base/html.js";
 import { Choice, IconButton } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
 import { bytes, count, playingTime } from "../base/numbers.js";
-import { models } from "../api/server.js";
+import { mcpServers, models } from "../api/server.js";
 import { isAbandoned, isRunning } from "./answer.js";
 import { giveResults, say, stop } from "./asking.js";
 import { changeSettings, current, path, watched } from "./conversations.js";
@@ -13,7 +13,8 @@ import { showsPanel } from "./layout.js";
 import { chosenModel, takenBy } from "./model_picker.js";
 import { jsonProblem } from "./options.js";
 import { RecordButton } from "./record_button.js";
-import { obstacle } from "./request.js";
+import { obstacle, usedServers } from "./request.js";
+import { isWaitingForApproval } from "./response.js";
 
 const PRIORITIES = [
   { value: "interactive", label: "Now", help: "Interactive: you wait for it, it goes first" },
@@ -44,13 +45,14 @@ export function Composer() {
   const last = path.value.length ? watched(path.value.at(-1).id).value : null;
   const running = last && isRunning(last) && !isAbandoned(last, Date.now());
   const wantsResults = last?.role === "assistant" && last.toolCalls?.length > 0 && !running;
+  const wantsApproval = isWaitingForApproval(last) && !running;
   const takes = takenBy(chosenModel());
   const lacking = chosenModel() ? ["picture", "sound"].find((kind) => !takes[kind] && files.some((file) => file[kind])) : undefined;
-  const wrong = obstacle(settings, jsonProblem) ?? (lacking ? `This model takes no ${lacking}s: remove them, or choose another model.` : null);
+  const wrong = obstacle(settings, jsonProblem, mcpServers.value) ?? (lacking ? `This model takes no ${lacking}s: remove them, or choose another model.` : null);
   const isUnready = (!text.trim() && !files.length) || numRead > 0;
 
   const send = () => {
-    if (isUnready || running || wrong || wantsResults) return;
+    if (isUnready || running || wrong || wantsResults || wantsApproval) return;
     drafts.delete(id);
     setText("");
     setFiles([]);
@@ -101,7 +103,7 @@ export function Composer() {
       id="composer"
       ref=${field}
       rows="1"
-      placeholder=${wantsResults ? "Give the calls above a result to go on" : "Write a message"}
+      placeholder=${wantsApproval ? "Approve or deny the call above to go on" : wantsResults ? "Give the calls above a result to go on" : "Write a message"}
       value=${text}
       onInput=${(event) => setText(event.target.value)}
       onKeyDown=${onKeyDown}
@@ -113,12 +115,13 @@ export function Composer() {
       ${takes.sound && html`<${RecordButton} onFile=${(file) => attach([file])} onProblem=${(problem) => setProblems([problem])} />`}
       <${IconButton} icon="braces" label="JSON schema" pressed=${settings.form === "schema"} onClick=${() => toggle({ form: settings.form === "schema" ? "text" : "schema" })} />
       <${IconButton} icon="tool" label="Tools" pressed=${settings.usesTools} onClick=${() => toggle({ usesTools: !settings.usesTools })} />
+      ${mcpServers.value.length > 0 && html`<${ServersButton} settings=${settings} />`}
       <${Choice} label="Priority" value=${settings.priority} options=${PRIORITIES} onChange=${(priority) => changeSettings({ priority })} />
       <span class="composer-end">
         <${ContextMeter} last=${last} />
         ${running
           ? html`<${IconButton} icon="stop" label="Stop" shortcut="Esc" kind="send" onClick=${() => stop(last.id)} />`
-          : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isUnready || Boolean(wrong) || wantsResults} />`}
+          : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isUnready || Boolean(wrong) || wantsResults || wantsApproval} />`}
       </span>
     </div>
     ${wrong && html`<p class="composer-problem" role="alert">${wrong}</p>`}
@@ -134,6 +137,20 @@ function sizeOf({ text, sound, seconds }) {
 function attachable(takes) {
   const media = ["picture", "sound"].filter((kind) => takes[kind]).map((kind) => `${kind}s`);
   return media.length ? `${media.join(", ")} and text files` : "text files";
+}
+
+/** Opens the settings where they are chosen, and says how many are on. */
+function ServersButton({ settings }) {
+  const on = usedServers(settings, mcpServers.value).length;
+  const show = () => {
+    showsPanel.value = true;
+    requestAnimationFrame(() => {
+      const part = document.getElementById("mcp-settings");
+      part.open = true;
+      part.querySelector("summary").focus();
+    });
+  };
+  return html`<button type="button" class=${on ? "icon-button mcp-on" : "icon-button"} aria-label=${`MCP servers, ${on} on`} title="Tools of MCP servers" onClick=${show}><${Icon} name="plug" />${on > 0 && html`<span aria-hidden="true">${on}</span>`}</button>`;
 }
 
 function toggle(fields) {

@@ -2,6 +2,7 @@
 import { newId } from "../base/ids.js";
 import { adopt } from "./conversations.js";
 import { FRESH } from "./request.js";
+import { STATES } from "./response.js";
 import { SOUND_URI } from "./sounds.js";
 import * as store from "./store.js";
 
@@ -87,6 +88,7 @@ function cleaned(message) {
     error: record(message.error) && { text: string(message.error.text), code: string(message.error.code), param: string(message.error.param) },
     files: list(message.files).map(fileOf),
     toolCalls: list(message.toolCalls).map((call) => ({ id: string(call.id), name: string(call.name), arguments: string(call.arguments) })),
+    parts: Array.isArray(message.parts) ? list(message.parts).map(partOf) : undefined,
     toolCallId: string(message.toolCallId) || undefined,
     name: string(message.name) || undefined,
     model: string(message.model) || undefined,
@@ -105,6 +107,35 @@ function fileOf(file) {
   if (/^data:image\/(png|jpeg|webp|gif|bmp);base64,/.test(picture)) return { name, picture };
   if (SOUND_URI.test(sound)) return { name, sound, seconds: Math.max(0, number(file.seconds) ?? 0) };
   return { name, text: string(file.text) };
+}
+
+/** As response.js has it. What an answer waits for was another server's, or another day's: it is answered for. */
+function partOf(part) {
+  const said = { id: string(part.id).slice(0, 64) || newId(), name: string(part.name), arguments: string(part.arguments) };
+  const server = string(part.server);
+  switch (part.kind) {
+    case "call": {
+      const state = STATES.includes(part.state) ? part.state : "stopped";
+      const answers = { output: given(part.output), error: given(part.error), durationMs: number(part.durationMs), approvalId: given(part.approvalId) };
+      return { kind: "call", ...said, server, state, ...answers };
+    }
+    case "approval":
+      return { kind: "approval", ...said, server, isApproved: part.isApproved === true };
+    case "function":
+      return { kind: "function", ...said };
+    case "unlisted":
+      return { kind: "unlisted", server, error: given(part.error) };
+    default:
+      return { kind: part.kind === "thoughts" ? "thoughts" : "text", text: string(part.text) };
+  }
+}
+
+const given = (value) => (typeof value === "string" ? value : undefined);
+
+/** Which tools, but not that they are called unasked: a file may come from anywhere. */
+function mcpOf(servers) {
+  const entries = Object.entries(record(servers) ?? {}).filter(([, one]) => record(one));
+  return Object.fromEntries(entries.map(([name, { tools }]) => [name, { tools: Array.isArray(tools) ? tools.map(string) : null, ask: "always" }]));
 }
 
 function usageOf(given) {
@@ -143,5 +174,7 @@ function settingsOf(given) {
     usesTools: given.usesTools === true,
     tools,
     toolChoice: string(given.toolChoice) || "auto",
+    mcp: mcpOf(given.mcp),
+    mcpChoice: string(given.mcpChoice),
   };
 }

@@ -12,6 +12,8 @@ import { answer, goOn, resume, say, stopThinking } from "./asking.js";
 import { FormAnswer } from "./form_answer.js";
 import { change, current, messages, remove, watched } from "./conversations.js";
 import { Figures } from "./figures.js";
+import { Parts } from "./parts.js";
+import { isWaitingForApproval } from "./response.js";
 import { ToolCalls } from "./tool_calls.js";
 import { Waiting } from "./waiting.js";
 import { useNow } from "./now.js";
@@ -89,9 +91,10 @@ function Answer({ message, isLast }) {
   }, [abandoned]); // at once where it is this page that was loaded again, or later where another tab was closed
   return html`<article class="message answer" aria-label="Answer" aria-busy=${growing}>
     <${Thoughts} message=${message} growing=${growing} />
+    ${message.parts && html`<${Parts} message=${message} growing=${growing} isLast=${isLast} />`}
     ${message.schema !== undefined
       ? html`<${FormAnswer} message=${message} growing=${growing} />`
-      : message.content && html`<${Markdown} text=${message.content} growing=${growing} />`}
+      : message.content && !message.parts && html`<${Markdown} text=${message.content} growing=${growing} />`}
     <${ToolCalls} message=${message} growing=${growing} isLast=${isLast} />
     ${growing && html`<${Waiting} message=${message} now=${now} />`}
     ${!growing && html`<${Ending} message=${message} abandoned=${abandoned} isLast=${isLast} />`}
@@ -109,8 +112,9 @@ function Answer({ message, isLast }) {
 }
 
 function Thoughts({ message, growing }) {
-  if (!message.reasoning) return null;
   const thinking = growing && isThinking(message);
+  if (message.parts) return thinking ? html`<div><${StopThinking} message=${message} /></div>` : null;
+  if (!message.reasoning) return null;
   return html`<div class="thoughts">
     <details>
       <summary>${thinking ? "Thinking …" : "Thoughts"}</summary>
@@ -142,7 +146,7 @@ function Ending({ message, abandoned, isLast }) {
   if (abandoned || message.status === "cut") return html`<div class="ending"><${Icon} name="info" /><p>This answer was cut: its tab was closed.</p>${further || again}</div>`;
   if (message.status === "stopped") return html`<div class="ending"><${Icon} name="stop" /><p>Stopped.</p>${further}</div>`;
   if (message.finish === "length") return html`<div class="ending"><${Icon} name="info" /><p>The most tokens are reached.</p>${further}</div>`;
-  if (message.status === "done" && !message.content && !message.toolCalls?.length) return html`<div class="ending"><p class="soft">The answer is empty.</p></div>`;
+  if (message.status === "done" && !message.content && !message.toolCalls?.length && !isWaitingForApproval(message)) return html`<div class="ending"><p class="soft">The answer is empty.</p></div>`;
   return null;
 }
 

@@ -1,8 +1,11 @@
 // How the open conversation is set: system prompt, form of the answer, tools, sampling.
 import { html } from "../base/html.js";
 import { Button, Field, IconButton } from "../base/controls.js";
+import { mcpServers } from "../api/server.js";
 import { changeSettings, current } from "./conversations.js";
+import { McpPanel } from "./mcp_panel.js";
 import { OPTIONS, problem } from "./options.js";
+import { usedServers } from "./request.js";
 import { SchemaEditor } from "./schema_editor.js";
 import { ToolEditor } from "./tool_editor.js";
 
@@ -13,6 +16,8 @@ export function Panel({ onClose }) {
     changeSettings({ options: value === null || value === "" ? others : { ...others, [name]: value } });
   };
   const groups = [...new Set(OPTIONS.map((option) => option.group))];
+  const servers = mcpServers.value;
+  const numServers = usedServers(settings, servers).length;
   const numSet = Object.keys(settings.options).length;
   return html`<aside class="panel" aria-label="Settings of this conversation">
     <header class="panel-head"><h2>Settings</h2><${IconButton} icon="close" label="Close the settings" onClick=${onClose} /></header>
@@ -21,6 +26,7 @@ export function Panel({ onClose }) {
     </${Section}>
     <${Section} title="JSON schema" open=${settings.form === "schema"} key=${`schema-${settings.form}`} mark=${settings.form === "schema" ? "on" : ""}><${SchemaEditor} settings=${settings} /></${Section}>
     <${Section} title="Tools" open=${settings.usesTools} key=${`tools-${settings.usesTools}`} mark=${settings.usesTools ? "on" : ""}><${ToolEditor} settings=${settings} /></${Section}>
+    ${servers.length > 0 && html`<${Section} title="MCP servers" id="mcp-settings" mark=${numServers ? String(numServers) : ""}><${McpPanel} settings=${settings} /></${Section}>`}
     ${groups.map((group) => {
       const options = OPTIONS.filter((option) => option.group === group);
       const some = options.filter((option) => option.name in settings.options).length;
@@ -32,8 +38,8 @@ export function Panel({ onClose }) {
   </aside>`;
 }
 
-function Section({ title, open, mark, children }) {
-  return html`<details class="section" open=${open}><summary><span>${title}</span>${mark && html`<span class="tag">${mark}</span>`}</summary><div class="stack">${children}</div></details>`;
+function Section({ title, open, mark, id, children }) {
+  return html`<details class="section" id=${id} open=${open}><summary><span>${title}</span>${mark && html`<span class="tag">${mark}</span>`}</summary><div class="stack">${children}</div></details>`;
 }
 
 function Option({ option, value, set }) {

@@ -1,5 +1,6 @@
 // From what a conversation says and how it is set to the body of a request. Pure.
 import { optionFields } from "./options.js";
+import { itemsOf } from "./response.js";
 import { soundPart } from "./sounds.js";
 
 /** What a new conversation begins with. */
@@ -14,6 +15,8 @@ export const FRESH = {
   usesTools: false,
   tools: [], // [{name, description, parameters (text)}]
   toolChoice: "auto",
+  mcp: {}, // by server: {tools: names, or null for all of them; ask: "always", "writes", "never"}
+  mcpChoice: "", // a server, or "server/tool", that must be called
 };
 
 /** `path`: the messages so far. `begun`: an answer that was cut and goes on where it was. */
@@ -30,6 +33,71 @@ export function bodyOf(settings, path, begun = null) {
   if (settings.form === "schema") body.response_format = formatOf(settings);
   if (settings.usesTools && settings.tools.length) Object.assign(body, toolFields(settings));
   return body;
+}
+
+/** The MCP servers that this conversation may use, of those that there are: [name, its settings] each. */
+export function usedServers(settings, servers) {
+  return Object.entries(settings.mcp ?? {}).filter(([name]) => servers?.some((one) => one.name === name));
+}
+
+/** Whether the server runs tools for the next answer, or has run some: chats have no place for that. */
+export function asksForResponse(settings, path, servers) {
+  return usedServers(settings, servers).length > 0 || path.some((message) => message.parts);
+}
+
+/** As `bodyOf`, of a response. `begun`: the answer; it has parts where it goes on behind calls that were answered for. */
+export function responseBodyOf(settings, path, begun, servers) {
+  const { max_tokens: most, reasoning_effort: effort, stop: _, ...options } = optionFields(settings.options);
+  const body = {
+    input: [...path.flatMap(inputOf), ...itemsOf(begun, true)],
+    stream: true,
+    return_progress: true,
+    priority: settings.priority,
+    ...options,
+  };
+  if (most !== undefined) body.max_output_tokens = most;
+  if (effort !== undefined) body.reasoning = { effort };
+  if (settings.system.trim()) body.instructions = settings.system;
+  if (settings.model) body.model = settings.model;
+  if (settings.form === "schema") body.text = { format: flat(formatOf(settings), "json_schema") };
+  const functions = settings.usesTools && settings.tools.length ? toolFields(settings) : { tools: [], tool_choice: "auto" };
+  const tools = [...functions.tools.map((tool) => flat(tool, "function")), ...usedServers(settings, servers).map(mcpTool)];
+  if (!tools.length) return body;
+  return { ...body, tools, tool_choice: begun.parts.length ? "auto" : choiceOf(settings, functions, servers) };
+}
+
+function mcpTool([name, { tools, ask }]) {
+  const approval = { always: "always", writes: { never: { read_only: true } }, never: "never" }[ask];
+  return { type: "mcp", server_label: name, require_approval: approval, ...(tools ? { allowed_tools: tools } : {}) };
+}
+
+/** A demand for a tool of a server goes before one for a function. */
+function choiceOf(settings, functions, servers) {
+  const [label, ...tool] = (settings.mcpChoice ?? "").split("/");
+  if (!usedServers(settings, servers).some(([name]) => name === label)) return flat(functions.tool_choice, "function");
+  return { type: "mcp", server_label: label, ...(tool.length ? { name: tool.join("/") } : {}) };
+}
+
+/** Responses have the fields of a named object beside its type. */
+function flat(value, name) {
+  return value[name] ? { type: value.type, ...value[name] } : value;
+}
+
+function inputOf(message) {
+  if (message.role === "user") return [{ role: "user", content: inputContent(contentOf(message)) }];
+  if (message.role === "tool") return [{ type: "function_call_output", call_id: message.toolCallId, output: message.content }];
+  if (message.parts) return itemsOf(message, false);
+  const calls = (message.toolCalls ?? []).map((call) => ({ kind: "function", ...call }));
+  return itemsOf({ parts: [{ kind: "thoughts", text: message.reasoning }, { kind: "text", text: message.content }, ...calls] }, false);
+}
+
+function inputContent(content) {
+  return typeof content === "string" ? content : content.map(inputPart);
+}
+
+function inputPart(part) {
+  if (part.type === "text") return { type: "input_text", text: part.text };
+  return part.type === "image_url" ? { type: "input_image", image_url: part.image_url.url } : part;
 }
 
 function messagesOf(settings, path, begun) {
@@ -108,7 +176,8 @@ function toolFields(settings) {
 }
 
 /** Why no request can be made as it is set; null: one can. */
-export function obstacle(settings, problemOfJson) {
+export function obstacle(settings, problemOfJson, servers) {
+  if (settings.options.stop && usedServers(settings, servers).length) return "“Stop at” does not go with tools of MCP servers: empty it.";
   if (settings.form === "schema" && settings.schema.trim()) {
     const wrong = problemOfJson(settings.schema);
     if (wrong) return `The schema is no JSON yet. ${wrong}`;

@@ -1,6 +1,8 @@
 // Why nothing comes yet, in words for people.
 import { html } from "../base/html.js";
 import { count, percent, seconds } from "../base/numbers.js";
+import { visible } from "../text/visible.js";
+import { isMade } from "./response.js";
 import { health, models, serverState } from "../api/server.js";
 
 export function Waiting({ message, now }) {
@@ -14,8 +16,9 @@ export function Waiting({ message, now }) {
   </div>`; // screen readers are told the text alone: the figures change all the time
 }
 
-function reason({ wait, status, model }, now) {
+function reason({ wait, status, model, parts }, now) {
   if (serverState.value === "restarting") return { text: "The engine is restarting; this answer then goes on." };
+  if (!wait && parts?.length) return { text: ofParts(parts) };
   if (!wait && status === "waiting" && isLoading(model)) return loading(health.value.loaded);
   if (!wait) return { text: status === "waiting" ? "Reading your message …" : null };
   const left = wait.until ? Math.max(0, Math.ceil((wait.until - now) / 1000)) : null;
@@ -33,6 +36,15 @@ function reason({ wait, status, model }, now) {
     default:
       return { text: `${wait.text} The next try is in ${seconds(left)}.` };
   }
+}
+
+/** What comes of calls. */
+function ofParts(parts) {
+  const running = parts.filter((part) => part.kind === "call" && part.state === "running");
+  const approved = parts.filter((part) => part.kind === "approval" && part.isApproved && !isMade(parts, part));
+  const called = [...running, ...approved].map((part) => `${part.server}: ${visible(part.name)}`);
+  if (called.length) return `Calling ${called.join(", ")} …`;
+  return parts.at(-1).kind === "call" && parts.at(-1).state !== "writing" ? "Reading the result …" : null;
 }
 
 /** Streams that can be taken up again do not tell it. */

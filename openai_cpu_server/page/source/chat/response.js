@@ -1,0 +1,153 @@
+// An answer whose tools the server runs, as a list of parts: how it grows from the events of a response, and what of it is
+// sent again. Pure: each function returns something new.
+//
+// A part is {kind: "text" | "thoughts", text}, {kind: "function", id, name, arguments}, {kind: "unlisted", server, error},
+// {kind: "call", id, server, name, arguments, state, output, error, durationMs, approvalId}, or {kind: "approval", id,
+// server, name, arguments, isApproved}: null until somebody has said so. `state` of a call: one of STATES.
+
+import { waiting } from "./answer.js";
+
+export const STATES = ["writing", "running", "completed", "failed", "stopped"];
+
+/** Adds what several events say, at once. */
+export function grown(message, events) {
+  const after = { ...message, status: "streaming", beat: Date.now(), parts: [...message.parts] };
+  for (const event of events) take(after, event);
+  const texts = after.parts.filter((part) => part?.kind === "text" && part.text);
+  const functions = after.parts.filter((part) => part?.kind === "function");
+  after.content = texts.map((part) => part.text).join("\n\n");
+  after.toolCalls = functions.map(({ id, name, arguments: said }) => ({ id, name, arguments: said }));
+  return after;
+}
+
+function take(message, event) {
+  message.lastEvent = event.sequence_number;
+  const at = message.firstPart + event.output_index;
+  const part = message.parts[at];
+  const put = (fields) => (message.parts[at] = { ...part, ...fields });
+  switch (event.type) {
+    case "response.created":
+    case "response.queued":
+    case "response.in_progress":
+      message.callId = event.response.id;
+      message.model = event.response.model;
+      message.wait = event.prompt_progress && waiting(event.prompt_progress);
+      return;
+    case "response.output_item.added":
+      message.wait = undefined;
+      message.firstTokenMs ??= Date.now() - message.begun;
+      return put(partOf(event.item));
+    case "response.output_text.delta":
+    case "response.reasoning_text.delta":
+      return put({ text: part.text + event.delta });
+    case "response.mcp_call_arguments.delta":
+    case "response.function_call_arguments.delta":
+      return put({ arguments: part.arguments + event.delta });
+    case "response.mcp_call_arguments.done":
+      return put({ state: "running" });
+    case "response.mcp_call.completed":
+    case "response.mcp_call.failed":
+      return put({ durationMs: event.duration_ms });
+    case "response.output_item.done":
+      return put(partOf(event.item));
+    case "response.completed":
+    case "response.incomplete":
+      message.usage = summed(message.usage, usageOf(event.response.usage));
+      message.finish = event.type === "response.completed" ? "stop" : "length";
+  }
+}
+
+/** What an item says of its part; undefined fields leave what was there. */
+function partOf(item) {
+  switch (item.type) {
+    case "message":
+      return { kind: "text", text: item.content.map((one) => one.text ?? "").join("") };
+    case "reasoning":
+      return { kind: "thoughts", text: (item.content ?? []).map((one) => one.text).join("") };
+    case "function_call":
+      return { kind: "function", id: item.call_id, name: item.name, arguments: item.arguments };
+    case "mcp_list_tools":
+      return { kind: "unlisted", server: item.server_label, error: item.error };
+    case "mcp_approval_request":
+      return { kind: "approval", id: item.id, server: item.server_label, name: item.name, arguments: item.arguments, isApproved: null };
+    case "mcp_call":
+      return { kind: "call", id: item.id, server: item.server_label, name: item.name, arguments: item.arguments, state: stateOf(item), output: item.output, error: item.error, approvalId: item.approval_request_id };
+    default:
+      return { kind: "text", text: "" };
+  }
+}
+
+function stateOf({ status }) {
+  if (status === "completed" || status === "failed") return status;
+  return status === "in_progress" ? "writing" : "stopped";
+}
+
+/** As chats tell it. What several generations have read is more than the conversation takes of the context. */
+function usageOf(usage) {
+  if (!usage) return undefined;
+  return {
+    prompt_tokens: usage.input_tokens,
+    completion_tokens: usage.output_tokens,
+    prompt_tokens_details: usage.input_tokens_details,
+    completion_tokens_details: usage.output_tokens_details,
+  };
+}
+
+function summed(before, usage) {
+  if (!before || !usage) return usage ?? before;
+  return { ...usage, completion_tokens: before.completion_tokens + usage.completion_tokens };
+}
+
+export function isPending(part) {
+  return part.kind === "approval" && part.isApproved === null;
+}
+
+/** It waits for somebody to say whether its calls may be made. */
+export function isWaitingForApproval(message) {
+  return Boolean(message?.parts?.some(isPending));
+}
+
+/** Of a call that may be made: whether it was, or who asked for it left before. */
+export function isMade(parts, approval) {
+  return parts.some((part) => part.kind === "call" && part.approvalId === approval.id);
+}
+
+/** The same, when nobody makes it any more. */
+export function settled(parts) {
+  return parts.map((part) => (part.kind === "call" && (part.state === "writing" || part.state === "running") ? { ...part, state: "stopped" } : part));
+}
+
+const UNKNOWN = "it is not known what came of this call: it was stopped";
+
+/**
+ * The items of an answer, to be sent again. `asks`: its calls that were approved are to be made now. Else none is asked for
+ * a second time, whatever came of the first.
+ */
+export function itemsOf({ parts }, asks) {
+  return parts.flatMap((part) => itemsOfPart(part, parts, asks));
+}
+
+function itemsOfPart(part, parts, asks) {
+  const said = { id: part.id, server_label: part.server, name: part.name, arguments: part.arguments };
+  switch (part.kind) {
+    case "text":
+      return part.text ? [{ type: "message", role: "assistant", content: part.text }] : [];
+    case "thoughts":
+      return part.text ? [{ type: "reasoning", summary: [], content: [{ type: "reasoning_text", text: part.text }] }] : [];
+    case "function":
+      return [{ type: "function_call", call_id: part.id, name: part.name, arguments: part.arguments }];
+    case "call": {
+      const error = part.state === "completed" ? null : part.error || UNKNOWN;
+      return [{ type: "mcp_call", ...said, output: error ? null : part.output, error, approval_request_id: part.approvalId ?? null }];
+    }
+    case "approval": {
+      const request = { type: "mcp_approval_request", ...said };
+      if (part.isApproved === null) return [request];
+      const response = { type: "mcp_approval_response", approval_request_id: part.id, approve: part.isApproved };
+      if (!part.isApproved || asks || isMade(parts, part)) return [request, response];
+      return [{ type: "mcp_call", ...said, output: null, error: UNKNOWN, approval_request_id: null }];
+    }
+    default:
+      return [];
+  }
+}

@@ -1,0 +1,150 @@
+"""Tools that the server runs, in the chat room: chosen, asked for, shown, stopped; a real MCP server answers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.page.browser import Visit
+from tests.page.talking import answers, composer, limit, say, settings, whole_answer
+from tests.tool_server import HOSTILE
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+SHOWN = HOSTILE.replace("\u202e", "\\u{202e}")
+
+
+def servers(page: Page) -> Locator:
+    """The settings of MCP servers, with the tools of one."""
+    part = settings(page, "MCP servers")
+    part.get_by_role("checkbox", name="tools").check()
+    expect(part.get_by_role("list", name="Tools of tools")).to_contain_text("doze")
+    return part
+
+
+def demand(page: Page, tool: str, *, ask: str = "never") -> None:
+    """The model must call it first, and its answers are short."""
+    part = servers(page)
+    part.get_by_label("I am asked").select_option(ask)
+    part.get_by_label("When").select_option(f"tools/{tool}")
+    limit(page, 60)
+
+
+def folded(page: Page, tool: str) -> Locator:
+    """A call that was made."""
+    return answers(page).last.locator("details.call", has_text=f"tools: {tool}")
+
+
+def test_a_call_waits_for_its_approval_beyond_a_reload_and_is_made_once(visit: Visit) -> None:
+    """And what strangers write is text, wherever it is shown."""
+    page = visit.page
+    demand(page, "lure", ask="always")
+    tool = settings(page, "MCP servers").get_by_role("listitem").filter(has_text="lure")
+    tool.get_by_text("Arguments of lure").click()
+    assert tool.get_by_text(SHOWN).count() == 2, "of the tool and of its argument"
+    say(page, "Look.")
+    asked = page.get_by_role("group", name="Call of lure")
+    expect(asked).to_contain_text('"word": "yes"')
+    expect(page.get_by_text("A call waits for your approval.")).to_be_attached()
+    page.reload()
+    expect(asked).to_contain_text("waits for you")
+    composer(page).fill("Well?")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    with page.expect_request("**/v1/responses") as posted:
+        asked.get_by_role("button", name="Approve").click()
+    whole_answer(page)
+    expect(asked).to_have_count(0)
+    call = folded(page, "lure")
+    expect(call).to_contain_text("done")
+    call.locator("summary").click()
+    expect(call.get_by_role("region", name="Result")).to_have_text(SHOWN)
+    assert page.title().startswith("Look.")
+    assert page.locator(".answer").locator("img, script, a").count() == 0
+    assert posted.value.post_data_json["tool_choice"] == "auto", "the demand was met"
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_nothing_of_it_is_drawn_where_there_are_no_servers(media_visit: Visit) -> None:
+    page = media_visit.page
+    settings(page, "Sampling")
+    expect(page.get_by_text("MCP servers")).to_have_count(0)
+    expect(page.get_by_role("button", name="MCP servers")).to_have_count(0)
+
+
+def test_a_tool_that_runs_goes_on_without_its_page_and_is_stopped(visit: Visit) -> None:
+    page = visit.page
+    demand(page, "doze")
+    say(page, "Sleep.")
+    runs = page.get_by_role("status").filter(has_text="Calling tools: doze")
+    expect(runs).to_be_visible()
+    page.reload()
+    expect(runs).to_be_visible()
+    with page.expect_response(lambda response: response.request.method == "DELETE") as deleted:
+        page.get_by_role("button", name="Stop").click()
+    expect(answers(page).last).to_contain_text("Stopped.")
+    expect(folded(page, "doze")).to_contain_text("stopped")
+    assert httpx.get(deleted.value.url).status_code == 404, "the server keeps nothing of it"
+
+
+@pytest.mark.slow
+def test_a_call_that_is_denied_is_not_made_and_one_that_fails_says_why(visit: Visit) -> None:
+    page = visit.page
+    demand(page, "broken", ask="writes")
+    say(page, "Try.")
+    asked = page.get_by_role("group", name="Call of broken")
+    asked.get_by_role("button", name="Deny").click()
+    whole_answer(page)
+    expect(asked).to_contain_text("denied")
+    expect(folded(page, "broken")).to_have_count(0)
+    settings(page, "MCP servers").get_by_label("I am asked").select_option("never")
+    say(page, "Try again.")
+    whole_answer(page)
+    call = folded(page, "broken")
+    expect(call).to_contain_text("failed")
+    call.locator("summary").click()
+    expect(call.get_by_role("region", name="Error")).to_contain_text("broken")
+
+
+@pytest.mark.slow
+def test_only_the_tools_that_are_on_are_asked_for(visit: Visit) -> None:
+    """And an answer without tools goes on from one with them."""
+    page = visit.page
+    part = servers(page)
+    part.get_by_role("listitem").filter(has_text="doze").get_by_role("checkbox").uncheck()
+    part.get_by_role("listitem").filter(has_text="lure").get_by_role("checkbox").uncheck()
+    part.get_by_label("I am asked").select_option("writes")
+    part.get_by_label("When").select_option("tools/add")
+    limit(page, 60)
+    with page.expect_request("**/v1/responses") as posted:
+        say(page, "One and one?")
+    assert posted.value.post_data_json["tools"] == [
+        {
+            "type": "mcp",
+            "server_label": "tools",
+            "require_approval": {"never": {"read_only": True}},
+            "allowed_tools": ["add", "broken"],
+        }
+    ]
+    whole_answer(page)
+    expect(folded(page, "add")).to_contain_text("done")
+    settings(page, "MCP servers").get_by_role("checkbox", name="tools").uncheck()
+    expect(page.get_by_role("button", name="MCP servers, 0 on")).to_be_visible()
+    limit(page, 5)
+    say(page, "And two?")
+    expect(answers(page)).to_have_count(2)
+    expect(whole_answer(page).locator(".figures summary")).to_contain_text("5 tokens")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_says_why(visit: Visit) -> None:
+    page = visit.page
+    part = settings(page, "MCP servers")
+    gone = part.get_by_role("group", name="MCP server gone")
+    gone.get_by_role("button", name="Show its tools").click()
+    expect(gone).to_contain_text("not reachable")
+    expect(gone.get_by_role("alert")).not_to_be_empty()
+    gone.get_by_role("checkbox").check()
+    limit(page, 5)
+    say(page, "Hello")
+    expect(whole_answer(page)).to_contain_text("No tools of gone")
