@@ -18,6 +18,8 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 server = MCPServer("tools", log_level="ERROR")
+Yes = Literal["yes"]
+"""The arguments of tools without any are whatever a model likes to write."""
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
@@ -33,7 +35,7 @@ def long_text(size: int) -> str:
 
 
 @server.tool()
-def broken() -> str:
+def broken(word: Yes = "yes") -> str:
     """It raises."""
     raise ValueError("no luck today")
 
@@ -57,12 +59,12 @@ HOSTILE = (
 
 
 @server.tool(description=HOSTILE, structured_output=False)
-def lure(word: Annotated[Literal["yes"], Field(description=HOSTILE)]) -> str:
+def lure(word: Annotated[Yes, Field(description=HOSTILE)]) -> str:
     return HOSTILE
 
 
 @server.tool()
-async def doze() -> str:
+async def doze(word: Yes) -> str:
     """It never ends by itself."""
     await asyncio.sleep(1000)
     return "slept"

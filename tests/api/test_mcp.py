@@ -14,6 +14,7 @@ import httpx
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
@@ -24,6 +25,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
@@ -53,6 +55,7 @@ class Scripted(FakeEngine):
         super().__init__()
         self._outputs = list(outputs)
         self.heard: list[GenerationRequest] = []
+        self.app: Starlette
 
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         self.heard += requests
@@ -70,7 +73,7 @@ def call(name: str, **arguments: object) -> str:
 
 @asynccontextmanager
 async def serving(
-    engine: FakeEngine,
+    engine: Scripted,
     url: str,
     *,
     keys: KeyRing | None = None,
@@ -82,6 +85,7 @@ async def serving(
     options = {"tools": McpServerOptions(url=url, tools=tools)}
     async with ConfiguredServers(options, limits, allowed_hosts=allowed_hosts) as servers:
         api = create_api(served(engine), OPTIONS, jobs=jobs, keys=keys, mcp=servers)
+        engine.app = api.app
         async with client(api.app) as http:
             yield http
         await api.settle()
@@ -142,6 +146,8 @@ async def test_a_stream_has_openais_events_in_their_order(url: str) -> None:
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
         *("content_part.done", "output_item.done", "completed"),
     ]
+    (called,) = [one for one in told if one["type"] == "response.mcp_call.completed"]
+    assert called["duration_ms"] > 0
     arguments = "".join(one["delta"] for one in told if one["type"].endswith("arguments.delta"))
     assert json.loads(arguments) == {"a": 1, "b": 2}
     items = [one["item"] for one in told if one["type"].endswith("item.done")]
@@ -401,6 +407,51 @@ async def test_an_answer_that_is_stopped_calls_nothing_more(url: str) -> None:
         engine.goes_on.set()
         assert (stopped.status_code, len(engine.heard)) == (200, 1)
         assert (await making)["status"] == "completed"
+
+
+async def test_an_answer_is_stopped_while_its_tool_runs(url: str, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    engine = Scripted(call("tools.sleep", marker=str(marker)), "never said")
+    async with serving(engine, url) as http:
+        body, named = {"input": "hi", "tools": [NEVER]}, {"x-request-id": "sleepy"}
+        making = asyncio.create_task(http.post("/v1/responses", json=body, headers=named))
+        await eventually(marker.exists)
+        control = "/v1/chat/completions/sleepy/control"
+        thinking = await http.post(control, json={"action": "stop_thinking"})
+        assert error_of(thinking)["code"] == "not_thinking"
+        assert (await http.post(control, json={"action": "stop"})).status_code == 200
+        response = (await making).json()
+        assert (response["status"], kinds(response)) == ("completed", ["mcp_list_tools", "mcp_call"])
+        assert "stopped while" in response["output"][1]["error"]
+        await eventually(lambda: marker.read_text() == "cancelled")
+        ended = await http.post(control, json={"action": "stop"})
+        assert (error_of(ended)["code"], len(engine.heard)) == ("request_ended", 1)
+
+
+async def test_who_leaves_before_a_background_response_is_there_ends_its_approved_call(
+    url: str, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    engine = Scripted(call("tools.sleep", marker=str(marker)), "never said")
+    async with serving(engine, url) as http:
+        tool = {**NEVER, "require_approval": "always"}
+        first = await made(http, tools=[tool])
+        yes = {
+            "type": "mcp_approval_response",
+            "approval_request_id": first["output"][1]["id"],
+            "approve": True,
+        }
+        body = {
+            "input": [yes],
+            "tools": [tool],
+            "previous_response_id": first["id"],
+            "background": True,
+        }
+        async with exchange(engine.app, "/v1/responses", body) as leaving:
+            await eventually(marker.exists)
+            leaving.disconnect()
+        await eventually(lambda: marker.read_text() == "cancelled")
+        assert len(engine.heard) == 1
 
 
 async def test_a_summary_of_a_conversation_with_tools_stands_alone(url: str) -> None:

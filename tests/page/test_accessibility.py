@@ -23,6 +23,7 @@ from tests.page.talking import (
 )
 from tests.page.test_build import PACKAGES, run_script
 from tests.page.test_chat import PRETTY
+from tests.page.test_mcp import demand
 from tests.page.watching import generating, room
 from tests.server_process import ServerProcess
 
@@ -71,7 +72,7 @@ def filled(visit: Visit, folder: Path) -> Page:
 def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: Path, theme: str) -> None:
     page = filled(visit, tmp_path)
     page.get_by_role("radio", name=theme).check()
-    for section in ("JSON schema", "Length", "Reasoning", "Other"):
+    for section in ("JSON schema", "MCP servers", "Length", "Reasoning", "Other"):
         settings(page, section)
     settings(page, "Tools").get_by_role("button", name="Add a function").click()
     page.get_by_title("Model").click()
@@ -96,6 +97,29 @@ def test_axe_finds_nothing_in_answers_of_all_kinds(visit: Visit, axe: str) -> No
     page.keyboard.press("Alt+n")
     page.get_by_role("button", name="Help").click()
     assert findings(page, axe) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_axe_finds_nothing_where_tools_are_called(visit: Visit, axe: str, theme: str) -> None:
+    page = visit.page
+    page.get_by_role("radio", name=theme).check()
+    demand(page, "lure", ask="always")
+    for summary in page.locator(".mcp-tools summary").all():
+        summary.click()
+    say(page, "Look.")
+    approve = page.get_by_role("button", name="Approve")
+    expect(approve).to_be_visible()
+    assert findings(page, axe) == []
+    page.set_viewport_size({"width": 360, "height": 640})
+    page.get_by_role("button", name="Close the settings").click()
+    page.get_by_role("button", name="Close the list").click()
+    assert not is_too_wide(page)
+    approve.click()
+    whole_answer(page)
+    page.locator(".mcp-call summary").click()
+    assert findings(page, axe) == []
+    assert not is_too_wide(page)
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])

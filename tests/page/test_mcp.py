@@ -1,4 +1,4 @@
-"""Tools that the server runs, in the chat room: chosen, asked for, shown, stopped; a real MCP server answers."""
+"""Tools that the server runs, in the chat room: chosen, approved, shown, stopped. The MCP server is real."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.kept_streams import LAST_EVENT_HEADER, KeptStream, StreamState, events_lost
 from openai_cpu_server.api.asking.route import kept_stream
-from openai_cpu_server.api.asking.running import RunningCall
+from openai_cpu_server.api.asking.running import ControllableCall
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
@@ -82,7 +82,7 @@ class ControlAction(enum.Enum):
     REASONING_END = "reasoning_end"
     """llama-server's name of it."""
 
-    def on(self, running: RunningCall) -> None:
+    def on(self, running: ControllableCall) -> None:
         """Raises RequestEnded, NotThinking."""
         if self is ControlAction.STOP:
             running.stop()

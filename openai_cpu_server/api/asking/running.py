@@ -146,24 +146,43 @@ class OpenCall(Protocol):
     async def __aexit__(self, *error: Any) -> None: ...
 
 
+class ControllableCall(Protocol):
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its id, and that of the request that it came with."""
+        ...
+
+    @property
+    def client(self) -> Client: ...
+
+    def stop(self) -> None:
+        """Ends it as it is: its answer is what there is of it. Raises RequestEnded."""
+        ...
+
+    def stop_thinking(self) -> None:
+        """Ends the thoughts of all its sequences that have not begun to answer. Raises NotThinking."""
+        ...
+
+
 _MOST_ENDED = 1000
 """Of so many calls it is known that they have ended."""
 
 
 class RunningCalls:
     """The calls of this process while they run, each by its id and by that of the request that it came with,
-    for whoever controls them."""
+    for whoever controls them. Of two with the same names the one is found that began first: what holds
+    several generations together begins before them."""
 
     def __init__(self) -> None:
-        self._running: dict[str, RunningCall] = {}
+        self._running: dict[str, ControllableCall] = {}
         self._ended: OrderedDict[str, Client] = OrderedDict()
         """Whose those were that have ended last."""
 
-    def begin(self, running: RunningCall) -> None:
+    def begin(self, running: ControllableCall) -> None:
         for name in running.names:
             self._running.setdefault(name, running)
 
-    def end(self, running: RunningCall) -> None:
+    def end(self, running: ControllableCall) -> None:
         for name in running.names:
             if self._running.get(name) is running:
                 del self._running[name]
@@ -172,7 +191,7 @@ class RunningCalls:
         while len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
 
-    def find(self, name: str, identity: Identity) -> RunningCall:
+    def find(self, name: str, identity: Identity) -> ControllableCall:
         """Raises RequestNotFound where this caller has none of that name, and RequestEnded."""
         running = self._running.get(name)
         client = self._ended.get(name) if running is None else running.client
@@ -210,8 +229,6 @@ class RunningCall:
         is_thinking = call.thinking is not None and call.thinking.ending is not None
         self._thinking = {request.id for request in call.requests} if is_thinking else set[str]()
         """The sequences whose thoughts can be ended: their answers have not begun."""
-        self.is_stopped = False
-        """Somebody has ended it as it is."""
 
     async def __aenter__(self) -> RunningCall:
         await self._generation.__aenter__()
@@ -240,14 +257,11 @@ class RunningCall:
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
-        """Ends it as it is: its answer is what there is of it. Raises RequestEnded."""
         self._recorder = None  # it is no answer for others
         if not self.model.engine.stop(self.call.id):
             raise RequestEnded(self.call.id)
-        self.is_stopped = True
 
     def stop_thinking(self) -> None:
-        """Ends the thoughts of all its sequences that have not begun to answer. Raises NotThinking."""
         thinking = self.call.thinking
         if thinking is None or thinking.ending is None or not self._thinking:
             raise NotThinking(self.call.id)

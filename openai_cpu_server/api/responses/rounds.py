@@ -3,6 +3,7 @@ until it has said all, or has to wait for its client."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -31,7 +32,15 @@ from openai_cpu_server.api.responses.writing import WaitingCall
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer, McpObserver
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
-from openai_cpu_server.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, RequestCancelled
+from openai_cpu_server.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NotThinking,
+    PromptTooLong,
+    RequestCancelled,
+    RequestEnded,
+)
+from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import EndedCall, ended_rounds
@@ -39,6 +48,7 @@ from openai_cpu_server.observe.ended import EndedCall, ended_rounds
 _TOO_LONG = "context_length_exceeded"
 _NO_ROOM = "the result is too long for what is left of the context"
 _STOPPED = "the answer was stopped, so this call was not made"
+_LEFT = "the answer was stopped while this call was made"
 _CALLS_ENOUGH = "'max_tool_calls' is reached, so this call was not made"
 
 
@@ -154,6 +164,8 @@ class ToolRounds:
         self._scope: anyio.CancelScope | None = None
         """Around tools' calls."""
         self._is_cancelled = False
+        self._is_stopped = False
+        """Somebody has ended it as it is."""
 
     @property
     def call(self) -> Call:
@@ -168,11 +180,21 @@ class ToolRounds:
         now = [self._running.figures] if self._is_open else []
         return of_rounds([*(one.figures for one in self._rounds), *now])
 
+    @property
+    def names(self) -> tuple[str, str]:
+        return self._running.names
+
+    @property
+    def client(self) -> Client:
+        return self._running.client
+
     async def __aenter__(self) -> ToolRounds:
+        self._service.calls.begin(self)
         await self._running.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        self._service.calls.end(self)
         try:
             await self._leave(*error)
         finally:
@@ -185,6 +207,19 @@ class ToolRounds:
         self._running.cancel()
         if self._scope is not None:
             self._scope.cancel()
+
+    def stop(self) -> None:
+        """Be it in a generation, in a tool's call, or between them."""
+        self._is_stopped = True
+        with contextlib.suppress(RequestEnded):  # this generation, but not all
+            self._running.stop()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def stop_thinking(self) -> None:
+        if not self._is_open:
+            raise NotThinking(self.call.id)
+        self._running.stop_thinking()
 
     async def gather(self) -> dict[str, GatheredAnswer]:
         """What is generated first; no tool is called."""
@@ -245,10 +280,12 @@ class ToolRounds:
         await self._running.__aenter__()
         if self._is_cancelled:
             self._running.cancel()
+        elif self._is_stopped:
+            self.stop()
 
     async def _answers(self, calls: Sequence[WaitingCall]) -> list[McpAnswer]:
         """Raises DeadlineExceeded, RequestCancelled."""
-        if self._running.is_stopped:
+        if self._is_stopped:
             return [McpAnswer(_STOPPED, is_error=True)] * len(calls)
         most = self._plan.max_calls
         room = len(calls) if most is None else max(0, most - self._caller.num_calls)
@@ -259,14 +296,12 @@ class ToolRounds:
             made = [(call.writer.one, call.writer.arguments) for call in calls[:room]]
             answers = await self._caller.answers(made)
         if self._scope.cancelled_caught:
-            raise self._stopped
+            if self._is_cancelled:
+                raise RequestCancelled("The request was cancelled on the server.")
+            if not self._is_stopped:
+                raise DeadlineExceeded(min(self._limits_s))
+            return [McpAnswer(_LEFT, is_error=True)] * len(calls)
         return answers + [McpAnswer(_CALLS_ENOUGH, is_error=True)] * (len(calls) - len(answers))
-
-    @property
-    def _stopped(self) -> Exception:
-        if self._is_cancelled:
-            return RequestCancelled("The request was cancelled on the server.")
-        return DeadlineExceeded(min(self._limits_s))
 
     @property
     def _limits_s(self) -> list[float]:
@@ -280,7 +315,7 @@ class ToolRounds:
 
     def _may_go_on(self, stream: ResponseStream) -> bool:
         """Not where a client is waited for, or where no output is left to it."""
-        if stream.writing.waits_for_client or self._running.is_stopped:
+        if stream.writing.waits_for_client or self._is_stopped:
             return False
         if self._left is not None and self._left <= 0:
             stream.is_whole = False

@@ -125,7 +125,7 @@ ${e}
     <${Qr} label="Arguments" text=${fu(e.arguments)} />
     ${s!=null&&f`<${Qr} label="Result" text=${s} />`}
     ${i!=null&&f`<${Qr} label="Error" text=${i} />`}
-  </details>`}function Qr({label:e,text:t}){return f`<div class="mcp-part"><h4>${e}</h4><pre tabindex="0" role="region" aria-label=${e}>${Ee(t)||"(nothing)"}</pre></div>`}function tg({part:e,message:t,growing:n,isLast:r}){let o=En(e)&&r&&!n;if(e.isApproved&&Cn(t.parts,e))return null;let s=i=>{aa(t,e.id,i),matchMedia("(pointer: fine)").matches&&document.getElementById("composer")?.focus()};return f`<div class=${o?"call mcp-asks":"call"} role="group" aria-label=${`Call of ${Ee(e.name)}`}>
+  </details>`}function Qr({label:e,text:t}){return f`<div class="mcp-part"><p>${e}</p><pre tabindex="0" role="region" aria-label=${e}>${Ee(t)||"(nothing)"}</pre></div>`}function tg({part:e,message:t,growing:n,isLast:r}){let o=En(e)&&r&&!n;if(e.isApproved&&Cn(t.parts,e))return null;let s=i=>{aa(t,e.id,i),matchMedia("(pointer: fine)").matches&&document.getElementById("composer")?.focus()};return f`<div class=${o?"call mcp-asks":"call"} role="group" aria-label=${`Call of ${Ee(e.name)}`}>
     <header><${te} name="tool" size=${14} /><span class="mcp-name">${e.server}: <code>${Ee(e.name)}</code></span><span class="badge">${ng(e,n,r)}</span></header>
     <${Qr} label="Arguments" text=${fu(e.arguments)} />
     ${o&&f`<p>May this call be made?</p><div class="row"><${I} icon="check" kind="main" onClick=${()=>s(!0)}>Approve</${I}><${I} icon="close" onClick=${()=>s(!1)}>Deny</${I}></div>`}

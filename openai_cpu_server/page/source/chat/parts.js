@@ -47,7 +47,7 @@ function Call({ part }) {
 }
 
 function Words({ label, text }) {
-  return html`<div class="mcp-part"><h4>${label}</h4><pre tabindex="0" role="region" aria-label=${label}>${visible(text) || "(nothing)"}</pre></div>`;
+  return html`<div class="mcp-part"><p>${label}</p><pre tabindex="0" role="region" aria-label=${label}>${visible(text) || "(nothing)"}</pre></div>`;
 }
 
 /** A call that waits for a person's word. What it would do is shown whole, and not folded. */
