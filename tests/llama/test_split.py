@@ -25,7 +25,14 @@ from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.native import native_log
-from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, StepSizes, margin_bytes
+from openai_cpu_server.llama.offload.split import (
+    Fitting,
+    ModelSizes,
+    Split,
+    SplitKind,
+    StepSizes,
+    margin_bytes,
+)
 
 MIB, GIB = 2**20, 2**30
 STEP = StepSizes(
@@ -192,11 +199,12 @@ def test_a_device_that_does_not_tell_its_memory(files: dict[str, Path]) -> None:
 
 def test_candidates_are_few_and_the_first_choice_is_the_first(files: dict[str, Path]) -> None:
     dense = fitting(files["1b"], 1024, AUTO).candidates()
-    assert [str(each) for each in dense[1:]] == ["the CPU alone", "17 of 17 layers, cells on the CPU"]
+    assert [*dense] == [SplitKind.FULL, SplitKind.NO_CELLS, SplitKind.CPU]
+    assert str(dense[SplitKind.NO_CELLS]) == "17 of 17 layers, cells on the CPU"
     mixed = fitting(files["qwen3-moe"], 1536, AUTO).candidates()
-    assert str(mixed[2]) == "17 of 17 layers, experts of 16 layers on the CPU"
-    assert len(mixed) == 4
-    assert len(fitting(files["1b"], 200, AUTO).candidates()) == 1
+    assert [*mixed] == [*SplitKind]
+    assert str(mixed[SplitKind.DENSE]) == "17 of 17 layers, experts of 16 layers on the CPU"
+    assert [*fitting(files["1b"], 200, AUTO).candidates()] == [SplitKind.FULL]
 
 
 def test_states_are_where_their_layers_are(files: dict[str, Path]) -> None:

@@ -8,6 +8,7 @@ lie where the layer is, or on the CPU.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -271,6 +272,19 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
 
+class SplitKind(enum.Enum):
+    """What may be the fastest."""
+
+    FULL = "full"
+    """All that fits: experts stay on the CPU before layers do."""
+    DENSE = "dense"
+    """No experts, of layers that have some."""
+    NO_CELLS = "no cells"
+    """They are on the CPU, with more room for weights."""
+    CPU = "cpu"
+    """Nothing is on the device."""
+
+
 _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
@@ -306,17 +320,23 @@ class Fitting:
             return wished
         return msgspec.structs.replace(self._less(wished), why=self._why(wished))
 
-    def candidates(self) -> list[Split]:
-        """The first choice, and other splits that may be faster: nothing on the device, no experts there, the
-        cells on the CPU with room for more layers."""
+    def candidates(self) -> dict[SplitKind, Split]:
+        """The first choice, and other splits that may be faster, as far as they are others."""
         first, on_device = self.first_choice(), self._asked.kv_on_gpu is not False
-        found = [first, self._split(0, self._asked_experts, kv_on_gpu=False)]
-        all_dense = self._split(self._asked_layers, len(self._sizes.layers), kv_on_gpu=on_device)
-        if self._num_experts and self._fits(all_dense):
-            found.append(all_dense)
+        found = {SplitKind.FULL: first}
+        if self._num_experts:
+            found[SplitKind.DENSE] = self._less(
+                self._split(self._asked_layers, len(self._sizes.layers), kv_on_gpu=on_device)
+            )
         if self._asked.kv_on_gpu is None and first.taken.cells:
-            found.append(self._less(self._split(self._asked_layers, self._asked_experts, kv_on_gpu=False)))
-        return list({(s.gpu_layers, s.experts_on_cpu, s.offload.kv_on_gpu): s for s in found}.values())
+            found[SplitKind.NO_CELLS] = self._less(
+                self._split(self._asked_layers, self._asked_experts, kv_on_gpu=False)
+            )
+        found[SplitKind.CPU] = self._split(0, self._asked_experts, kv_on_gpu=False)
+        distinct: dict[tuple[int, int, bool | None], SplitKind] = {}
+        for kind, one in found.items():
+            distinct.setdefault((one.gpu_layers, one.experts_on_cpu, one.offload.kv_on_gpu), kind)
+        return {kind: found[kind] for kind in distinct.values()}
 
     def taken(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> DeviceBytes:
         layers = self._on_device(gpu_layers)
@@ -327,7 +347,7 @@ class Fitting:
             return DeviceBytes(0, 0, 0, 0)
         cells = self._step.cells * sum(layer.cell for _, layer in layers) if kv_on_gpu else 0
         states = self._step.states * sum(layer.state for _, layer in layers) if kv_on_gpu else 0
-        return DeviceBytes(weights, cells, states, self._compute(layers, has_output=gpu_layers > 0))
+        return DeviceBytes(weights, cells, states, self._compute(gpu_layers, kv_on_gpu=kv_on_gpu))
 
     @property
     def _asked_layers(self) -> int:
@@ -343,17 +363,20 @@ class Fitting:
         first = len(self._sizes.layers) - max(0, gpu_layers - 1)
         return [(number, layer) for number, layer in enumerate(self._sizes.layers) if number >= first]
 
-    def _compute(self, layers: Sequence[tuple[int, LayerBytes]], *, has_output: bool) -> int:
+    def _compute(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
         """What ggml reserves for a step: its activations with the mask of attention, or its logits; without
-        flash attention all scores; and the states that layers read and write."""
-        step, sizes = self._step, self._sizes
+        flash attention all scores; the states that layers read and write; and what is copied between CPU and
+        device, where both compute."""
+        step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
         masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT // 2)
         if not step.flash_attention:
             masks = 2 * masks + _FLOAT * sizes.heads * step.cells * step.tokens
-        activations = masks + _FLOAT * step.tokens * sizes.step_floats
+        activations = _FLOAT * step.tokens * sizes.step_floats
         states = 2 * step.sequences * max((layer.state for _, layer in layers), default=0)
-        logits = _FLOAT * step.outputs * sizes.logits if has_output else 0
-        return max(activations + states, logits) * 21 // 20
+        copies = (0 if kv_on_gpu else activations) + (masks if gpu_layers < sizes.num_layers else 0)
+        logits = _FLOAT * step.outputs * sizes.logits if gpu_layers else 0
+        computes = bool(layers or sizes.placed_bytes)
+        return max(computes * (activations + masks + states + copies), logits) * 21 // 20
 
     def _split(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> Split:
         held, kv_on_gpu = self._on_device(gpu_layers), kv_on_gpu and gpu_layers > 0
