@@ -19,6 +19,7 @@ from openai_cpu_server.errors import RequestsLimited
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
+    PROGRESS_HEADER,
     EndedRequests,
     RequestContext,
     Sender,
@@ -74,7 +75,7 @@ class SocketServer:
 
     async def serve(self, websocket: WebSocket) -> None:
         socket = OpenSocket(websocket, self._parts)
-        socket.sender(context_of(websocket.scope).identity)  # refuses a wrong priority before it opens
+        socket.sender(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
         offered = self._subprotocol in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=self._subprotocol if offered else None)
         await socket.run(self._exchange(socket))
@@ -153,10 +154,13 @@ class OpenSocket:
         )
 
     def sender(self, identity: Identity) -> Sender:
-        """The handshake's header is for requests that name no priority. Raises InvalidRequest."""
-        header, default = self._websocket.headers.get(PRIORITY_HEADER), self.options.default_priority
-        at_handshake = Sender.of(identity, header=header, default=default)
-        return Sender(identity, default_priority=at_handshake.priority())
+        """The handshake's priority is for requests that name none; its wish for progress is for all. Raises
+        InvalidRequest."""
+        headers, default = self._websocket.headers, self.options.default_priority
+        progress = headers.get(PROGRESS_HEADER)
+        said = Sender.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
+        said.wants_progress()
+        return Sender(identity, default_priority=said.priority(), progress_header=progress)
 
     async def _received(self) -> AsyncIterator[bytes]:
         while (message := await self._websocket.receive())["type"] == "websocket.receive":

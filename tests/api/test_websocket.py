@@ -281,6 +281,18 @@ async def test_the_handshake_says_the_priority_of_requests_that_name_none(
         assert sorted(r.priority.label for r in slow_engine.requests()) == sorted([header, "batch"])
 
 
+async def test_the_handshake_asks_for_the_progress_of_all_its_requests(process: EngineClient) -> None:
+    async with connected(api(process), headers={"X-Progress": "true"}) as socket:
+        await socket.accepted()
+        socket.ask("a", messages=[{"role": "user", "content": "a" * 600}])
+        told = (await socket.until_end("a"))["a"]
+        progress = [one["prompt_progress"] for one in told if "prompt_progress" in one]
+        assert progress[-1]["processed"] == progress[-1]["total"] >= 600
+    async with connected(api(process), headers={"X-Progress": "perhaps"}) as socket:
+        code, error = await socket.refused()
+        assert (code, error["param"]) == (400, "X-Progress")
+
+
 # -- who may ----------------------------------------------------------------------------------------------
 
 
