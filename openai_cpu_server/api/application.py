@@ -132,6 +132,7 @@ def create_api(
     upload = None if jobs is None else partial(uploaded, jobs)
     endings = EndedRequests(watch)
     streams = KeptStreams(endings, keep_s=options.keep_streams_s)
+    watch.metrics.streams.show(streams.amounts)
     parts = ServerParts(
         models=models,
         options=options,

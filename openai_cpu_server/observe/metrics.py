@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -177,6 +178,37 @@ class McpMetrics:
 
     def mcp_rounds(self, rounds: int) -> None:
         self._rounds.observe(rounds)
+
+
+class KeptAmounts(NamedTuple):
+    """Of the streams of events that go on without their clients, or are kept when they have ended."""
+
+    running: int
+    ended: int
+    num_bytes: int
+
+
+class StreamMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._kept = Gauge(
+            "ocs_kept_streams",
+            "Streams that can be taken up again, by state: running or ended.",
+            ("state",),
+            registry=registry,
+        )
+        self._bytes = Gauge("ocs_kept_stream_bytes", "Bytes of their events in memory.", registry=registry)
+        self._taken_up = Counter(
+            "ocs_streams_taken_up", "How often a client has taken up one of them.", registry=registry
+        )
+
+    def show(self, amounts: Callable[[], KeptAmounts]) -> None:
+        """From now on, as they are whenever somebody looks."""
+        self._kept.labels("running").set_function(lambda: amounts().running)
+        self._kept.labels("ended").set_function(lambda: amounts().ended)
+        self._bytes.set_function(lambda: amounts().num_bytes)
+
+    def taken_up(self) -> None:
+        self._taken_up.inc()
 
 
 _KEY_LABELS = ("key", "model")
@@ -371,6 +403,7 @@ class Metrics:
         self.steps = StepMetrics(registry)
         self.keys = KeyMetrics(registry)
         self.mcp = McpMetrics(registry)
+        self.streams = StreamMetrics(registry)
         ProcessCollector(namespace="ocs", registry=registry)
         Info("ocs_build", "What runs here: always 1.", registry=registry).info(
             {

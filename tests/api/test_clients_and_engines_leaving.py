@@ -201,6 +201,12 @@ async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(slow_
         line for line in told.decode().split("\n") if line[:1] != ":"
     ]
     assert num_live(slow_engine) == 0
+    async with client(app) as http:
+        metrics = (await http.get("/metrics")).text
+    assert 'ocs_kept_streams{state="ended"} 1.0' in metrics
+    assert "ocs_streams_taken_up_total 2.0" in metrics
+    num_bytes = len(re.sub(r"(?m)^:.*\n(\n)?", "", again.text).encode())
+    assert f"ocs_kept_stream_bytes {float(num_bytes)}" in metrics
 
 
 @pytest.mark.parametrize("keep_s", [0.0, 0.2])

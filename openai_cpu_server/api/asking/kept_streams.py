@@ -22,6 +22,7 @@ from openai_cpu_server.http.context import EndedRequests, Ticket
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.observe.metrics import KeptAmounts
 
 CONVERSATION_HEADER = "X-Conversation-Id"
 """llama-server's: the client's own name for it."""
@@ -261,6 +262,11 @@ class KeptStreams:
                 return kept
         raise RequestNotFound(name)
 
+    def amounts(self) -> KeptAmounts:
+        logs = [one.log for one in self._streams.values()]
+        num_ended = sum(log.has_ended for log in logs)
+        return KeptAmounts(len(logs) - num_ended, num_ended, sum(log.held_bytes for log in logs))
+
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
         """Of the conversations of these names, and of those that have one of them and a model's."""
         kept = self._of(_owner(identity))
@@ -323,7 +329,7 @@ class KeptStreams:
 
     def _make_room(self) -> None:
         """Those that have ended first are forgotten first."""
-        held = sum(one.log.held_bytes for one in self._streams.values())
+        held = self.amounts().num_bytes
         ended = sorted((one for one in self._streams.values() if one.log.has_ended), key=_ended_at)
         for one in ended:
             if held <= _MOST_BYTES_TOGETHER:
