@@ -3,16 +3,29 @@ its tokens cost."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
+from pydantic_settings import NoDecode
 
 from openai_cpu_server.config.adapters import AdapterSource, adapters_of_table
 from openai_cpu_server.config.routers import RouterTable
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.offload import ALL_LAYERS, Offload
 
 
 class PriceTable(BaseModel):
@@ -48,6 +61,43 @@ ReasoningFormatName = Literal[
     "auto", "none", "think", "harmony", "gemma", "mistral", "cohere", "seed", "apertus", "apriel",
     "granite", "granite-3.2", "hunyuan", "thought",
 ]  # fmt: skip
+
+
+def one_or_more(given: object) -> object:
+    """One value, as text or as the whole of an environment variable, or a list of them, there in JSON."""
+    if not isinstance(given, str):
+        return given
+    return json.loads(given) if given.startswith("[") else [given]
+
+
+def _layers(given: object, words: Sequence[str] = ("auto", "all")) -> object:
+    """Raises ValueError for what is neither a number of layers nor one of these words."""
+    if given is None or given in words:
+        return given
+    if isinstance(given, bool) or not re.fullmatch(r"\d{1,5}", str(given)):
+        raise ValueError(f"expected a number of layers, or {' or '.join(words)}")
+    return int(str(given))
+
+
+def _layers_or_all(given: object) -> object:
+    return _layers(given, ("all",))
+
+
+def _pattern_and_device(text: str) -> tuple[str, str]:
+    pattern, _, device = text.rpartition("=")  # a pattern may have that sign too
+    return pattern, device
+
+
+def _tensor_place(text: str) -> str:
+    """Raises ValueError for what is not PATTERN=DEVICE."""
+    pattern, device = _pattern_and_device(text)
+    if not (pattern and device):
+        raise ValueError("expected PATTERN=DEVICE")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return text
 
 
 class ModelOptions(BaseModel):
@@ -121,6 +171,32 @@ class ModelOptions(BaseModel):
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
+    gpu_layers: Annotated[int | Literal["auto", "all"] | None, BeforeValidator(_layers)] = Field(
+        None,
+        description="so many of the last layers go to a device beside the CPU, as far as they fit; auto: the "
+        "fastest split that fits. llama.cpp must be built for one (scripts/serve --gpu); "
+        "default: 0, or auto with --device, --cpu-moe or --kv-on-gpu",
+    )
+    cpu_moe: Annotated[int | Literal["all"], BeforeValidator(_layers_or_all)] = Field(
+        0, description="layers, the first ones, whose experts stay on the CPU; without a number: all"
+    )
+    tensor_place: Annotated[
+        list[Annotated[str, AfterValidator(_tensor_place)]], NoDecode, BeforeValidator(one_or_more)
+    ] = Field(
+        [],
+        description="PATTERN=DEVICE: tensors in whose name the regular expression is found go there (CPU, "
+        "or as --device names it), before all else; may be given several times",
+    )
+    kv_on_gpu: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether KV cells lie on the device where their layers do; auto: if that is faster",
+    )
+    device: str | None = Field(
+        None, min_length=1, description="which one: openai-cpu-server inspect lists them; default: the first"
+    )
+    draft_gpu_layers: Annotated[int | Literal["auto", "all"], BeforeValidator(_layers)] = Field(
+        0, description="--gpu-layers of the draft model"
+    )
     mmproj: str = Field(
         "auto",
         description="what the model sees and hears with: a file, named as --model is, off, or auto: the one "
@@ -159,7 +235,23 @@ class ModelOptions(BaseModel):
             "repack": {"auto": None, "on": True, "off": False}[self.repack],
             "reads_weights": self.huge_pages,
             "cache_file": None if self.cache_file in ("auto", "off") else self.cache_file,
+            "offload": self.offload,
+            "draft_offload": Offload(gpu_layers=self.draft_gpu_layers, device=self.device),
         }
+
+    @property
+    def offload(self) -> Offload:
+        asks = self.device is not None or self.cpu_moe != 0 or self.kv_on_gpu == "on"
+        gpu_layers: int | Literal["auto", "all"] = "auto" if asks else 0
+        return Offload(
+            gpu_layers=gpu_layers if self.gpu_layers is None else self.gpu_layers,
+            cpu_moe=ALL_LAYERS if self.cpu_moe == "all" else self.cpu_moe,
+            tensor_place=tuple(
+                (pattern, to) for pattern, _, to in (place.rpartition("=") for place in self.tensor_place)
+            ),
+            kv_on_gpu={"auto": None, "on": True, "off": False}[self.kv_on_gpu],
+            device=self.device,
+        )
 
 
 def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:

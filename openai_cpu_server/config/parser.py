@@ -26,7 +26,10 @@ from openai_cpu_server.config.sources import (
 )
 from openai_cpu_server.errors import StartupError
 
-_KINDS = {"Path": "PATH", "list[Path]": "PATH", "int": "N", "float": "NUMBER"}
+_KINDS = {
+    "Path": "PATH", "list[Path]": "PATH", "int": "N", "float": "NUMBER",
+    "{int,{auto,all}}": "N|auto|all", "{int,all}": "N",
+}  # fmt: skip
 """What the help shows for a value, by the type that pydantic names."""
 _DEFAULTS = {
     " (default: null)": "",  # the description says what happens instead
@@ -49,9 +52,11 @@ class OptionParser(argparse.ArgumentParser):
 def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> argparse.Action:
     """Call `add_argument` with pydantic's texts turned into words for users."""
     kind = str(kwargs.get("metavar", "{"))
-    if not kind.startswith("{"):  # a flag, or a choice that lists its values
+    if kind in _KINDS or not kind.startswith("{"):  # a flag, or a choice that lists its values
         kwargs["metavar"] = _KINDS.get(kind, names[0].rsplit("-", 1)[-1].upper())  # --api-key takes a KEY
     kwargs["help"] = _default_in_words(kwargs.get("help", ""))
+    if (alone := _ALONE.get(names[0])) is not None:
+        kwargs |= {"nargs": "?", "const": alone}
     return parser.add_argument(*names, **kwargs)
 
 
@@ -63,6 +68,9 @@ def _default_in_words(text: str) -> str:
 
 
 _PROGRAM = "openai-cpu-server serve"
+_UNCUT = ("model", "tensor_place")
+_ALONE = {"--cpu-moe": "all"}
+"""What an option means without a value."""
 _REPLACED = {
     "interactive_step_ms": "--stream-rate and --stall-ms",
     "batch_step_ms": "--batch-stall-ms",
@@ -81,8 +89,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     _refuse_replaced(arguments)
     config = _config_path(arguments)
     settings = _reading(config)
-    models, others = _models_and_others(arguments)
-    named: dict[str, Any] = {"model": models} if models else {}
+    named, others = _uncut_and_others(arguments)
     try:
         return CliApp.run(settings, cli_args=others, cli_settings_source=_command_line(settings), **named)
     except ValidationError as error:
@@ -97,14 +104,15 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         raise StartupError(f"cannot read the settings: {error}") from None
 
 
-def _models_and_others(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The values of `--model`, and all other arguments: pydantic would cut values at commas."""
+def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of options that pydantic would cut at commas, and all other arguments."""
     parser = OptionParser(_PROGRAM, "")
-    parser.add_argument("--model", action="append", default=[])
+    for name in _UNCUT:
+        parser.add_argument(option(name), dest=name, action="append", default=argparse.SUPPRESS)
     if {"-h", "--help"} & set(arguments):
-        return [], list(arguments)
+        return {}, list(arguments)
     given, others = parser.parse_known_args(arguments)
-    return given.model, others
+    return vars(given), others
 
 
 def _refuse_replaced(arguments: Sequence[str]) -> None:

@@ -3,7 +3,6 @@ and these before a TOML file."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -23,7 +22,14 @@ from pydantic_settings import (
 from openai_cpu_server.config.adapters import AdapterOption, parse_adapter
 from openai_cpu_server.config.folders import expanded, user_cache_dir
 from openai_cpu_server.config.mcp import McpOptions
-from openai_cpu_server.config.models import ENGINE_DEFAULTS, ModelOptions, ModelTable, PriceTable, fields_for
+from openai_cpu_server.config.models import (
+    ENGINE_DEFAULTS,
+    ModelOptions,
+    ModelTable,
+    PriceTable,
+    fields_for,
+    one_or_more,
+)
 from openai_cpu_server.config.replicas import RayTable
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import EngineOptions
@@ -54,13 +60,6 @@ def _experiment(given: object) -> Experiment:
     return Experiment(**{name: _SWITCHES[value] for name, value in pairs})
 
 
-def _one_or_more(given: object) -> object:
-    """One model, as text or as the whole of an environment variable, or a list of them, there in JSON."""
-    if not isinstance(given, str):
-        return given
-    return json.loads(given) if given.startswith("[") else [given]
-
-
 def _host_name(given: str) -> str:
     """Raises ValueError for what can be no name in a `Host` header."""
     if given != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", given):
@@ -72,7 +71,7 @@ class WhatToServe(BaseModel):
     """Which models, and how many of them at once."""
 
     config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
-    model: Annotated[list[str], NoDecode, BeforeValidator(_one_or_more)] = Field(
+    model: Annotated[list[str], NoDecode, BeforeValidator(one_or_more)] = Field(
         [],
         description="[NAME=]PATH, hf:OWNER/REPO[/FILE], demo, or a name such as qwen3.5-4b (the command "
         "models lists them); may be given several times; default: smollm2 from its package, else demo",

@@ -26,6 +26,10 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     device: Union[str, None] = None
     """Its name, such as `Vulkan0`; None: the first that computes."""
 
+    @property
+    def wants_device(self) -> bool:
+        return self.gpu_layers != 0 or bool(self.tensor_place)
+
 
 ON_CPU = Offload()
 

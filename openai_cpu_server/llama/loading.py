@@ -41,6 +41,7 @@ from openai_cpu_server.llama.model.kv_size import (
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.offload.choice import chosen_places
 from openai_cpu_server.llama.projector import Projector, RowStore
 
 logger = logging.getLogger(__name__)
@@ -200,8 +201,20 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             for each in (draft, header)
         )
         leave_to_ggml(weights, kernels)
+        places = chosen_places(
+            options.offload,
+            header,
+            options,
+            kv_type,
+            cells=room.pool_cells(options.kv_tokens),
+            free_bytes=room.free_bytes,
+        )
         model = Model.open(
-            header, repack=weights.repacked, reads_weights=options.reads_weights, on_progress=on_progress
+            header,
+            repack=weights.repacked,
+            reads_weights=options.reads_weights,
+            on_progress=on_progress,
+            places=places.native,
         )
         undo.callback(model.close)
         if not model.generates_text:
@@ -230,9 +243,12 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             # Some rows of a picture are computed in one step, beside a token of everybody else.
             most = context_options.batch_tokens + projector.most_whole_rows
             context_options = msgspec.structs.replace(context_options, batch_tokens=most)
+        if places.cells_beside_layers:
+            context_options = msgspec.structs.replace(context_options, cells_beside_layers=True)
         context = Context(model, context_options, abort, compute_threads)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, room, kernels, weights, state_bytes)
+        info = msgspec.structs.replace(info, placement=places.placement)
         fingerprint = cells_fingerprint(
             model.header, info, projector_path, flash_attention=options.flash_attention
         )

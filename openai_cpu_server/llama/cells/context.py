@@ -125,6 +125,8 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The number of threads that compute a single token."""
     threads_batch: int
     flash_attention: bool
+    cells_beside_layers: bool = False
+    """Cells and states lie on the device where their layer is; else on the CPU."""
 
 
 class OwnedContext(NativeObject):
@@ -354,4 +356,5 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     params.n_outputs_max_per_seq = options.outputs
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
     params.type_k = params.type_v = options.kv_type.ggml_type
+    params.offload_kqv = options.cells_beside_layers
     return params

@@ -12,6 +12,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
 from openai_cpu_server.llama.model.native import NativeObject, native_log
+from openai_cpu_server.llama.offload.devices import NativeSplit
 
 _COPIED_WHOLE = frozenset({"deepseek4"})
 _COMPUTED_APART = frozenset({"plamo2"})
@@ -22,11 +23,12 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 class Model(NativeObject):
     """Weights and vocabulary of a GGUF file. Its opener closes it, after everything that was made from it."""
 
-    def __init__(self, header: GgufHeader, handle: object, file_bytes: int) -> None:
+    def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
         """Use `open` instead."""
         super().__init__(handle, llama_cpp.llama_model_free)
         self.header = header
         self.file_bytes = file_bytes
+        self._places = places
 
     @classmethod
     def open(
@@ -36,36 +38,42 @@ class Model(NativeObject):
         repack: bool,
         reads_weights: bool = False,
         on_progress: Callable[[float], None],
+        places: NativeSplit | None = None,
     ) -> Model:
         """Load a model. `repack` rearranges the weights for this CPU in private memory; `reads_weights`
-        copies them there as they are, where else the file is mapped. Raises `StartupError`."""
+        copies them there as they are, where else the file is mapped. `places`: what goes to a device; None:
+        nothing. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
         params.load_mode = mode
-        return cls._load(header, params, on_progress)
+        return cls._load(header, params, on_progress, places or NativeSplit.cpu_alone())
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
         """Load metadata and tokens only, which is quick and takes little memory. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
-        return cls._load(header, params, lambda fraction: None)
+        return cls._load(header, params, lambda fraction: None, NativeSplit.cpu_alone())
 
     @classmethod
     def _load(
-        cls, header: GgufHeader, params: llama_cpp.llama_model_params, on_progress: Callable[[float], None]
+        cls,
+        header: GgufHeader,
+        params: llama_cpp.llama_model_params,
+        on_progress: Callable[[float], None],
+        places: NativeSplit,
     ) -> Model:
         files = model_files(header)
         log = native_log().cleared()
         progress = _Progress(on_progress)
         params.progress_callback = progress.callback
-        params.n_gpu_layers = 0
+        places.say(params)
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
         progress.raise_failure()
         if handle is None:
             raise StartupError(_why_not_loaded(header.path, log.cause()))
-        model = cls(header, handle, total_bytes(files))
+        model = cls(header, handle, total_bytes(files), places)
         if llama_cpp.llama_model_is_diffusion(handle):
             model.close()
             raise StartupError(_why_not_diffusion(header))

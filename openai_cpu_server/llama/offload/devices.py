@@ -1,0 +1,118 @@
+"""The devices beside the CPU on which this build of llama.cpp computes, and how a split is said to it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from openai_cpu_server.contract.offload import Device
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import libggml, llama_cpp
+from openai_cpu_server.llama.offload.split import Split
+
+_KINDS: dict[int, Literal["gpu", "integrated"]] = {1: "gpu", 2: "integrated"}
+"""`ggml_backend_dev_type`: the others are the CPU, its accelerators and groups of devices."""
+_CPU = "CPU"
+
+
+class _Override(ctypes.Structure):
+    """`llama_model_tensor_buft_override` of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def devices() -> list[Device]:
+    """All that can compute a part of a model, with the memory that is free now. A build for the CPU alone has
+    none."""
+    ggml = _ggml()
+    handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
+    return [_told(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
+
+
+class NativeSplit:
+    """What `llama_model_params` says of a split. It owns the lists that llama.cpp reads: it must live as long
+    as the model."""
+
+    def __init__(self, split: Split | None, device: Device | None) -> None:
+        """None: nothing goes to a device. Raises `StartupError` for a device that is not there."""
+        names = [device.name] if device is not None else []
+        self._devices = (ctypes.c_void_p * (len(names) + 1))(*map(_handle, names))
+        overrides = split.overrides if split is not None else []
+        self._overrides = (_Override * (len(overrides) + 1))(
+            *(_Override(pattern.encode(), _buffer_type(to)) for pattern, to in overrides)
+        )
+        self._num_layers = split.gpu_layers if split is not None else 0
+
+    @classmethod
+    def cpu_alone(cls) -> NativeSplit:
+        return cls(None, None)
+
+    def say(self, params: llama_cpp.llama_model_params) -> None:
+        """Name the device, or none: else llama.cpp takes what memory it wants on each that it has."""
+        params.n_gpu_layers = self._num_layers
+        params.devices = ctypes.addressof(self._devices)
+        if len(self._overrides) > 1:
+            params.tensor_buft_overrides = ctypes.addressof(self._overrides)
+        # What stays on the CPU stays mapped: a device's own kind of host memory would be a copy of the file.
+        params.no_host = bool(self._devices[0])
+
+
+def require_places(names: Sequence[str]) -> None:
+    """Raises `StartupError` for a name that is neither the CPU nor a device of this build."""
+    for name in names:
+        _handle(name)
+
+
+def _handle(name: str) -> int:
+    handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
+    if handle is None:
+        known = [_CPU, *(device.name for device in devices())]
+        raise StartupError(f"There is no device {name!r} here, but {', '.join(known)}.")
+    return handle
+
+
+def _buffer_type(name: str) -> int:
+    return int(_ggml().ggml_backend_dev_buffer_type(_handle(name)))
+
+
+def _told(handle: int) -> Device:
+    ggml = _ggml()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    registry = ggml.ggml_backend_dev_backend_reg(handle)
+    description = _text(ggml.ggml_backend_dev_description(handle))
+    return Device(
+        name=_text(ggml.ggml_backend_dev_name(handle)),
+        backend=_text(ggml.ggml_backend_reg_name(registry)),
+        description=description,
+        kind="cpu" if "llvmpipe" in description else _KINDS[ggml.ggml_backend_dev_type(handle)],
+        free_bytes=free.value,
+        total_bytes=total.value,
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+@functools.cache
+def _ggml() -> Any:
+    """ggml's functions with the types of what they take and return."""
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    for name, returned, taken in (
+        ("dev_count", ctypes.c_size_t, ()),
+        ("dev_get", pointer, (ctypes.c_size_t,)),
+        ("dev_by_name", pointer, (text,)),
+        ("dev_type", ctypes.c_int, (pointer,)),
+        ("dev_name", text, (pointer,)),
+        ("dev_description", text, (pointer,)),
+        ("dev_memory", None, (pointer, pointer, pointer)),
+        ("dev_buffer_type", pointer, (pointer,)),
+        ("dev_backend_reg", pointer, (pointer,)),
+        ("reg_name", text, (pointer,)),
+    ):
+        function = getattr(libggml, f"ggml_backend_{name}")
+        function.restype, function.argtypes = returned, taken
+    return libggml
