@@ -30,7 +30,9 @@ _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 5, 1 << 7, 1 << 8
 _READ = _READ_FILE | _READ_DIR
 _WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
-_OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE
+_IOCTL_DEVICE = 1 << 15
+_DEVICE = _READ | _WRITE_FILE | _IOCTL_DEVICE
+_OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEVICE
 """The rights that a path to a file can carry, in place of a folder."""
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Version -> how many rights about files it knows; later ones know no more. Running programs is one that
@@ -49,7 +51,7 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def restrict_files(read: Iterable[Path], write: Iterable[Path]) -> int:
+def restrict_files(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path] = ()) -> int:
     """What is named and absent is left out. Of threads, only the calling one and those that it starts later
     are restricted. Returns landlock's version; raises `KernelRefused`.
     """
@@ -57,7 +59,7 @@ def restrict_files(read: Iterable[Path], write: Iterable[Path]) -> int:
     ruleset = _ruleset(version)
     rules = call(_CREATE_RULESET, ctypes.cast(ctypes.pointer(ruleset), ctypes.c_void_p), _size(version), 0)
     try:
-        for paths, rights in ((read, _READ), (write, _WRITE)):
+        for paths, rights in ((read, _READ), (write, _WRITE), (devices, _DEVICE)):
             for path in paths:
                 _allow(rules, path, rights & ruleset.files)
         call(_RESTRICT_SELF, rules, 0)
@@ -108,6 +110,9 @@ _SYSTEM = tuple(
     )
 )
 _SINKS = (Path("/dev/null"),)
+_DRIVERS = tuple(map(Path, ("/etc/vulkan", "/etc/OpenCL", "/opt/rocm", "/usr/local/cuda")))
+_GPUS = ("dri", "dxg", "kfd", "nvidia*")
+"""Under /dev: of Mesa and others who use the kernel's own drivers, of Windows' Linux, of AMD, of NVIDIA."""
 _THREADS = Path("/proc/self/task")
 
 
@@ -122,14 +127,18 @@ class Confinement(NamedTuple):
         return f"{', '.join(self.holds) or 'none'}{lacking}"
 
 
-def confine(*, read: Iterable[Path] = (), write: Iterable[Path] = ()) -> Confinement:
+def confine(
+    *, read: Iterable[Path] = (), write: Iterable[Path] = (), computes_on_gpu: bool = False
+) -> Confinement:
     """This process keeps of all files these paths, whole folders with what will be in them, Python and the
-    system's libraries. It cannot be taken back. Call it while there is one thread."""
+    system's libraries; and if it `computes_on_gpu`, these devices and their drivers. It cannot be taken back.
+    Call it while there is one thread."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 
     def restricted_files() -> str:
-        version = restrict_files([*_SYSTEM, *_code(), *read], [*_SINKS, *write])
+        drivers, gpus = (_DRIVERS, _gpus()) if computes_on_gpu else ((), ())
+        version = restrict_files([*_SYSTEM, *_code(), *drivers, *read], [*_SINKS, *write], gpus)
         return f"v{version}{_of_threads()}"
 
     holds, lacks = [], []
@@ -144,6 +153,10 @@ def confine(*, read: Iterable[Path] = (), write: Iterable[Path] = ()) -> Confine
         except KernelRefused as error:
             lacks.append(f"{what}: {error}")
     return Confinement(tuple(holds), tuple(lacks))
+
+
+def _gpus() -> list[Path]:
+    return [path for pattern in _GPUS for path in Path("/dev").glob(pattern)]
 
 
 def _code() -> list[Path]:

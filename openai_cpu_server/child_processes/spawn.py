@@ -22,6 +22,8 @@ _NAMES = {
 _BEGINNINGS = (
     *("ASAN_", "LSAN_", "TSAN_", "UBSAN_"),
     *("BLIS_", "GGML_", "GOMP_", "KMP_", "LIBOMP_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
+    # Which GPU, and its driver.
+    *("CUDA_", "GALLIUM_", "HIP_", "HSA_", "LIBGL_", "LP_", "MESA_", "NVIDIA_", "ROCR_", "VK_"),
     *("COVERAGE_", "COV_", "DYLD_", "LC_", "LD_", "PYTHON", "TCMALLOC_"),
 )
 _TELLS_A_SECRET = re.compile("AUTH|CREDENTIAL|KEY|PASS(?!IVE)|SECRET|TOKEN")

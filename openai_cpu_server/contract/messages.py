@@ -90,6 +90,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
+    def wants_device(self) -> bool:
+        return self.offload.wants_device or self.draft_offload.wants_device
+
+    def on_cpu_alone(self) -> EngineOptions:
+        return msgspec.structs.replace(self, offload=ON_CPU, draft_offload=ON_CPU)
+
+    @property
     def exit_grace_s(self) -> float:
         """What the engine process is given to end by itself: more if it has a cache to write."""
         if self.cache_file is None:

@@ -125,7 +125,8 @@ def _confine(options: EngineOptions) -> None:
         files.append(Path(options.cache_file))  # it may be a link
         kept.append(Path(options.cache_file).parent)
     parts = [part for model in models for part in files_by_name(model)]
-    logger.info("sandbox: %s", confine(read=[*parts, *files, *folders], write=kept))
+    told = confine(read=[*parts, *files, *folders], write=kept, computes_on_gpu=options.wants_device)
+    logger.info("sandbox: %s", told)
 
 
 def _claim(options: EngineOptions) -> MaySave:

@@ -41,7 +41,7 @@ from openai_cpu_server.llama.model.kv_size import (
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.offload.choice import chosen_places
+from openai_cpu_server.llama.offload.choice import Places, chosen_places
 from openai_cpu_server.llama.projector import Projector, RowStore
 
 logger = logging.getLogger(__name__)
@@ -254,8 +254,17 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         )
         draft_model = None
         if draft is not None:
+            draft_places = chosen_places(
+                options.draft_offload,
+                draft,
+                options,
+                DRAFT_KV_TYPE,
+                cells=cells,
+                free_bytes=room.free_bytes,
+                reserved_bytes=places.taken_bytes,
+            )
             draft_model = _load_draft_model(
-                draft, draft_weights, options, vocabulary, info, abort, compute_threads
+                draft, draft_weights, draft_places, options, vocabulary, info, abort, compute_threads
             )
             info = msgspec.structs.replace(
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
@@ -350,6 +359,7 @@ def _slots_set_aside(
 def _load_draft_model(
     header: GgufHeader,
     weights: WeightLayout,
+    places: Places,
     options: EngineOptions,
     large: Vocabulary,
     info: ModelInfo,
@@ -363,6 +373,7 @@ def _load_draft_model(
             repack=weights.repacked,
             reads_weights=options.reads_weights,
             on_progress=lambda fraction: None,
+            places=places.native,
         )
         undo.callback(model.close)
         if not model.generates_text or model.is_recurrent:
@@ -372,12 +383,15 @@ def _load_draft_model(
             )
         vocabulary = Vocabulary(model)
         require_same_tokens(large, vocabulary, str(header.path))
-        context = Context(model, _draft_context_options(options, info, model), abort, compute_threads)
+        context_options = _draft_context_options(options, info, model, places)
+        context = Context(model, context_options, abort, compute_threads)
         undo.pop_all()
     return DraftModel(model, vocabulary, context, num_common=min(large.vocab_size, vocabulary.vocab_size))
 
 
-def _draft_context_options(options: EngineOptions, info: ModelInfo, model: Model) -> ContextOptions:
+def _draft_context_options(
+    options: EngineOptions, info: ModelInfo, model: Model, places: Places
+) -> ContextOptions:
     """The draft model's options; it gets as many cells as the model has. Raises `StartupError`."""
     num_guarded = info.max_seqs if model.has_window else 0
     if info.max_seqs + num_guarded > SLOTS_MAX:
@@ -395,6 +409,7 @@ def _draft_context_options(options: EngineOptions, info: ModelInfo, model: Model
         threads=info.threads,
         threads_batch=options.threads_batch or info.threads,
         flash_attention=options.flash_attention,
+        cells_beside_layers=places.cells_beside_layers,
     )
 
 
