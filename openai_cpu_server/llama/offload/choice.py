@@ -44,9 +44,8 @@ class Places(NamedTuple):
 
 def nowhere(why: str, device: Device | None = None) -> Placement:
     """The placement of a model that the CPU serves alone though a device was asked for."""
-    absent = Device(name="none", backend="", description="", kind="gpu", free_bytes=0, total_bytes=0)
     return Placement(
-        device=device or absent,
+        device=device,
         layers=0,
         num_layers=0,
         cpu_expert_layers=0,
