@@ -41,7 +41,7 @@ from openai_cpu_server.llama.model.kv_size import (
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.offload.choice import Places, chosen_places
+from openai_cpu_server.llama.offload.choice import Places, chosen_places, of_draft_model
 from openai_cpu_server.llama.projector import Projector, RowStore
 
 logger = logging.getLogger(__name__)
@@ -195,20 +195,16 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         if projector_path is not None:
             _check_projector(projector_path)
         encoder = encoder_memory(options)
-        room = MemoryRoom.of(header, draft, kv_type, machine.free_memory(), encoder=encoder)
+        free_bytes = machine.free_memory()
         draft_weights, weights = (
             chosen_layout(options, each, kernels, pause=lambda: on_progress(0.0)) if each else WeightLayout()
             for each in (draft, header)
         )
         leave_to_ggml(weights, kernels)
-        places = chosen_places(
-            options.offload,
-            header,
-            options,
-            kv_type,
-            cells=room.pool_cells(options.kv_tokens),
-            free_bytes=room.free_bytes,
-        )
+        places = chosen_places(options, free_bytes)
+        draft_places = None if draft is None else chosen_places(of_draft_model(options), free_bytes)
+        elsewhere = places.elsewhere
+        room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, elsewhere=elsewhere)
         model = Model.open(
             header,
             repack=weights.repacked,
@@ -237,7 +233,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         projector = (
             None if projector_path is None else _projector(projector_path, options, model, machine, undo)
         )
-        cells = room.pool_cells(options.kv_tokens)
+        cells = places.most_cells(room.pool_cells(options.kv_tokens))
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
         if projector is not None:
             # Some rows of a picture are computed in one step, beside a token of everybody else.
@@ -253,16 +249,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             model.header, info, projector_path, flash_attention=options.flash_attention
         )
         draft_model = None
-        if draft is not None:
-            draft_places = chosen_places(
-                options.draft_offload,
-                draft,
-                options,
-                DRAFT_KV_TYPE,
-                cells=cells,
-                free_bytes=room.free_bytes,
-                reserved_bytes=places.taken_bytes,
-            )
+        if draft is not None and draft_places is not None:
             draft_model = _load_draft_model(
                 draft, draft_weights, draft_places, options, vocabulary, info, abort, compute_threads
             )

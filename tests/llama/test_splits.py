@@ -12,24 +12,13 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import Device, Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
+from openai_cpu_server.llama.model.kv_size import Elsewhere
 from openai_cpu_server.llama.offload.split import DeviceBytes, Split, SplitKind
 from tests.tiny_model import tiny_model_path
 
 GPU = Device(
     name="GPU0", backend="Some", description="a device", kind="gpu", free_bytes=2**30, total_bytes=2**30
 )
-
-
-class Quiet:
-    """Nobody else computes."""
-
-    def share(self) -> float:
-        return 0.0
-
-
-class Noisy:
-    def share(self) -> float:
-        return 0.9
 
 
 def some_split(layers: int, *, experts: int = 0, kv_on_gpu: bool = True) -> Split:
@@ -39,7 +28,8 @@ def some_split(layers: int, *, experts: int = 0, kv_on_gpu: bool = True) -> Spli
         num_expert_layers=32,
         experts_on_cpu=experts,
         taken=DeviceBytes(layers, 0, 0, 0),
-        host_weights=0,
+        cells=256,
+        elsewhere=Elsewhere(),
     )
 
 
@@ -56,10 +46,8 @@ def key() -> SplitKey:
     return SplitKey.of(options, GPU)
 
 
-def race(
-    key: SplitKey, folder: Path, candidates: dict[SplitKind, Split] = CANDIDATES, others: object = None
-) -> SplitRace:
-    return SplitRace(candidates, key, folder, others or Quiet())  # type: ignore[arg-type]
+def race(key: SplitKey, folder: Path, candidates: dict[SplitKind, Split] = CANDIDATES) -> SplitRace:
+    return SplitRace(candidates, key, folder)
 
 
 def costing(**ms: float) -> tuple[Callable[[Split], float], list[str]]:
@@ -122,12 +110,14 @@ def test_what_ends_the_process_twice_is_passed_over(tmp_path: Path, key: SplitKe
     assert third.best() is CANDIDATES[SplitKind.DENSE]
 
 
-def test_beside_others_times_are_used_and_not_kept(tmp_path: Path, key: SplitKey) -> None:
-    cost, _ = costing(full=100, dense=80, cpu=300)
-    one = race(key, tmp_path, others=Noisy())
+def test_where_nothing_can_be_kept_nothing_is_measured(tmp_path: Path, key: SplitKey) -> None:
+    """The engine that replaces this one would find something else."""
+    (tmp_path / "file").write_text("")
+    cost, asked = costing(full=100, dense=80, cpu=300)
+    one = race(key, tmp_path / "file")
     one.run(cost)
-    assert one.best() is CANDIDATES[SplitKind.DENSE]
-    assert not race(key, tmp_path).is_run
+    assert asked == []
+    assert one.best() is CANDIDATES[SplitKind.FULL]
 
 
 def test_far_fewer_layers_than_were_measured_are_another_split(tmp_path: Path, key: SplitKey) -> None:

@@ -24,12 +24,14 @@ from openai_cpu_server.cli.inspect.facts import (
     template_source,
 )
 from openai_cpu_server.cli.inspect.machine import (
+    DeviceFacts,
     MeasuredCurve,
     MemoryFacts,
     SpeedFacts,
     best_known,
     measure,
     predicted,
+    read_devices,
     read_memory,
 )
 from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
@@ -55,6 +57,9 @@ class InspectReport(msgspec.Struct, frozen=True):
     chat_template: TemplateFacts | None
     memory: MemoryFacts | None
     """What fits; None: the file is no model that generates text."""
+    devices: list[DeviceFacts]
+    """What would go to each device beside the CPU; []: this build has none, or the file is no model that
+    generates text."""
     profile: Profile | None
     """The settings that `tune` found for this model on this machine."""
     speed: SpeedFacts | None
@@ -67,7 +72,8 @@ def text(report: InspectReport, asked: str) -> str:
     if report.model.tokenizer is not None:
         sections.append(_special(report.model.tokenizer))
     if report.memory is not None:
-        sections += [_memory(report.memory), _speed(report.speed), _tuning(report.profile, asked)]
+        sections += [_memory(report.memory), *map(_device, report.devices)]
+        sections += [_speed(report.speed), _tuning(report.profile, asked)]
     return "\n\n".join(section for section in sections if section)
 
 
@@ -285,6 +291,23 @@ def _memory(memory: MemoryFacts) -> str:
     return "\n".join(lines)
 
 
+def _device(facts: DeviceFacts) -> str:
+    device, takes = facts.device, facts.takes
+    parts = ", ".join(f"{what} {bytes_text(size)}" for what, size in takes.items() if size)
+    taken = f" ({parts})" if parts else ""
+    lines = [
+        f"device {device.name} ({harmless(device.description)}): {bytes_text(device.free_bytes)} of "
+        f"{bytes_text(device.total_bytes)} free",
+        f"--gpu-layers {facts.asked}: {facts.split}{taken}",
+    ]
+    if facts.why is not None:
+        lines.append(facts.why)
+    if facts.measured:
+        rows = [(one.split, "-" if one.turn_ms is None else f"{one.turn_ms:,.0f}") for one in facts.measured]
+        lines.append(columns([("measured", "ms for a turn of a chat"), *rows], right=(1,)))
+    return "\n".join(lines)
+
+
 def _speed(speed: SpeedFacts | None) -> str:
     if speed is None:
         return (
@@ -394,7 +417,7 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     options = profile.applied(options, given=settings.model_fields_set) if profile else options
     template = read_template(header)
     if not facts.generates_text:
-        return InspectReport(facts, None, None, template, memory=None, profile=None, speed=None)
+        return InspectReport(facts, None, None, template, memory=None, devices=[], profile=None, speed=None)
     media_header = GgufHeader(projector) if projector is not None else None
     sight = read_sight(media_header) if media_header is not None else None
     hearing = read_hearing(media_header) if media_header is not None else None
@@ -403,7 +426,9 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
-    return InspectReport(facts, sight, hearing, template, memory, profile, speed)
+    return InspectReport(
+        facts, sight, hearing, template, memory, read_devices(options, folder, machine), profile, speed
+    )
 
 
 def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:

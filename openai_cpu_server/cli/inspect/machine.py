@@ -16,13 +16,17 @@ import msgspec
 from openai_cpu_server.cli.inspect.facts import FileFacts
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, WeightLayout, attended_pairs
+from openai_cpu_server.contract.offload import Device
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
 from openai_cpu_server.llama.measure.layout import known_layout
-from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom, encoder_memory
+from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
+from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
+from openai_cpu_server.llama.offload.choice import device_for, fitting_for
+from openai_cpu_server.llama.offload.devices import devices
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)
@@ -72,7 +76,11 @@ def read_memory(
     """`options` are those that `serve` would have."""
     free, trained = machine.free_memory(), facts.shape.context_trained
     encoder = encoder_memory(options)
-    rooms = {kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder) for kind in KVType}
+    elsewhere = _elsewhere(options, free)
+    rooms = {
+        kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, elsewhere=elsewhere)
+        for kind in KVType
+    }
     left = rooms[KVType.F16].free_bytes
     pool, problem = None, None
     try:
@@ -106,6 +114,57 @@ def _costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None) -> list[KvCo
         for kind, room in rooms.items()
         if room.cell_bytes > 0 and (tokens := room.free_bytes // room.token_bytes) >= 0
     ]
+
+
+class SplitCost(msgspec.Struct, frozen=True):
+    """One way to share a model between CPU and device."""
+
+    split: str
+    turn_ms: float | None
+    """What a turn of a chat took when it was measured; None: it could not be used."""
+
+
+class DeviceFacts(msgspec.Struct, frozen=True):
+    device: Device
+    asked: str | int
+    """The value of --gpu-layers that the rest is about; auto, unless another is given."""
+    split: str
+    """What goes there, as far as it fits."""
+    takes: dict[str, int]
+    """Bytes of weights, cells, states, and what a step needs."""
+    why: str | None
+    """Why it is less than asked."""
+    measured: list[SplitCost]
+    """Where `auto` was measured: all splits; the fastest is taken."""
+
+
+def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
+    """What would go to each device of this build. Raises `StartupError`."""
+    return [_on_device(options, device, cache_dir, machine) for device in devices()]
+
+
+def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine: Machine) -> DeviceFacts:
+    asked = options.offload
+    if not asked.wants_device:
+        asked = msgspec.structs.replace(asked, gpu_layers="auto")
+    options = msgspec.structs.replace(options, offload=asked)
+    try:
+        fitting = fitting_for(options, device, machine.free_memory())
+    except StartupError as error:
+        return DeviceFacts(device, asked.gpu_layers, "nothing", {}, str(error), [])
+    split, measured = fitting.first_choice(), []
+    if asked.gpu_layers == "auto":
+        race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
+        split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
+    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), split.why, measured)
+
+
+def _elsewhere(options: EngineOptions, free_bytes: int) -> Elsewhere:
+    """What of the model would need none of the machine's memory. Raises `StartupError`."""
+    device = device_for(options.offload) if options.offload.wants_device else None
+    return (
+        Elsewhere() if device is None else fitting_for(options, device, free_bytes).first_choice().elsewhere
+    )
 
 
 _CONTEXT = 512

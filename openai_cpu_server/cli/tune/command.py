@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from openai_cpu_server.child_processes.spawn import child_environment
-from openai_cpu_server.cli.plain_text import option_value, show
+from openai_cpu_server.cli.plain_text import columns, option_value, show
 from openai_cpu_server.cli.tune.search import (
     FEW,
     MANY,
@@ -35,12 +35,16 @@ from openai_cpu_server.cli.tune.search import (
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
+from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
+from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for
+from openai_cpu_server.llama.offload.split import Split
 from openai_cpu_server.model_source import resolve_model
 
 _COLUMNS = ("prompt", "1 alone", f"{FEW} together", f"{MANY} together", "gain")
@@ -170,9 +174,12 @@ def tune(arguments: Sequence[str]) -> None:
     model, goal, console = resolve_model(given.model), TuneGoal(given.goal), Console()
     named, neighbours = given.cache_dir, OtherProcesses()
     cache_dir = expanded(named) if named else read_settings([]).profile_dir
-    rows = _measure(model, goal, cache_dir, console)
+    race = _raced_splits(model, goal, cache_dir) if given.gpu_layers else None
+    rows = _measure(model, goal, cache_dir, console, race)
     console.print(table(rows, goal))
     show(summary(rows))
+    if race is not None:
+        show(splits_text(race))
     others = neighbours.share()
     if others >= NOISY and not given.force:
         show(f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.")
@@ -195,6 +202,11 @@ def _parser() -> argparse.ArgumentParser:
         default=TuneGoal.THROUGHPUT.value,
         help="one user's answer as soon as possible, or many users' tokens (default: throughput)",
     )
+    parser.add_argument(
+        "--gpu-layers",
+        choices=["auto"],
+        help="measure first which split between CPU and device is the fastest, for serve --gpu-layers auto",
+    )
     parser.add_argument("--cache-dir", type=Path, help="where the profile is kept; default: as for serve")
     parser.add_argument(
         "--force", action="store_true", help="keep the profile even if other processes have disturbed it"
@@ -202,11 +214,53 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(model: Path, goal: TuneGoal, cache_dir: Path, console: Console) -> list[TuneRow]:
+def splits_text(race: SplitRace) -> str:
+    """What each split costs, and which `--gpu-layers auto` takes from now on."""
+    best = race.best()
+    rows = [
+        (str(split), "-" if ms is None else f"{ms:,.0f} ms", "best" if split is best else "")
+        for split, ms in race.measured
+    ]
+    return "\n".join(["", f"Splits, with --gpu-layers auto (on {race.device}):", columns(rows)])
+
+
+def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
+    """All that fits on the device of this build, measured. Raises `StartupError` where there is none."""
+    header, machine = GgufHeader(model), Machine()
+    asked = msgspec.structs.replace(_options(header, machine), offload=Offload(gpu_layers="auto"))
+    device = device_for(asked.offload)
+    if device is None:
+        raise StartupError(f"--gpu-layers: {NO_DEVICE}")
+    candidates = fitting_for(asked, device, machine.free_memory()).candidates()
+    race, start = (
+        SplitRace(candidates, SplitKey.of(asked, device), cache_dir),
+        _defaults(header, machine, cache_dir),
+    )
+    race.forget()
+
+    def cost_ms(split: Split) -> float:
+        options = msgspec.structs.replace(asked, offload=split.offload)
+        children = TuneProcesses(options, context=_CONTEXT, budget_s=_budget_s(header) / len(candidates))
+        answer = children.measure(start, goal.parts)
+        if isinstance(answer, TuneFailure):
+            raise StartupError(answer.message)
+        return goal.cost_ms(answer)
+
+    race.run(cost_ms)
+    return race
+
+
+def _measure(
+    model: Path, goal: TuneGoal, cache_dir: Path, console: Console, race: SplitRace | None
+) -> list[TuneRow]:
+    """Settings for the fastest split, where there are several."""
     header, machine = GgufHeader(model), Machine()
     start = _defaults(header, machine, cache_dir)
     plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
-    children = TuneProcesses(_options(header, machine), context=_CONTEXT, budget_s=_budget_s(header))
+    options = _options(header, machine)
+    if race is not None:
+        options = msgspec.structs.replace(options, offload=race.best().offload)
+    children = TuneProcesses(options, context=_CONTEXT, budget_s=_budget_s(header))
     rows: list[TuneRow] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -20,9 +20,10 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.offload import Device, Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.host import NOISY, OtherProcesses
+from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
 from openai_cpu_server.llama.measure.probe import Probe
+from openai_cpu_server.llama.offload.choice import device_for, fitting_for
 from openai_cpu_server.llama.offload.split import Split, SplitKind
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,9 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the choice depends on. How much is free on the device is not among it: what was measured says
-    which kind of split is the fastest, and how much of it fits is reckoned at each start."""
+    """What the choice depends on. How much is free on the device, and how large the cells are, is not among
+    it: what was measured says which kind of split is the fastest, and how much of it fits is reckoned at each
+    start."""
 
     version: int
     model: ModelFacts
@@ -51,10 +53,8 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int
     driver: str
     asked: Offload
-    kv_type: str
-    flash_attention: bool
-    threads: int | None
     has_draft: bool
+    has_projector: bool
 
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
@@ -67,10 +67,8 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
             device_bytes=device.total_bytes,
             driver=_driver(),
             asked=options.offload,
-            kv_type=options.kv_type,
-            flash_attention=options.flash_attention,
-            threads=options.threads,
             has_draft=options.draft_model_path is not None,
+            has_projector=options.projector_path is not None,
         )
 
 
@@ -87,7 +85,8 @@ class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     """On the device."""
     cost_ms: float | None
-    """Of a turn of a chat; None: it could not be loaded, or its measurement has not come to its end."""
+    """Of a turn of a chat; None: it could not be loaded, there was no time for it, or its measurement has not
+    come to its end."""
     tries: int = 1
 
     @property
@@ -118,13 +117,11 @@ class SplitRace:
         candidates: Mapping[SplitKind, Split],
         key: SplitKey,
         folder: Path,
-        neighbours: OtherProcesses | None = None,
     ) -> None:
         """`folder`: where it is kept what was measured."""
         self._candidates = candidates
         self._key = key
         self._kept = Measurements(folder)
-        self._neighbours = neighbours or OtherProcesses()
         self._known = self._kept.get(key, SplitTimes) or SplitTimes()
 
     @property
@@ -132,6 +129,15 @@ class SplitRace:
         """Of the candidates that were measured; None: it cannot be used."""
         found = ((kind, self._known.of(kind, split)) for kind, split in self._candidates.items())
         return {kind: time.cost_ms for kind, time in found if time is not None and time.is_final}
+
+    @property
+    def measured(self) -> list[tuple[Split, float | None]]:
+        return [(self._candidates[kind], ms) for kind, ms in self.times.items()]
+
+    @property
+    def device(self) -> str:
+        """What people know it by."""
+        return self._key.device
 
     @property
     def is_run(self) -> bool:
@@ -148,18 +154,25 @@ class SplitRace:
         fastest = min(costs, key=lambda kind: costs[kind])
         return self._candidates[fastest if costs[fastest] <= _CLEARLY * costs[first] else first]
 
+    def forget(self) -> None:
+        """Measure all of it anew."""
+        self._known = SplitTimes()
+
     def run(self, cost_ms: Callable[[Split], float]) -> None:
         """Measure what is not known, and keep it. `cost_ms` raises `StartupError` for what does not load."""
         end = time.monotonic() + _BUDGET_S
-        self._neighbours.share()
+        neighbours = OtherProcesses()
         for kind, split in self._candidates.items():
             if kind in self.times:
                 continue
             if time.monotonic() > end and self.times:
                 logger.info("splits: no time left for %s", split)
-                break
+                self._note(kind, split, None, tries=_MOST_TRIES)
+                continue
             before = self._known.of(kind, split)
-            self._note(kind, split, None, tries=1 if before is None else before.tries + 1)
+            if not self._note(kind, split, None, tries=1 if before is None else before.tries + 1):
+                self.forget()  # the engine that replaces this one would find something else
+                return
             try:
                 ms = cost_ms(split)
             except StartupError as error:
@@ -168,14 +181,16 @@ class SplitRace:
                 continue
             logger.info("splits: %s: %.0f ms for a turn of a chat", split, ms)
             self._note(kind, split, ms)
-        if self._neighbours.share() >= NOISY:
-            logger.warning("other processes kept the machine busy while splits were timed: next time again")
-            self._kept.put(self._key, SplitTimes(tuple(t for t in self._known.times if t.cost_ms is None)))
+        if neighbours.share() >= NOISY:
+            logger.warning(
+                "other processes kept the machine busy while splits were timed: "
+                "openai-cpu-server tune --gpu-layers auto measures them again"
+            )
 
-    def _note(self, kind: SplitKind, split: Split, ms: float | None, *, tries: int = 1) -> None:
+    def _note(self, kind: SplitKind, split: Split, ms: float | None, *, tries: int = 1) -> bool:
         noted = SplitTime(kind=kind, layers=split.gpu_layers, cost_ms=ms, tries=tries)
         self._known = self._known.with_(noted)
-        self._kept.put(self._key, self._known)
+        return self._kept.put(self._key, self._known)
 
 
 class _Turn(NamedTuple):
@@ -190,12 +205,38 @@ class _Turn(NamedTuple):
         return _PROMPT * self.prompt + _ALONE * self.alone + _SHARED * self.together
 
 
-def timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
+def with_fastest_split(
+    options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+) -> EngineOptions:
+    """The options with numbers in place of `auto`: those of the fastest split, as it was measured at an
+    earlier start, by `tune`, or now. Without a folder in which that is kept, and without a device, they stay
+    as they are. Raises `StartupError`."""
+    if options.offload.gpu_layers != "auto" or options.cost_dir is None:
+        return options
+    device = device_for(options.offload)
+    if device is None:
+        return options
+    fitting = fitting_for(options, device, (machine or Machine()).free_memory())
+    race = SplitRace(fitting.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
+    if not race.is_run and options.calibrate != "never":
+        logger.info("measuring which split is the fastest (once for a model and a device)")
+        race.run(lambda split: _timed_turn(options, split, on_progress))
+    best = race.best()
+    logger.info("splits: %s (%s)", best, "measured" if race.times else "reckoned, not measured")
+    return msgspec.structs.replace(options, offload=best.offload)
+
+
+def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
     """Milliseconds of a turn of a chat with this split. Raises `StartupError`."""
+
+    def alive() -> bool:
+        on_progress(0.0)
+        return False
+
     asked = msgspec.structs.replace(options, offload=split.offload)
-    backend = LlamaBackend.load(asked, on_progress)
+    backend = LlamaBackend.load(asked, lambda fraction: on_progress(0.0))
     try:
-        with Probe(backend) as probe:
+        with Probe(backend, alive) as probe:
             return _turn(probe, backend.info, options.prefill_tokens).ms
     finally:
         backend.close()

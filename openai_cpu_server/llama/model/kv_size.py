@@ -235,6 +235,18 @@ def _bounded(number: int | None) -> int:
     return min(max(number or 0, 0), _MOST_PATCHES)
 
 
+class Elsewhere(NamedTuple):
+    """Bytes that need none of the machine's memory, for they are a device's own."""
+
+    weights: int = 0
+    cell: int = 0
+    """Of one token in the model's pool."""
+    states: int = 0
+
+
+_ALL_HERE = Elsewhere()
+
+
 class MemoryRoom(NamedTuple):
     """The memory that is left beside the weights of the model and the draft model."""
 
@@ -243,6 +255,7 @@ class MemoryRoom(NamedTuple):
     """Bytes of one token in the model's pool."""
     draft_cell_bytes: int
     """Bytes of one token in the draft model's pool, which has as many cells; 0 without a draft model."""
+    elsewhere: Elsewhere = _ALL_HERE
 
     @classmethod
     def of(
@@ -253,6 +266,7 @@ class MemoryRoom(NamedTuple):
         free_bytes: int,
         *,
         encoder: EncoderMemory = _NO_ENCODER,
+        elsewhere: Elsewhere = _ALL_HERE,
     ) -> MemoryRoom:
         """`free_bytes` are counted before anything is loaded. Raises `StartupError` where a part of a file is
         missing.
@@ -261,12 +275,14 @@ class MemoryRoom(NamedTuple):
         long as the disk.
         """
         weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
-        weights += sum(encoder)
+        weights += sum(encoder) - elsewhere.weights
         draft_cell = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
-        return cls(max(0, free_bytes - weights), bytes_per_cell(header, kv_type), draft_cell)
+        cell = bytes_per_cell(header, kv_type)
+        return cls(max(0, free_bytes - weights), cell, draft_cell, elsewhere)
 
     def beside_states(self, num_bytes: int) -> MemoryRoom:
         """The room for cells beside the states of sequences. Raises `StartupError`."""
+        num_bytes = max(0, num_bytes - self.elsewhere.states)
         if num_bytes > self.free_bytes:
             raise StartupError(
                 f"Not enough memory for the states of sequences: they need {_megabytes(num_bytes)}, but "
@@ -277,7 +293,8 @@ class MemoryRoom(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        return self.cell_bytes + self.draft_cell_bytes
+        """What a cell takes of the machine's memory."""
+        return max(0, self.cell_bytes - self.elsewhere.cell) + self.draft_cell_bytes
 
     def pool_cells(self, requested: int | None) -> int:
         """The number of cells in the pool. Raises `StartupError`."""

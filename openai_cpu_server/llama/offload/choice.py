@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.offload import Device, Offload, Placement
+from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.kv_size import (
+    DRAFT_KV_TYPE,
+    Elsewhere,
+    KVType,
+    MemoryRoom,
+    encoder_memory,
+)
 from openai_cpu_server.llama.offload.devices import NativeSplit, devices, require_places
 from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, StepSizes
 
 logger = logging.getLogger(__name__)
 
-_NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu builds it with one)"
+NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu builds it with one)"
 
 
 class Places(NamedTuple):
@@ -32,8 +41,12 @@ class Places(NamedTuple):
         return self.split is not None and bool(self.split.offload.kv_on_gpu)
 
     @property
-    def taken_bytes(self) -> int:
-        return 0 if self.split is None else sum(self.split.taken)
+    def elsewhere(self) -> Elsewhere:
+        return Elsewhere() if self.split is None else self.split.elsewhere
+
+    def most_cells(self, cells: int) -> int:
+        """As many as the machine's memory has room for, and no more than were reckoned on the device."""
+        return cells if self.split is None else min(cells, self.split.cells)
 
     @classmethod
     def cpu_alone(cls, why: str | None = None, device: Device | None = None) -> Places:
@@ -56,35 +69,57 @@ def nowhere(why: str, device: Device | None = None) -> Placement:
     )
 
 
-def chosen_places(
-    asked: Offload,
-    header: GgufHeader,
-    options: EngineOptions,
-    kv_type: KVType,
-    *,
-    cells: int,
-    free_bytes: int,
-    reserved_bytes: int = 0,
-) -> Places:
+def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
     """What fits of what is asked for. Nothing is loaded, and where nothing is asked for no device is touched.
 
-    `cells`: of the pool; `free_bytes`: of the machine's memory; `reserved_bytes`: what goes to the device
-    besides. Raises `StartupError` for what cannot be meant: a pattern or a device that there is not.
+    `free_bytes`: of the machine's memory. Raises `StartupError` for what cannot be meant: a pattern or a
+    device that there is not.
     """
+    asked = options.offload
     if not asked.wants_device:
         return Places.cpu_alone()
-    device = _device(asked)
+    device = device_for(asked)
     if device is None:
         if asked.gpu_layers != "auto":
-            logger.warning("%s: the CPU serves", _NO_DEVICE)
-        return Places.cpu_alone(_NO_DEVICE)
+            logger.warning("%s: the CPU serves", NO_DEVICE)
+        return Places.cpu_alone(NO_DEVICE)
     require_places([to for _, to in asked.tensor_place])
-    sizes = ModelSizes.of(header, kv_type, asked, device.name)
-    step = StepSizes.of(sizes, options, cells, free_bytes)
-    split = Fitting(sizes, step, asked, device, reserved_bytes=reserved_bytes).first_choice()
+    split = fitting_for(options, device, free_bytes).first_choice()
     if split.is_cpu_alone:
         return Places.cpu_alone(split.why or f"nothing of it fits on {device.name}", device)
+    if split.why is not None:
+        logger.warning("%s: %s", split, split.why)
     return Places(NativeSplit(split, device), split, placement_of(split, device))
+
+
+def of_draft_model(options: EngineOptions) -> EngineOptions:
+    """The options as if its draft model were the model."""
+    assert options.draft_model_path is not None
+    return msgspec.structs.replace(
+        options,
+        model_path=options.draft_model_path,
+        draft_model_path=None,
+        projector_path=None,
+        offload=options.draft_offload,
+        draft_offload=ON_CPU,
+        kv_type=DRAFT_KV_TYPE.label,
+    )
+
+
+def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
+    """What can be asked about the model of these options and this device. Its draft model comes first there:
+    it is small, and computes more often. Raises `StartupError`."""
+    header, kv_type = GgufHeader(Path(options.model_path)), KVType.named(options.kv_type)
+    draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
+    both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
+    room = MemoryRoom.of(header, draft, kv_type, both, encoder=encoder_memory(options))
+    sizes = ModelSizes.of(header, kv_type, options.offload, device.name)
+    step = StepSizes.of(sizes, options, room.pool_cells(options.kv_tokens), room.free_bytes)
+    reserved = 0
+    if draft is not None and options.draft_offload.wants_device:
+        drafts = fitting_for(of_draft_model(options), device, free_bytes)
+        reserved = sum(drafts.first_choice().taken)
+    return Fitting(sizes, step, options.offload, device, reserved_bytes=reserved)
 
 
 def placement_of(split: Split, device: Device) -> Placement:
@@ -100,7 +135,7 @@ def placement_of(split: Split, device: Device) -> Placement:
     )
 
 
-def _device(asked: Offload) -> Device | None:
+def device_for(asked: Offload) -> Device | None:
     """The first that computes by itself, then one that shares the machine's memory. Raises `StartupError`."""
     found = devices()
     if asked.device is None or not found:

@@ -24,6 +24,7 @@ from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
 from openai_cpu_server.llama.model.kv_size import (
     NUM_COPYING,
     SCORED_OUTPUTS,
+    Elsewhere,
     KVType,
     batch_tokens,
     cell_bytes_by_layer,
@@ -240,8 +241,10 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_cpu: int
     """Layers on the device whose experts stay on the CPU."""
     taken: DeviceBytes
-    host_weights: int
-    """Bytes of weights that stay on the CPU."""
+    cells: int
+    """Of the pool, wherever they are."""
+    elsewhere: Elsewhere
+    """What needs none of the machine's memory."""
     why: str | None = None
     """Why it is less than asked, in a sentence."""
 
@@ -390,8 +393,16 @@ class Fitting:
             num_expert_layers=self._num_experts,
             experts_on_cpu=sum(layer.experts > 0 for number, layer in held if number < cpu_moe),
             taken=taken,
-            host_weights=max(0, self._sizes.total_bytes - taken.weights),
+            cells=self._step.cells,
+            elsewhere=self._elsewhere(taken),
         )
+
+    def _elsewhere(self, taken: DeviceBytes) -> Elsewhere:
+        """The embeddings that are the output, too, are in both."""
+        if self._device.kind != "gpu":
+            return Elsewhere()
+        weights = min(taken.weights, self._sizes.total_bytes)
+        return Elsewhere(weights, taken.cells // max(1, self._step.cells), taken.states)
 
     def _fits(self, split: Split) -> bool:
         return sum(split.taken) <= self._budget
