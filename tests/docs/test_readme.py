@@ -20,12 +20,13 @@ from tests.tiny_model import tiny_model_path
 _MOST_LINES = 160
 _ADDRESS = "http://127.0.0.1:8000"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
-_OF_OTHERS = {"--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
-"""Options of other programs."""
+_OF_OTHERS = {"--gpu", "--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
+"""Options of other programs; `--gpu` is of scripts/serve."""
 _ON_PAGES = {
     "benchmark.md": "cache-ram ctx-checkpoints slot-save-path swa-full",
     "deploy.md": "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only "
     "rm set stop-timeout tag tmpfs values volume",
+    "gpu.md": "build-arg device env file find-links gpus group-add no-cache-dir tag",
     "llama-server.md": "batch-size",
     "openvino.md": "pull weight-format",
     "start.md": "find-links from pip-args spec",
