@@ -84,6 +84,34 @@ Planned = TypeVar("Planned")
 """A step that is to be computed."""
 
 
+_MEMORY_S = 2.0
+"""What was seen of steps counts for about so long."""
+_TRUST_S = 0.1
+"""So many seconds of steps that took what was predicted are taken for granted: a short one says little."""
+_LATEST = 20.0
+
+
+class _Lateness:
+    """How many times as long as predicted steps take lately; 1 where they are faster. The cost model learns
+    of a busy machine step by step, and nothing where cores are lost for the moment; who waits is told at
+    once."""
+
+    def __init__(self, now_s: float) -> None:
+        self._noted_s = now_s
+        self._elapsed_s = self._predicted_s = 0.0
+
+    def note(self, now_s: float, elapsed_s: float, predicted_s: float) -> None:
+        kept = math.exp(-max(0.0, now_s - self._noted_s) / _MEMORY_S)
+        self._elapsed_s = kept * self._elapsed_s + elapsed_s
+        self._predicted_s = kept * self._predicted_s + predicted_s
+        self._noted_s = now_s
+
+    @property
+    def factor(self) -> float:
+        factor = (self._elapsed_s + _TRUST_S) / (self._predicted_s + _TRUST_S)
+        return min(max(factor, 1.0), _LATEST)
+
+
 class StepTimer:
     """Times one step after the other, and says whether the running one may be thrown away.
 
@@ -101,6 +129,8 @@ class StepTimer:
         self._interruptible_until = NEVER
         """Read by the reader thread while a step runs."""
         self._cpu_started_s = 0.0
+        self._predicted_ms = 0.0
+        self._lateness = _Lateness(clock())
         self.started_s = 0.0
         self.elapsed_ms = 0.0
         self.was_interrupted = False
@@ -113,13 +143,22 @@ class StepTimer:
 
     def begin(self, predicted_ms: float, *, may_interrupt: bool) -> None:
         self.started_s, self._cpu_started_s = self._clock(), self._cpu_clock()
+        self._predicted_ms = predicted_ms
         if may_interrupt and not self.was_interrupted:
             self._interruptible_until = self.started_s + predicted_ms / 1000 - self._preempt_threshold_s
 
     def end(self, *, is_interrupted: bool) -> None:
         self._interruptible_until = NEVER
         self.was_interrupted = is_interrupted
-        self.elapsed_ms = 1000 * (self._clock() - self.started_s)
+        now_s = self._clock()
+        self.elapsed_ms = 1000 * (now_s - self.started_s)
+        if not is_interrupted:
+            self._lateness.note(now_s, self.elapsed_ms / 1000, self._predicted_ms / 1000)
+
+    @property
+    def lateness(self) -> float:
+        """How many times as long as predicted steps take lately, because others use the cores."""
+        return self._lateness.factor
 
     def cpu_ms(self) -> float:
         """What the last step has cost up to now; a step that was thrown away is nobody's."""
@@ -261,7 +300,7 @@ class Core(ABC, Generic[Planned]):
     def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
         if self._clock() - self._queue_told_at < _QUEUE_NEWS_S:
             return
-        state = self._queue_state(sharing.slowdown)
+        state = self._queue_state(sharing.slowdown * self._timer.lateness)
         if state is not None:
             self._queue_told_at = self._clock()
             yield state

@@ -193,7 +193,8 @@ class EngineCore(Core[Step]):
         return self._outputs.ids
 
     def _first_token_ms(self, sequence: Sequence) -> float:
-        return self._scheduler.expectations.first_token_ms(sequence, self._slowdown)
+        slowdown = self._slowdown * self._timer.lateness
+        return self._scheduler.expectations.first_token_ms(sequence, slowdown)
 
     def _plan(self, sharing: Sharing) -> Step:
         self._slowdown = sharing.slowdown

@@ -44,3 +44,28 @@ def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() 
         cpu_clock.now_s += 1.0
         assert (timer.started_s, timer.elapsed_ms) == (clock.now_s - 2.0, 2000.0)
         assert timer.cpu_ms() == (0.0 if is_interrupted else 4000.0)
+
+
+def test_how_late_steps_are_lately_is_forgotten() -> None:
+    clock = Clock()
+    timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
+    assert timer.lateness == 1.0
+
+    def step(predicted_ms: float, took_ms: float, *, is_interrupted: bool = False) -> None:
+        timer.begin(predicted_ms, may_interrupt=False)
+        clock.now_s += took_ms / 1000
+        timer.end(is_interrupted=is_interrupted)
+
+    step(1.0, 30.0)
+    assert 1.0 < timer.lateness < 1.5, "a short step says little"
+    for _ in range(10):
+        step(100.0, 250.0)
+    assert 2.2 < timer.lateness < 2.5
+    step(100.0, 10.0, is_interrupted=True)
+    assert 2.2 < timer.lateness < 2.5, "it says nothing of its time"
+    clock.now_s += 60.0
+    step(100.0, 100.0)
+    assert 1.0 < timer.lateness < 1.1
+    for _ in range(50):
+        step(100.0, 80.0)
+    assert timer.lateness == 1.0

@@ -46,14 +46,8 @@ function take(message, chunk) {
 /** For what it waits: its place in the line, or how far its prompt is read. */
 export function waiting(told) {
   const { place, processed, total, cache: cached, seconds_left: leftS } = told;
-  const until = Date.now() + 1000 * Math.max(leftS ?? 0, leftByPaceS(told));
+  const until = Date.now() + 1000 * (leftS ?? 0);
   return place === null ? { why: "prompt", processed, total, cached, until } : { why: "queue", position: place, until };
-}
-
-/** What is left, if it is read as fast as what was. The server's estimate knows who comes before, but not who else is
- * busy on its machine: the longer one is nearer. */
-function leftByPaceS({ processed, total, cache, time_ms: takenMs }) {
-  return processed > cache ? (takenMs * (total - processed)) / (processed - cache) / 1000 : 0;
 }
 
 function withCall(calls, { index, id, function: said }) {
