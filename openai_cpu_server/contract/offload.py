@@ -66,11 +66,18 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     why: Union[str, None] = None
     """Why it is less than what was asked for, in a sentence."""
 
-    def __str__(self) -> str:
+    @property
+    def split(self) -> str | None:
+        """On which device is what, whatever it takes there; None: the CPU does all."""
         if self.device is None or not (self.layers or self.weights_bytes):
-            return f"all on the CPU: {self.why}" if self.why else "all on the CPU"
+            return None
         said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
         said += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
         said += [] if self.cells_bytes else ["cells on the CPU"]
+        return ", ".join(said)
+
+    def __str__(self) -> str:
+        if self.device is None or self.split is None:
+            return f"all on the CPU: {self.why}" if self.why else "all on the CPU"
         taken = self.weights_bytes + self.cells_bytes + self.compute_bytes
-        return f"{', '.join(said)} ({taken / 2**20:,.0f} of {self.device.free_bytes / 2**20:,.0f} MiB free)"
+        return f"{self.split} ({taken / 2**20:,.0f} of {self.device.free_bytes / 2**20:,.0f} MiB free)"

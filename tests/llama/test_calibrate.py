@@ -17,6 +17,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
+from openai_cpu_server.contract.offload import Device, Placement
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import OtherProcesses
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
@@ -258,3 +259,25 @@ def test_small_pools_other_options_and_a_model_without_cells(
 )
 def test_what_no_curve_can_be(curve: CostCurve) -> None:
     assert not is_sane(curve)
+
+
+def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
+    options, info = small(tiny), fresh.info
+    placed = Placement(
+        device=Device(
+            name="GPU0", backend="Some", description="one", kind="gpu", free_bytes=9, total_bytes=9
+        ),
+        layers=3,
+        num_layers=3,
+        cpu_expert_layers=0,
+        weights_bytes=1,
+        cells_bytes=1,
+        compute_bytes=1,
+    )
+    keys = [
+        CurveKey.of(msgspec.structs.replace(info, placement=each), options)
+        for each in (None, placed, msgspec.structs.replace(placed, layers=2))
+    ]
+    assert len({key.split for key in keys}) == 3
+    assert keys[0].split is None
+    assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"

@@ -20,6 +20,7 @@ from openai_cpu_server.contract.model_info import (
     WeightLayout,
     attended_pairs,
 )
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
@@ -47,7 +48,7 @@ _LEAST_CHUNKS = 2
 """A context of so few steps is short enough for any gap between requests."""
 
 
-class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
+class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a curve depends on."""
 
     version: int
@@ -65,6 +66,8 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
     """The largest power of two within the pool's cells: a slightly larger pool changes nothing."""
     max_seqs: int
     max_step_tokens: int
+    split: str | None = None
+    """What of the model is on which device; None: the CPU does all."""
 
     @classmethod
     def of(cls, info: ModelInfo, options: EngineOptions) -> CurveKey:
@@ -82,7 +85,14 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
             kv_tokens=1 << (info.kv_tokens.bit_length() - 1),
             max_seqs=info.max_seqs,
             max_step_tokens=info.max_step_tokens,
+            split=_split(info.placement),
         )
+
+
+def _split(placed: Placement | None) -> str | None:
+    if placed is None or placed.device is None or placed.split is None:
+        return None
+    return f"{placed.device.description}: {placed.split}"
 
 
 def cost_curve(
