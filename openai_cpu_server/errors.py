@@ -13,6 +13,10 @@ class StartupError(ServerError):
     """The server cannot start; the message is one line for the person at the terminal."""
 
 
+class DeviceFailed(StartupError):
+    """A device beside the CPU is full or fails; without it the start may succeed."""
+
+
 class InvalidRequest(ServerError):
     """The client's request is wrong; `param` names the field, `code` is OpenAI's, if it has one."""
 

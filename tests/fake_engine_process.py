@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -14,12 +15,22 @@ import msgspec
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.engine.generating import EngineCore, Measure, build_core, build_embed_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+
+
+def _kill_on(flags: dict[str, str], options: EngineOptions) -> int | None:
+    """`device_kills`: as `kill_on`, with a device only; or it does so while the model is loaded."""
+    device_kills = flags.get("device_kills") if options.wants_device else None
+    if device_kills == "load":
+        os.abort()
+    said = flags.get("kill_on", device_kills)
+    return None if said is None else int(said)
 
 
 def main() -> None:
@@ -36,15 +47,19 @@ def main() -> None:
     def load(options: EngineOptions, on_progress: Callable[[float], None]) -> FakeBackend | FakeEmbedder:
         if "fail" in flags:
             raise StartupError(flags["fail"])
+        kill_on = _kill_on(flags, options)
         time.sleep(float(flags.get("load_s", 0)))
         for piece in range(num_pieces):
             on_progress(piece / num_pieces)
             time.sleep(0.02)
         on_progress(1.0)
+        why = options.offload.given_up
         info = msgspec.structs.replace(
-            FAKE_INFO, kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens, max_seqs=options.max_seqs
+            FAKE_INFO,
+            kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens,
+            max_seqs=options.max_seqs,
+            placement=None if why is None else Placement.nowhere(why),
         )
-        kill_on = int(flags["kill_on"]) if "kill_on" in flags else None
         kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
         step_s = float(flags.get("step_s", 0))
         if "embeds" in flags:

@@ -93,8 +93,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def wants_device(self) -> bool:
         return self.offload.wants_device or self.draft_offload.wants_device
 
-    def on_cpu_alone(self) -> EngineOptions:
-        return msgspec.structs.replace(self, offload=ON_CPU, draft_offload=ON_CPU)
+    def on_cpu_alone(self, why: str) -> EngineOptions:
+        """Without the devices that were asked for: `why`, a clause."""
+        return msgspec.structs.replace(self, offload=Offload(given_up=why), draft_offload=ON_CPU)
 
     @property
     def exit_grace_s(self) -> float:

@@ -25,6 +25,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     that the CPU is faster."""
     device: Union[str, None] = None
     """Its name, such as `Vulkan0`; None: the first that computes."""
+    given_up: Union[str, None] = None
+    """Why nothing goes to a device though it was asked for, as a clause; None: nobody has given it up."""
 
     @property
     def wants_device(self) -> bool:
@@ -65,6 +67,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     compute_bytes: int
     why: Union[str, None] = None
     """Why it is less than what was asked for, in a sentence."""
+
+    @classmethod
+    def nowhere(cls, why: str, device: Device | None = None) -> Placement:
+        """All is on the CPU though a device was asked for."""
+        nothing = dict.fromkeys(
+            ("layers", "num_layers", "cpu_expert_layers", "weights_bytes", "cells_bytes", "compute_bytes"), 0
+        )
+        return cls(device=device, why=why, **nothing)
 
     @property
     def split(self) -> str | None:

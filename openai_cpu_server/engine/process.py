@@ -33,6 +33,7 @@ from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name, model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.llama.measure.splits import with_fastest_split
+from openai_cpu_server.llama.offload.choice import with_device_or_without
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.storage.private_files import SoleWriter
 
@@ -50,9 +51,13 @@ They are of a second beside batch work, and 40 s is what it takes for the larges
 
 def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> LlamaBackend | LlamaEmbedder:
     """What the model's file says that it is for decides. Raises `StartupError`."""
-    if model_kind(GgufHeader(Path(options.model_path))) is ModelKind.GENERATES:
-        return LlamaBackend.load_cold(with_fastest_split(options, on_progress), on_progress)
-    return LlamaEmbedder.load_cold(options, on_progress)
+
+    def loaded(options: EngineOptions) -> LlamaBackend | LlamaEmbedder:
+        if model_kind(GgufHeader(Path(options.model_path))) is ModelKind.GENERATES:
+            return LlamaBackend.load_cold(with_fastest_split(options, on_progress), on_progress)
+        return LlamaEmbedder.load_cold(options, on_progress)
+
+    return with_device_or_without(loaded, options)
 
 
 def _build(

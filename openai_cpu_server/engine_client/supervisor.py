@@ -15,7 +15,13 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus, Request
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.engine_client.child import EngineProcess, resident_bytes
-from openai_cpu_server.engine_client.deaths import Death, DeathKind, DeathRecord, MemoryKiller, SearchProgress
+from openai_cpu_server.engine_client.deaths import (
+    Death,
+    DeathKind,
+    DeathRecord,
+    MemoryKiller,
+    SearchProgress,
+)
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
 from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver
@@ -81,6 +87,32 @@ class EngineLifecycle:
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
 
+class NextOptions:
+    """What the next engine process is told: what was asked for, without what processes have died of."""
+
+    def __init__(self, wished: EngineOptions) -> None:
+        self.options = self._wished = wished
+
+    def measure_nothing(self) -> None:
+        self.options = msgspec.structs.replace(self.options, calibrate="never")
+
+    def without_device(self, death: Death) -> bool:
+        """Whether this death ends the use of devices: a driver takes the process with it where its device is
+        lost, or full."""
+        if not self.options.wants_device or death.kind.is_from_outside:
+            return False
+        logger.warning("%s, with a device: the CPU serves from here on", death.message)
+        self.options = self.options.on_cpu_alone(f"with it {death.message}")
+        return True
+
+    def with_devices(self) -> None:
+        """As was asked for."""
+        wished = self._wished
+        self.options = msgspec.structs.replace(
+            self.options, offload=wished.offload, draft_offload=wished.draft_offload
+        )
+
+
 _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
@@ -116,7 +148,7 @@ class Supervisor:
         self._must_start = not begins_asleep
         """That no process has been ready yet is a reason to give up the server."""
         self._command = tuple(command)
-        self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
+        self._next = NextOptions(msgspec.structs.replace(options, shares_cores=partner is not None))
         self._clock = clock
         self._hang_limits = hang_limits
         self._memory_killer = memory_killer
@@ -168,9 +200,9 @@ class Supervisor:
 
     def forget_cache_file(self) -> None:
         """For a model that sleeps: there is no process that could."""
-        if self._options.cache_file is not None:
+        if self._next.options.cache_file is not None:
             with contextlib.suppress(OSError):
-                Path(self._options.cache_file).unlink()
+                Path(self._next.options.cache_file).unlink()
 
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
@@ -194,6 +226,7 @@ class Supervisor:
         self.news.loads_again()
         self.reason, self.failed_s = None, None
         self._deaths.forgive()
+        self._next.with_devices()
 
     async def sleep(self) -> None:
         """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
@@ -243,7 +276,7 @@ class Supervisor:
 
     async def _one_life(self, replay: RequestReplay) -> Death | None:
         self._start_failure = None
-        options = msgspec.structs.replace(self._options, adapters=self.news.next_process())
+        options = msgspec.structs.replace(self._next.options, adapters=self.news.next_process())
         try:
             process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
@@ -301,17 +334,25 @@ class Supervisor:
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
         if is_own_fault and self.news.adapters.died(death.message) and self.state is EngineState.LOADING:
             return  # the next process does not load it
+        may_be_device = self._start_failure is None
+        if self.state is EngineState.LOADING and may_be_device and self._next.without_device(death):
+            return
         if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
             self._not_loaded(why, replay)
             return
         if self._may_have_died_measuring(death, replay):
             logger.warning("steps are not timed any more: the engine may have died of that")
-            self._options = msgspec.structs.replace(self._options, calibrate="never")
+            self._next.measure_nothing()
         self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, replay.num_live)
         if replay.has_explained():
             self._deaths.forgive()
-        self._book(death, replay.died(death))
+        search = replay.died(death)
+        self._book(death, search)
+        if search is SearchProgress.FOUND:
+            self._next.with_devices()  # a request was to blame
+        elif may_be_device:
+            self._next.without_device(death)
         if (why := self._deaths.crashes.why_too_many) is not None:
             self._give_up(why, replay)
             return
@@ -328,7 +369,7 @@ class Supervisor:
         """Raises `StartupError` where the model must be loaded."""
         if self._must_start:
             raise StartupError(why)
-        logger.error("%s is not loaded: %s", self._options.model_path, why)
+        logger.error("%s is not loaded: %s", self._next.options.model_path, why)
         self.fail(why)
         again_s = self.state.retry_after_s
         replay.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
@@ -346,7 +387,7 @@ class Supervisor:
     def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
         """By itself, ready, and with nothing else to do."""
         is_idle = self.state is EngineState.READY and not replay.num_live
-        return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
+        return is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle"
 
     def _give_up(self, why: str, replay: RequestReplay) -> None:
         self.fail(f"{why}; the last time {self.reason}")

@@ -18,6 +18,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.offload import ON_CPU, Offload
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
@@ -48,6 +49,7 @@ def client(
     calibrate: str = "start",
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
     memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+    offload: Offload = ON_CPU,
 ) -> EngineClient:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(
@@ -58,6 +60,7 @@ def client(
         cache_file=cache_file,
         scheduling=Scheduling(policy=policy),
         calibrate=calibrate,
+        offload=offload,
     )
     supervisor = Supervisor(command, options, hang_limits=hang_limits, memory_killer=memory_killer)
     return EngineClient(supervisor, max_queue=max_queue)

@@ -144,7 +144,8 @@ class OwnedContext(NativeObject):
         abort.connect(params)
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if handle is None:
-            raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
+            cause = log.cause() or "no reason given"
+            raise model.failure(f"Cannot make a context for {model.path}: {cause}.")
         super().__init__(handle, llama_cpp.llama_free)
         self._abort = abort
         self.compute_threads = compute_threads

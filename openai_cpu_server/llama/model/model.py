@@ -72,12 +72,16 @@ class Model(NativeObject):
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
         progress.raise_failure()
         if handle is None:
-            raise StartupError(_why_not_loaded(header.path, log.cause()))
+            raise places.failure(_why_not_loaded(header.path, log.cause()))
         model = cls(header, handle, total_bytes(files), places)
         if llama_cpp.llama_model_is_diffusion(handle):
             model.close()
             raise StartupError(_why_not_diffusion(header))
         return model
+
+    def failure(self, message: str) -> StartupError:
+        """Of something that belongs to this model and could not be made."""
+        return self._places.failure(message)
 
     @property
     def vocab(self) -> object:

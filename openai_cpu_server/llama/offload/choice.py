@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import DeviceFailed, StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
@@ -24,7 +25,19 @@ from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, St
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu builds it with one)"
+
+
+def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
+    """Load as the options say. A device that is full or fails leaves the model to the CPU, with a line.
+    Raises `StartupError` where that does not go either."""
+    try:
+        return load(options)
+    except DeviceFailed as error:
+        logger.warning("%s Without the device: the CPU serves", error)
+        return load(options.on_cpu_alone(str(error).rstrip(".")))
 
 
 class Places(NamedTuple):
@@ -51,22 +64,8 @@ class Places(NamedTuple):
     @classmethod
     def cpu_alone(cls, why: str | None = None, device: Device | None = None) -> Places:
         """`why`: in place of the device that was asked for."""
-        placement = None if why is None else nowhere(why, device)
+        placement = None if why is None else Placement.nowhere(why, device)
         return cls(NativeSplit.cpu_alone(), None, placement)
-
-
-def nowhere(why: str, device: Device | None = None) -> Placement:
-    """The placement of a model that the CPU serves alone though a device was asked for."""
-    return Placement(
-        device=device,
-        layers=0,
-        num_layers=0,
-        cpu_expert_layers=0,
-        weights_bytes=0,
-        cells_bytes=0,
-        compute_bytes=0,
-        why=why,
-    )
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
@@ -77,7 +76,7 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
     """
     asked = options.offload
     if not asked.wants_device:
-        return Places.cpu_alone()
+        return Places.cpu_alone(asked.given_up)
     device = device_for(asked)
     if device is None:
         if asked.gpu_layers != "auto":

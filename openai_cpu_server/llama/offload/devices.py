@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from openai_cpu_server.contract.offload import Device
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import DeviceFailed, StartupError
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.offload.split import Split
 
@@ -49,6 +49,14 @@ class NativeSplit:
     def cpu_alone(cls) -> NativeSplit:
         return cls(None, None)
 
+    @property
+    def uses_device(self) -> bool:
+        return bool(self._devices[0])
+
+    def failure(self, message: str) -> StartupError:
+        """Of a model or context that could not be made so."""
+        return DeviceFailed(message) if self.uses_device else StartupError(message)
+
     def say(self, params: llama_cpp.llama_model_params) -> None:
         """Name the device, or none: else llama.cpp takes what memory it wants on each that it has."""
         params.n_gpu_layers = self._num_layers
@@ -56,7 +64,7 @@ class NativeSplit:
         if len(self._overrides) > 1:
             params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         # What stays on the CPU stays mapped: a device's own kind of host memory would be a copy of the file.
-        params.no_host = bool(self._devices[0])
+        params.no_host = self.uses_device
 
 
 def require_places(names: Sequence[str]) -> None:
