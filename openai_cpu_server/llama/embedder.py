@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
@@ -32,6 +33,7 @@ from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
 """Inputs of one step: each is a sequence of llama.cpp's."""
@@ -45,7 +47,14 @@ class PoolingContext(OwnedContext):
     """
 
     def __init__(
-        self, model: Model, abort: AbortSwitch, *, step_tokens: int, threads: int, flash_attention: bool
+        self,
+        model: Model,
+        abort: AbortSwitch,
+        *,
+        step_tokens: int,
+        threads: int,
+        flash_attention: bool,
+        cells_beside_layers: bool = False,
     ) -> None:
         """`step_tokens`: the most of all inputs of one step. Raises `StartupError`."""
         params = common_params(flash_attention=flash_attention)
@@ -53,6 +62,7 @@ class PoolingContext(OwnedContext):
         params.n_seq_max = INPUTS_MAX
         params.n_threads = params.n_threads_batch = threads
         params.embeddings = True
+        params.offload_kqv = cells_beside_layers
         params.pooling_type = _pooling(model)
         super().__init__(model, params, abort, ComputeThreads(threads))
         self._batch = TokenBatch(step_tokens)
@@ -147,11 +157,13 @@ class LlamaEmbedder:
             free_bytes = max(0, machine.free_memory() - total_bytes(model_files(header)))
             weights = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
             leave_to_ggml(weights, kernels)
+            places = chosen_places(options, machine.free_memory())
             model = Model.open(
                 header,
                 repack=weights.repacked,
                 reads_weights=options.reads_weights,
                 on_progress=on_progress,
+                places=places.native,
             )
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
@@ -163,9 +175,11 @@ class LlamaEmbedder:
                 step_tokens=max(max_input, _STEP_TOKENS),
                 threads=options.threads_batch or options.threads or machine.num_threads(),
                 flash_attention=options.flash_attention,
+                cells_beside_layers=places.cells_beside_layers,
             )
             undo.callback(context.close)
             info = _info(model, vocabulary, context, max_input, kernels, weights)
+            info = msgspec.structs.replace(info, placement=places.placement)
             undo.pop_all()
         return cls(model, context, abort, info)
 
