@@ -24,11 +24,13 @@ def servers(page: Page) -> Locator:
 
 
 def demand(page: Page, tool: str, *, ask: str = "never") -> None:
-    """The model must call it first, and its answers are short."""
+    """The model must call it first. It is told to write what is likely, for a call may have more arguments than
+    its tool knows, and then takes long."""
     part = servers(page)
     part.get_by_label("I am asked").select_option(ask)
     part.get_by_label("When").select_option(f"tools/{tool}")
-    limit(page, 60)
+    settings(page, "Sampling").get_by_role("textbox", name="Temperature").fill("0")
+    limit(page, 120)
 
 
 def folded(page: Page, tool: str) -> Locator:
