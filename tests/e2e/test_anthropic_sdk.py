@@ -204,6 +204,7 @@ def langchain(server: ServerProcess) -> langchain_anthropic.ChatAnthropic:
     )
 
 
+@pytest.mark.slow
 def test_langchain_invokes_and_streams_the_same(langchain: langchain_anthropic.ChatAnthropic) -> None:
     whole = langchain.invoke("Say something.")
     chunks = list(langchain.stream("Say something."))

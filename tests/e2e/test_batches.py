@@ -343,6 +343,7 @@ def test_an_orderly_stop_leaves_a_batch_that_goes_on(tmp_path: Path) -> None:
         assert "goes on" in "".join(server.lines)
 
 
+@pytest.mark.slow
 def test_two_servers_share_a_database_and_every_row_runs_once(tmp_path: Path) -> None:
     database = tmp_path / "jobs.db"
     with (

@@ -131,6 +131,7 @@ def test_while_its_model_sleeps_and_on_a_reload(damage: Damage, tmp_path: Path) 
         assert answer(server, "good")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_short_while_its_model_sleeps(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     shutil.copy(tiny_model_path(), path)

@@ -147,6 +147,7 @@ def test_it_can_be_switched_off() -> None:
         assert figures(served.ask(QUOTING[1])) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_draft_model_drafts_what_is_no_quotation() -> None:
     with serving("--draft-model", str(DRAFT), *DRAFTING) as served:
         drafted, accepted = figures(served.ask("Tell me a short story about a dog."))

@@ -154,6 +154,7 @@ def event_loop_of_thread() -> Iterator[None]:
     loop.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("event_loop_of_thread")
 @pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
 def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> None:

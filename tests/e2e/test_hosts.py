@@ -33,7 +33,10 @@ def own_address() -> str:
     ("options", "by", "not_by"),
     [
         ((), ("localhost", "localhost:1", "127.0.0.1", "[::1]"), ("evil.example", "llm.example")),
-        (NAMED, ("llm.example", "other.example:1", "localhost"), ("evil.example",)),
+        pytest.param(
+            *(NAMED, ("llm.example", "other.example:1", "localhost"), ("evil.example",)),
+            marks=pytest.mark.slow,
+        ),
         ((*ANYWHERE, *NAMED), ("llm.example",), ("any.example",)),
     ],
     ids=["loopback", "further names", "open, by names"],
@@ -53,7 +56,7 @@ def test_it_answers_by_its_names_alone(
         assert any(OPEN in line for line in server.lines) == (options[:2] == ANYWHERE)
 
 
-@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("is_open", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_open_to_the_network_it_warns_and_is_administrated_from_here_or_by_all(is_open: bool) -> None:
     """Its names it does not know: any will do."""
     with tiny_server(*ANYWHERE, *(["--open-admin"] if is_open else [])) as server:
@@ -66,6 +69,7 @@ def test_open_to_the_network_it_warns_and_is_administrated_from_here_or_by_all(i
         assert httpx.delete(elsewhere + "/v1/cache").status_code == (204 if is_open else 403)
 
 
+@pytest.mark.slow
 def test_with_a_key_there_is_nothing_to_warn_of() -> None:
     with tiny_server(*ANYWHERE, "--api-key", "k") as server:
         assert not any("everybody who reaches" in line for line in server.lines)

@@ -51,10 +51,13 @@ def named(tmp_path: Path) -> dict[str, str]:
     [
         ("/nowhere/model.gguf", (), "/nowhere/model.gguf"),
         ("text", (), "not a GGUF"),
-        ("half", (), "half.gguf"),
+        pytest.param("half", (), "half.gguf", marks=pytest.mark.slow),
         ("tiny", ("--ctx-size", "2000000000"), "memory"),
         ("tiny", ("--api-key", ""), "--api-key is empty"),
-        ("tiny", ("--draft-model", str(DRAFT)), "demo-draft.gguf has another tokenizer"),
+        pytest.param(
+            *("tiny", ("--draft-model", str(DRAFT)), "demo-draft.gguf has another tokenizer"),
+            marks=pytest.mark.slow,
+        ),
         ("tiny", ("--ssl-certfile", "/nowhere/none.pem"), "--ssl-certfile"),
     ],
 )
@@ -101,7 +104,8 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("asked", ["auto", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["auto", "off"])
 def test_it_says_which_kernels_it_computes_with(asked: str) -> None:
     """The engine computes with them, if there is a library; the API process has loaded none."""
     with tiny_server("--kernels", asked, is_fresh=True) as server:

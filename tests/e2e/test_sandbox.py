@@ -70,6 +70,7 @@ def test_it_can_be_switched_off() -> None:
         assert threads(server.engine, "Seccomp") == {"0"}
 
 
+@pytest.mark.slow
 def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
     """Adapters that come later, a cache that is kept, a death, and a model whose file is replaced."""
     model, adapters = tmp_path / "tiny.gguf", tmp_path / "adapters"

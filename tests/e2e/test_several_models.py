@@ -91,6 +91,7 @@ def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
         assert server.status()["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     with ServerProcess(*TWO) as server:
         assert post(server, "/v1/models/two/load").json()["state"] == "ready"
@@ -170,6 +171,7 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
         assert answer(server, "two")
 
 
+@pytest.mark.slow
 def test_an_only_model_is_replaced_too_and_stays_where_the_new_file_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(TINY, path)
@@ -202,6 +204,7 @@ def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:
         assert 'ocs_model_state{model="bad",state="ready"} 1.0' in metrics
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_may_name_any_model() -> None:
     asked = {"method": "POST", "url": COMPLETIONS}
     rows = [{"custom_id": name, **asked, "body": {**QUESTION, "model": name}} for name in ("one", "two")]
@@ -216,6 +219,7 @@ def test_rows_of_a_batch_may_name_any_model() -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_models_of_a_folder_come_when_they_are_asked_for(tmp_path: Path) -> None:
     """And go; a key sees its own; what is damaged costs its model alone, until it is mended."""
     folder, old_s = tmp_path / "models", time.time() - 100

@@ -255,6 +255,7 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
         assert not engine.is_running()
 
 
+@pytest.mark.slow
 def test_signals_to_the_whole_group_drain_too() -> None:
     """Ctrl-C, and service managers: the engine gets them as well, and has to stay until the end."""
     with tiny_server("--drain-seconds", "600") as server:

@@ -80,6 +80,7 @@ def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: P
     assert findings(page, axe) == []
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_in_answers_of_all_kinds(visit: Visit, axe: str) -> None:
     page = visit.page
     assert findings(page, axe) == []

@@ -24,8 +24,8 @@ def servers(page: Page) -> Locator:
 
 
 def demand(page: Page, tool: str, *, ask: str = "never") -> None:
-    """The model must call it first. It is told to write what is likely, for a call may have more arguments than
-    its tool knows, and then takes long."""
+    """The model must call it first. It writes what is likely: else a call may have more arguments than its
+    tool knows, and take long."""
     part = servers(page)
     part.get_by_label("I am asked").select_option(ask)
     part.get_by_label("When").select_option(f"tools/{tool}")
@@ -74,6 +74,7 @@ def test_nothing_of_it_is_drawn_where_there_are_no_servers(media_visit: Visit) -
     expect(page.get_by_role("button", name="MCP servers")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_tool_that_runs_goes_on_without_its_page_and_is_stopped(visit: Visit) -> None:
     page = visit.page
     demand(page, "doze")
