@@ -143,7 +143,13 @@ def test_saving_changes_nothing(pool: LlamaBackend) -> None:
 
 @pytest.mark.parametrize(
     ("saved", "kept"),
-    [(64, 1), (64, 15), (64, 16), (64, 40), (64, 63), (1, 1), (17, 17), (40, 40), (41, 36), (41, 7)],
+    [
+        *((64, 1), (64, 16), (64, 63), (17, 17), (41, 36)),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((64, 15), (64, 40), (1, 1), (40, 40), (41, 7))
+        ),
+    ],
 )
 def test_a_part_of_a_block_gives_identical_logits(pool: LlamaBackend, saved: int, kept: int) -> None:
     text, rest = TEXT[64 : 64 + kept], TEXT[64 + kept : 128]
@@ -207,7 +213,9 @@ def test_a_block_can_be_restored_many_times(pool: LlamaBackend) -> None:
     assert samples[0].token == samples[1].token
 
 
-@pytest.mark.parametrize("kept", [64, 40, 33, 16, 1])
+@pytest.mark.parametrize(
+    "kept", [33, 16, *(pytest.param(one, marks=pytest.mark.slow) for one in (64, 40, 1))]
+)
 def test_restoring_takes_its_tokens_in_whole_parts_of_sixteen(tight: LlamaBackend, kept: int) -> None:
     """Exactly so many free cells suffice, in pieces; with one less it fails."""
     needed = -(-kept // 16) * 16
