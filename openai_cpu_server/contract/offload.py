@@ -90,4 +90,5 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         if self.device is None or self.split is None:
             return f"all on the CPU: {self.why}" if self.why else "all on the CPU"
         taken = self.weights_bytes + self.cells_bytes + self.compute_bytes
-        return f"{self.split} ({taken / 2**20:,.0f} of {self.device.free_bytes / 2**20:,.0f} MiB free)"
+        free = self.device.free_bytes
+        return f"{self.split} ({taken / 2**20:,.0f} MiB of {free / 2**20:,.0f} that were free)"

@@ -221,9 +221,12 @@ def with_fastest_split(
     if not race.is_run and options.calibrate != "never":
         logger.info("measuring which split is the fastest (once for a model and a device)")
         race.run(lambda split: _timed_turn(options, split, on_progress))
-    best = race.best()
-    logger.info("splits: %s (%s)", best, "measured" if race.times else "reckoned, not measured")
-    return msgspec.structs.replace(options, offload=best.offload)
+    best, how = race.best(), "measured" if race.times else "reckoned, not measured"
+    logger.info("splits: %s (%s)", best, how)
+    offload = best.offload
+    if best.is_cpu_alone and race.times:
+        offload = Offload(given_up=f"it is faster than with {device.name}, as measured")
+    return msgspec.structs.replace(options, offload=offload)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
