@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import socket
 import sys
 import threading
@@ -112,8 +113,18 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
     return None
 
 
+def _name_shader_cache(options: EngineOptions) -> None:
+    """Tell Mesa's drivers and NVIDIA's where to keep what they compile, beside measured costs: without it each
+    start compiles it again. Not where they do by themselves: the sandbox closes that, and what an engine
+    writes no other program shall run."""
+    if options.wants_device and options.cost_dir is not None:
+        for name in ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH"):
+            os.environ[name] = str(Path(options.cost_dir) / "shaders")
+
+
 def _confine(options: EngineOptions) -> None:
     """Keep what the options name, with a word in the log."""
+    _name_shader_cache(options)
     if options.sandbox == "off":
         logger.info("sandbox: off")
         return
