@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypedDict
 
 _NAMES = {
@@ -36,6 +37,14 @@ def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, s
     """`inherited`: None is what this process has."""
     variables = os.environ if inherited is None else inherited
     return {name: value for name, value in variables.items() if _may_pass(name)} | _SET
+
+
+def keep_shaders_in(folder: Path) -> None:
+    """Tell the drivers of this process's GPU where to keep what they compile: without it each start compiles
+    it again. Not where they do by themselves: a sandbox closes that, and what an engine writes no other
+    program shall run. Call it before a driver is loaded."""
+    for name in ("CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH"):
+        os.environ[name] = str(folder)
 
 
 def library_folders() -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
 import socket
 import sys
 import threading
@@ -21,6 +20,7 @@ from openai_cpu_server.child_processes.signals import (
     leave_signals_to_parent,
     wake_at_parents_death,
 )
+from openai_cpu_server.child_processes.spawn import keep_shaders_in
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, ModelKind
 from openai_cpu_server.contract.step import Backend
@@ -113,18 +113,10 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
     return None
 
 
-def _name_shader_cache(options: EngineOptions) -> None:
-    """Tell Mesa's drivers and NVIDIA's where to keep what they compile, beside measured costs: without it each
-    start compiles it again. Not where they do by themselves: the sandbox closes that, and what an engine
-    writes no other program shall run."""
-    if options.wants_device and options.cost_dir is not None:
-        for name in ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH"):
-            os.environ[name] = str(Path(options.cost_dir) / "shaders")
-
-
 def _confine(options: EngineOptions) -> None:
     """Keep what the options name, with a word in the log."""
-    _name_shader_cache(options)
+    if options.wants_device and options.cost_dir is not None:
+        keep_shaders_in(Path(options.cost_dir) / "shaders")
     if options.sandbox == "off":
         logger.info("sandbox: off")
         return

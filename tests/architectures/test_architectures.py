@@ -26,6 +26,7 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from tests.architectures.generated import generated_models, readable
 from tests.architectures.plain import PlainLlama
@@ -100,7 +101,7 @@ async def ask(
     return Got(tokens, event.finish)
 
 
-def engine_of(model: Path, **more: object) -> EngineClient:
+def engine_of(model: Path, *, hang_limits: HangLimits = HangLimits(), **more: object) -> EngineClient:  # noqa: B008 (frozen)
     options = EngineOptions(
         **{
             "model_path": str(model),
@@ -114,7 +115,7 @@ def engine_of(model: Path, **more: object) -> EngineClient:
             **more,
         }
     )
-    return EngineClient(Supervisor(ENGINE, options), max_queue=1000)
+    return EngineClient(Supervisor(ENGINE, options, hang_limits=hang_limits), max_queue=1000)
 
 
 @asynccontextmanager

@@ -1,0 +1,134 @@
+"""A model of each kind of memory, with all, half or none of it on a device: it answers as plain llama.cpp
+does on the CPU but for ties, and keeps what is promised of any model.
+
+An engine process serves each. `pytest -m slow tests/gpu` compiles shaders for each kind of model, once a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import Experiment
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.watchdog import HangLimits
+from tests.architectures.plain import PlainLlama
+from tests.architectures.test_architectures import (
+    LONG_PROMPTS,
+    LONGER,
+    PERSON,
+    Comparison,
+    ask,
+    engine_of,
+    is_drafted_for_after_a_restart,
+    outlives_its_engine,
+    reuses,
+    running,
+)
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.mark.timeout(1800)]
+
+ALL = Offload(gpu_layers="all")
+PLACES = {
+    "all": ALL,
+    "half": Offload(gpu_layers=2),
+    "none": ON_CPU,
+    "cells on the CPU": Offload(gpu_layers="all", kv_on_gpu=False),
+    "experts on the CPU": Offload(gpu_layers="all", cpu_moe=ALL_LAYERS),
+}
+SHAPES = {
+    "tiny": "full attention",
+    "tiny-gemma3": "windows",
+    "tiny-mamba": "state",
+    "tiny-qwen35": "state and attention",
+    "tiny-qwen3moe": "experts",
+}
+CASES = [
+    (shape, place)
+    for shape in SHAPES
+    for place in PLACES
+    if place != "experts on the CPU" or SHAPES[shape] == "experts"
+]
+
+
+@pytest.fixture(scope="session")
+def shaders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where drivers keep what they compiled: an engine takes it from those before it."""
+    return tmp_path_factory.mktemp("costs")
+
+
+@pytest.mark.parametrize(("shape", "place"), CASES)
+async def test_a_model_on_a_device(
+    shape: str,
+    place: str,
+    shaders: Path,
+    device_environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, asked = tiny_model_path(shape=shape), PLACES[place]
+    options = {
+        "cache_file": str(tmp_path / "cache"),
+        "cost_dir": str(shaders),
+        "hang_limits": HangLimits(step_s=None),  # the first step of a kind compiles shaders, slowly
+        "max_seqs": 8,
+        "offload": asked,
+    }
+    drafts = {
+        "draft_model_path": str(tiny_model_path()),
+        "draft_offload": ON_CPU if asked.wants_device else ALL,
+        "experiment": Experiment(always_drafts=True),
+    }
+    with PlainLlama(model) as plain:  # in the environment of the tests, without a device
+        for name, value in device_environment.items():
+            monkeypatch.setenv(name, value)
+        seen = Comparison(plain)
+        async with running(engine_of(model, **options)) as engine:
+            says_where_it_is(engine, asked)
+            await reuses(engine, seen)
+            await lets_a_person_in(engine, seen)
+            await outlives_its_engine(engine, seen)
+            says_where_it_is(engine, asked)
+            await ask(engine, LONGER)
+        async with running(engine_of(model, **options, **drafts)) as engine:
+            await is_drafted_for_after_a_restart(engine, seen)
+    assert (seen.differences, seen.missing) == ([], [])
+    assert not asked.wants_device or list((shaders / "shaders").rglob("*"))
+
+
+def says_where_it_is(engine: EngineClient, asked: Offload) -> None:
+    assert engine.state is EngineState.READY
+    assert engine.info is not None
+    placement = engine.info.placement
+    if not asked.wants_device:
+        assert placement is None
+        return
+    assert placement is not None, "nothing went to a device"
+    assert placement.device is not None, placement
+    assert placement.device.kind == "cpu", "a driver that computes by itself was used"
+    expected = placement.num_layers if asked.gpu_layers == "all" else asked.gpu_layers
+    assert placement.layers == expected, placement
+    assert placement.weights_bytes > 0
+    assert (placement.cells_bytes > 0) == (asked.kv_on_gpu is not False), placement
+    assert (placement.cpu_expert_layers > 0) == (asked.cpu_moe > 0), placement
+
+
+async def lets_a_person_in(engine: EngineClient, seen: Comparison) -> None:
+    """Batch work is under way. On a device a step cannot be interrupted, so it may be waited for."""
+    begun = asyncio.Event()
+    rows = [
+        asyncio.create_task(ask(engine, prompt, priority=Priority.BATCH, begun=begun))
+        for prompt in LONG_PROMPTS
+    ]
+    await begun.wait()
+    person = await ask(engine, PERSON)
+    seen.expect(not all(row.done() for row in rows), "a person in front of batch work")
+    seen.same("a newcomer", PERSON, person)
+    for prompt, got in zip(LONG_PROMPTS, await asyncio.gather(*rows), strict=True):
+        seen.same("batch work", prompt, got)
