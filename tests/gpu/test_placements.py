@@ -1,7 +1,7 @@
 """A model of each kind of memory, with all, half or none of it on a device: it answers as plain llama.cpp
 does on the CPU but for ties, and keeps what is promised of any model.
 
-An engine process serves each. `pytest -m slow tests/gpu` compiles shaders for each kind of model, once a run.
+An engine process serves each. `pytest -m slow tests/gpu` compiles shaders for each kind of model, once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 from openai_cpu_server.contract.request import Priority
@@ -58,9 +59,9 @@ CASES = [
 
 
 @pytest.fixture(scope="session")
-def shaders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where drivers keep what they compiled: an engine takes it from those before it."""
-    return tmp_path_factory.mktemp("costs")
+def shaders() -> Path:
+    """Where the driver keeps what it compiled, which takes minutes: the next run finds it."""
+    return user_cache_dir() / "gpu-tests"
 
 
 @pytest.mark.parametrize(("shape", "place"), CASES)
