@@ -77,6 +77,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return cls(device=device, why=why, **nothing)
 
     @property
+    def computes_in_one_go(self) -> bool:
+        """Whether most of a step goes on to its end once it is begun: nothing stops a device, and the CPU
+        stops between two operations. It has some in each layer whose experts or cells are there."""
+        alone = self.layers - self.cpu_expert_layers if self.cells_bytes else 0
+        return 2 * alone > self.num_layers
+
+    @property
     def split(self) -> str | None:
         """On which device is what, whatever it takes there; None: the CPU does all."""
         if self.device is None or not (self.layers or self.weights_bytes):

@@ -57,5 +57,9 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
         """What a step may take for the sake of batch work beside interactive work."""
         return min(self.preempt_threshold_ms, self.pace_ms)
 
+    def without_interruption(self) -> Scheduling:
+        """Where a step cannot be thrown away: a newcomer waits as long as it would for one that can."""
+        return msgspec.structs.replace(self, batch_stall_ms=min(self.batch_stall_ms, self.batch_beside_ms))
+
 
 BY_DEFAULT = Scheduling()

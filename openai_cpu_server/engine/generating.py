@@ -418,6 +418,8 @@ def build_core(
     Without a curve it goes by a guess, until it has found time to `measure`.
     """
     info = backend.info
+    if info.placement is not None and info.placement.computes_in_one_go:
+        options = msgspec.structs.replace(options, scheduling=options.scheduling.without_interruption())
     reuses = options.experiment.prefix_sharing
     journal = PrefixJournal() if options.tells_forecast else None
     cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)

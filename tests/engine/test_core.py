@@ -26,7 +26,8 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.model_info import CostCurve
+from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
+from openai_cpu_server.contract.offload import Device, Placement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult
@@ -445,6 +446,28 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_ro
     assert engine.figures.tokens < 50, "the step behind one that was interrupted is short"
     engine.step()
     assert engine.figures.tokens > 50
+
+
+@pytest.mark.parametrize(("cpu_expert_layers", "in_one_go"), [(0, True), (9, False)])
+def test_where_steps_cannot_be_interrupted_those_of_batch_work_are_short(
+    cpu_expert_layers: int, in_one_go: bool
+) -> None:
+    """A device computes on; the CPU, which has the experts of each layer, would hear of a newcomer."""
+    gpu = Device(
+        name="Vulkan0", backend="Vulkan", description="", kind="gpu", free_bytes=9000, total_bytes=9000
+    )
+    placement = msgspec.structs.replace(
+        Placement.nowhere("", gpu),
+        layers=9,
+        num_layers=9,
+        cpu_expert_layers=cpu_expert_layers,
+        weights_bytes=1000,
+        cells_bytes=1000,
+    )
+    engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, placement=placement)))
+    engine.submit(request("one", prompt=200, priority=BATCH))
+    engine.step()
+    assert (engine.figures.tokens == TILE_TOKENS) == in_one_go
 
 
 def test_steps_beside_other_models_interactive_work_are_short() -> None:

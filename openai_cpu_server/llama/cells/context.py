@@ -145,7 +145,7 @@ class OwnedContext(NativeObject):
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if handle is None:
             cause = log.cause() or "no reason given"
-            raise model.failure(f"Cannot make a context for {model.path}: {cause}.")
+            raise model.places.failure(f"Cannot make a context for {model.path}: {cause}.")
         super().__init__(handle, llama_cpp.llama_free)
         self._abort = abort
         self.compute_threads = compute_threads
@@ -153,6 +153,8 @@ class OwnedContext(NativeObject):
         """For one token, and for more: at most."""
         self._memory = llama_cpp.llama_get_memory(handle)
         """None: it keeps no cells."""
+        self._returns_early = model.places.uses_device
+        """A device goes on computing behind llama.cpp's calls."""
 
     @property
     def threads(self) -> int:
@@ -161,11 +163,13 @@ class OwnedContext(NativeObject):
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        """Wrap this around each computation."""
+        """Wrap this around each computation. It is over at the end: else a device's steps would look free."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
             yield
+            if self._returns_early:
+                llama_cpp.llama_synchronize(self.handle)
 
 
 class Context(OwnedContext):

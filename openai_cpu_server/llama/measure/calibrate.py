@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 _VERSION = 6
 """The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
+_DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
+"""Where a device computes. ggml multiplies up to 8 rows one by one there, and more in tiles of 32, 64 and 128
+(ggml-vulkan.cpp, mmq.cuh): both sides of these stairs, with the end of a tile of ours behind each."""
 _DECODES = 32
 """The most sequences that decode in a measured step; a prompt has the rest of its tokens.
 Each samples a token."""
@@ -230,7 +233,9 @@ class _Calibration:
         self._context = CONTEXT
         """The most cells that the next attempt to measure the price of attention computes."""
         largest = min(info.max_step_tokens, info.kv_tokens)
-        self._pending = deque(n for n in _SIZES if n <= largest)
+        on_device = info.placement is not None and info.placement.split is not None
+        sizes = _DEVICE_SIZES if on_device else _SIZES
+        self._pending = deque(n for n in sizes if n <= largest)
         """The sizes that this round still has to time."""
         self._rounds_left = _ROUNDS - 1
 

@@ -28,7 +28,8 @@ class Model(NativeObject):
         super().__init__(handle, llama_cpp.llama_model_free)
         self.header = header
         self.file_bytes = file_bytes
-        self._places = places
+        self.places = places
+        """What of it goes to a device."""
 
     @classmethod
     def open(
@@ -78,10 +79,6 @@ class Model(NativeObject):
             model.close()
             raise StartupError(_why_not_diffusion(header))
         return model
-
-    def failure(self, message: str) -> StartupError:
-        """Of something that belongs to this model and could not be made."""
-        return self._places.failure(message)
 
     @property
     def vocab(self) -> object:
