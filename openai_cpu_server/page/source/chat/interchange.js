@@ -2,7 +2,6 @@
 import { newId } from "../base/ids.js";
 import { adopt } from "./conversations.js";
 import { FRESH } from "./request.js";
-import { STATES } from "./response.js";
 import { SOUND_URI } from "./sounds.js";
 import * as store from "./store.js";
 
@@ -115,7 +114,7 @@ function partOf(part) {
   const server = string(part.server);
   switch (part.kind) {
     case "call": {
-      const state = STATES.includes(part.state) ? part.state : "stopped";
+      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // nobody makes it any more
       const answers = { output: given(part.output), error: given(part.error), durationMs: number(part.durationMs), approvalId: given(part.approvalId) };
       return { kind: "call", ...said, server, state, ...answers };
     }

@@ -3,11 +3,9 @@
 //
 // A part is {kind: "text" | "thoughts", text}, {kind: "function", id, name, arguments}, {kind: "unlisted", server, error},
 // {kind: "call", id, server, name, arguments, state, output, error, durationMs, approvalId}, or {kind: "approval", id,
-// server, name, arguments, isApproved}: null until somebody has said so. `state` of a call: one of STATES.
+// server, name, arguments, isApproved}: null until somebody has said so. `state` of a call: writing, running, completed, failed, stopped.
 
 import { waiting } from "./answer.js";
-
-export const STATES = ["writing", "running", "completed", "failed", "stopped"];
 
 /** Adds what several events say, at once. */
 export function grown(message, events) {
