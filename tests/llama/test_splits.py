@@ -25,7 +25,6 @@ def some_split(layers: int, *, experts: int = 0, kv_on_gpu: bool = True) -> Spli
     return Split(
         offload=Offload(gpu_layers=layers, cpu_moe=experts, kv_on_gpu=kv_on_gpu),
         num_layers=33,
-        num_expert_layers=32,
         experts_on_cpu=experts,
         taken=DeviceBytes(layers, 0, 0, 0),
         cells=256,

@@ -236,8 +236,6 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """With numbers in place of `auto` and `all`."""
     num_layers: int
     """The output is one of them."""
-    num_expert_layers: int
-    """Layers that have experts."""
     experts_on_cpu: int
     """Layers on the device whose experts stay on the CPU."""
     taken: DeviceBytes
@@ -310,7 +308,6 @@ class Fitting:
         self._free = max(0, device.free_bytes - reserved_bytes)
         self._budget = max(0, self._free - margin_bytes(device))
         self._device = device
-        self._num_experts = sum(layer.experts > 0 for layer in sizes.layers)
 
     def first_choice(self) -> Split:
         """What was asked for, as far as it fits: else experts stay on the CPU, of as few layers as it takes,
@@ -327,7 +324,7 @@ class Fitting:
         """The first choice, and other splits that may be faster, as far as they are others."""
         first, on_device = self.first_choice(), self._asked.kv_on_gpu is not False
         found = {SplitKind.FULL: first}
-        if self._num_experts:
+        if self._sizes.has_experts:
             found[SplitKind.DENSE] = self._less(
                 self._split(self._asked_layers, len(self._sizes.layers), kv_on_gpu=on_device)
             )
@@ -390,7 +387,6 @@ class Fitting:
         return Split(
             offload=offload,
             num_layers=self._sizes.num_layers,
-            num_expert_layers=self._num_experts,
             experts_on_cpu=sum(layer.experts > 0 for number, layer in held if number < cpu_moe),
             taken=taken,
             cells=self._step.cells,
@@ -413,7 +409,7 @@ class Fitting:
 
     def _ever_less(self, wished: Split) -> Iterator[Split]:
         kv_on_gpu, experts = bool(wished.offload.kv_on_gpu), wished.offload.cpu_moe
-        if self._num_experts:
+        if self._sizes.has_experts:
             for experts in range(wished.offload.cpu_moe, len(self._sizes.layers) + 1):
                 yield self._split(wished.gpu_layers, experts, kv_on_gpu=kv_on_gpu)
         for layers in range(wished.gpu_layers, -1, -1):
