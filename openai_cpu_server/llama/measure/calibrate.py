@@ -233,8 +233,8 @@ class _Calibration:
         self._context = CONTEXT
         """The most cells that the next attempt to measure the price of attention computes."""
         largest = min(info.max_step_tokens, info.kv_tokens)
-        on_device = info.placement is not None and info.placement.split is not None
-        sizes = _DEVICE_SIZES if on_device else _SIZES
+        self._on_device = info.placement is not None and info.placement.split is not None
+        sizes = _DEVICE_SIZES if self._on_device else _SIZES
         self._pending = deque(n for n in sizes if n <= largest)
         """The sizes that this round still has to time."""
         self._rounds_left = _ROUNDS - 1
@@ -292,6 +292,9 @@ class _Calibration:
             self._pending.clear()
             return
         probe.close()
+        if self._on_device and size not in self._best:  # its programs are compiled at the first use
+            probe.compute(self._shape(size))
+            probe.close()
         ms = probe.compute(self._shape(size))
         self._best[size] = min(ms, self._best.get(size, ms))
         self._pending.popleft()
