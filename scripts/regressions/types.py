@@ -4,18 +4,20 @@ Files are made with `openai-cpu-server quantize`, one at a time, in a temporary 
 Speed is that of random weights in the shape of 1.04 B parameters; nothing else should run. Loss is measured
 on SmolLM2, with our kernels and with ggml alone. No package has it unquantised: the reference is the Q4_1
 file with its weights unpacked to f16 and zeros added (`widened`), so the loss of that type itself is not in
-the figures. Each measurement has a process of its own.
+the figures. Each measurement has a process of its own; the reference reads the text once for all.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,14 @@ class Quality(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class Loss(msgspec.Struct, frozen=True):
+    ours: Quality
+    ggml: Quality
+    """The same without our kernels."""
+    error_of_difference: float
+    """Standard error of the difference of both means, as if tokens were independent of each other."""
+
+
 @dataclass(frozen=True)
 class Row:
     weights: str
@@ -78,9 +88,7 @@ class Row:
     speed: Speed | None
     """None: it was not asked for."""
     judged_megabytes: float
-    quality: Quality
-    ggml: Quality
-    """The same without our kernels."""
+    loss: Loss
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -103,22 +111,23 @@ def run(asked: argparse.Namespace) -> None:
 
 def _rows(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     reference = widened(PACKAGED["smollm2"].path(), folder / "reference.gguf")
+    expected = folder / "expected.npz"
+    measured("reference", reference, TEXT, asked.windows, expected)
     for weights in asked.types:
         model = None if asked.loss_only else made_model(_SHAPE, weights)
         judged = stored(reference, weights, folder / "judged.gguf")
         for cells in asked.cells:
             print(f"{weights}, {cells} cells ...", file=sys.stderr, flush=True)
-            losses = measured("quality", reference, judged, cells, TEXT, asked.windows)
-            ours, ggml = msgspec.json.decode(losses, type=tuple[Quality, Quality])
-            yield Row(
+            row = Row(
                 weights=weights,
                 cells=cells,
                 megabytes=model.stat().st_size / 1e6 if model else 0.0,
                 speed=msgspec.json.decode(measured("speed", model, cells), type=Speed) if model else None,
                 judged_megabytes=judged.stat().st_size / 1e6,
-                quality=ours,
-                ggml=ggml,
+                loss=msgspec.json.decode(measured("loss", expected, judged, cells), type=Loss),
             )
+            print(_line(list(_cells(row))), file=sys.stderr, flush=True)
+            yield row
 
 
 def measured(what: str, *arguments: str | int | Path) -> bytes:
@@ -133,15 +142,19 @@ def measured(what: str, *arguments: str | int | Path) -> bytes:
 
 def table(rows: list[Row]) -> str:
     speeds = [f"{count} {'row' if count == 1 else 'rows'}, tok/s" for count in ROWS]
-    losses = ["KL mean", "ggml's", "KL max", "ggml's", "perplexity"]
+    losses = ["KL mean", "ggml's", "±", "KL max", "ggml's", "perplexity"]
     heads = ["weights", "cells", "1.04 B: MB", *speeds, "SmolLM2: MB", *losses]
     lines = [heads, ["---"] * len(heads), *([*_cells(row)] for row in rows)]
-    drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    first = rows[0].quality
+    drawn = "\n".join(map(_line, lines))
+    first = rows[0].loss.ours
     return (
-        f"{drawn}\n\nCPU: {cpu_name()}. "
+        f"{drawn}\n\n{time.strftime('%d %B %Y')}, CPU: {cpu_name()}. "
         f"Perplexity of the reference: {first.reference_perplexity:.2f}, over {first.num_tokens} tokens."
     )
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cells(row: Row) -> Iterator[str]:
@@ -150,10 +163,11 @@ def _cells(row: Row) -> Iterator[str]:
     yield f"{row.megabytes:.0f}" if row.speed else ""
     yield from (f"{rate:.1f}" for rate in row.speed.tokens_per_s) if row.speed else ("" for _ in ROWS)
     yield f"{row.judged_megabytes:.0f}"
-    for loss in ("mean_divergence", "max_divergence"):
-        digits = 4 if loss == "mean_divergence" else 2
-        yield from (f"{getattr(quality, loss):.{digits}f}" for quality in (row.quality, row.ggml))
-    yield f"{row.quality.perplexity:.2f}"
+    both = row.loss.ours, row.loss.ggml
+    yield from (f"{quality.mean_divergence:.4f}" for quality in both)
+    yield f"{row.loss.error_of_difference:.4f}"
+    yield from (f"{quality.max_divergence:.2f}" for quality in both)
+    yield f"{row.loss.ours.perplexity:.2f}"
 
 
 def write(table: str, page: Path) -> None:
@@ -168,8 +182,12 @@ def write(table: str, page: Path) -> None:
 
 def main() -> None:
     what, *arguments = sys.argv[1:]
-    measure = {"speed": speed, "quality": quality}[what]
-    sys.stdout.buffer.write(msgspec.json.encode(measure(*arguments)))
+    measures: dict[str, Callable[..., msgspec.Struct | None]] = {
+        "speed": speed,
+        "reference": reference,
+        "loss": loss,
+    }
+    sys.stdout.buffer.write(msgspec.json.encode(measures[what](*arguments)))
 
 
 def speed(model: str, kv_type: str) -> Speed:
@@ -194,47 +212,65 @@ def _timed(probe: Probe, rows: int) -> float:
     return probe.compute(dict.fromkeys(range(rows), 1))
 
 
-def quality(reference: str, model: str, kv_type: str, text: str, num_windows: str) -> tuple[Quality, Quality]:
-    """Beside the reference with cells of floats, over a text: with our kernels, and without.
+def reference(model: str, text: str, num_windows: str, to: str) -> None:
+    """Write down what a model with cells of floats expects after each token of a text, by ggml alone.
 
     Raises ValueError if the text is too short.
     """
     switch_kernels("off")
-    exact, judged = (
-        _Reader(reference, KVType.F32, flash=False),
-        _Reader(model, KVType.named(kv_type), flash=True),
-    )
-    tokens = exact.tokens(Path(text).read_text(encoding="utf-8"), _WINDOW * int(num_windows))
-    windows = [tokens[start : start + _WINDOW] for start in range(0, len(tokens), _WINDOW)]
-    expected = [exact.logprobs(window) for window in windows]
-    by_ggml = _compared(windows, expected, [judged.logprobs(window) for window in windows])
-    switch_kernels("auto")
-    return _compared(windows, expected, [judged.logprobs(window) for window in windows]), by_ggml
+    reader = _Reader(model, KVType.F32, flash=False)
+    tokens = reader.tokens(Path(text).read_text(encoding="utf-8"), _WINDOW * int(num_windows))
+    windows = np.array(tokens, np.int32).reshape(-1, _WINDOW)
+    logprobs = np.stack([reader.logprobs(window.tolist()).astype(np.float32) for window in windows])
+    np.savez(to, windows=windows, logprobs=logprobs)
 
 
-def _compared(windows: list[list[int]], expected: list[Doubles], found: list[Doubles]) -> Quality:
-    """Log-probabilities of all tokens after each of each window, beside those of the reference."""
-    divergence = np.concatenate(
-        [
-            np.sum(np.exp(exact) * (exact - judged), axis=1)
-            for exact, judged in zip(expected, found, strict=True)
+def loss(expected: str, model: str, kv_type: str) -> Loss:
+    """Of a model beside what `reference` wrote: with our kernels, and without."""
+    with np.load(expected) as stored:
+        windows, exact = stored["windows"], stored["logprobs"]
+    judged = _Reader(model, KVType.named(kv_type), flash=True)
+    by_ggml, ours = (_Judged.by(kernels, judged, windows, exact) for kernels in ("off", "auto"))
+    difference = ours.divergence - by_ggml.divergence
+    return Loss(ours.quality(), by_ggml.quality(), float(difference.std() / math.sqrt(difference.size)))
+
+
+@dataclass(frozen=True)
+class _Judged:
+    divergence: Doubles
+    """(tokens,): Kullback-Leibler's, in nats."""
+    surprise: Doubles
+    """(tokens,): less the log-probability of what comes."""
+    reference_surprise: Doubles
+
+    @classmethod
+    def by(
+        cls, kernels: str, reader: _Reader, windows: npt.NDArray[np.int32], exact: npt.NDArray[np.float32]
+    ) -> _Judged:
+        switch_kernels(kernels)
+        found = [
+            _compared(window, reader.logprobs(window.tolist()), expected)
+            for window, expected in zip(windows, exact, strict=True)
         ]
-    )
-    return Quality(
-        mean_divergence=float(divergence.mean()),
-        max_divergence=float(divergence.max()),
-        perplexity=_perplexity(windows, found),
-        reference_perplexity=_perplexity(windows, expected),
-        num_tokens=divergence.size,
-    )
+        return cls(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def quality(self) -> Quality:
+        return Quality(
+            mean_divergence=float(self.divergence.mean()),
+            max_divergence=float(self.divergence.max()),
+            perplexity=float(np.exp(self.surprise.mean())),
+            reference_perplexity=float(np.exp(self.reference_surprise.mean())),
+            num_tokens=self.divergence.size,
+        )
 
 
-def _perplexity(windows: list[list[int]], logprobs: list[Doubles]) -> float:
-    losses = [
-        -each[:-1][np.arange(len(window) - 1), np.array(window[1:])]
-        for window, each in zip(windows, logprobs, strict=True)
-    ]
-    return float(np.exp(np.concatenate(losses).mean()))
+def _compared(
+    window: npt.NDArray[np.int32], judged: Doubles, exact: npt.NDArray[np.float32]
+) -> tuple[Doubles, Doubles, Doubles]:
+    """Divergence, surprise and the reference's surprise, from (tokens, vocabulary): what comes after each."""
+    divergence = np.sum(np.exp(exact) * (exact - judged), axis=1)
+    places = np.arange(len(window) - 1), window[1:]
+    return divergence, -judged[:-1][places], -exact[:-1][places].astype(np.float64)
 
 
 class _Reader:

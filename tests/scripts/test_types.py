@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from regressions import types
-from regressions.types import ROWS, Quality, Row, Speed
+from regressions.types import ROWS, Loss, Quality, Row, Speed
 from regressions.widened import widened
 
 from openai_cpu_server.model_source import DemoFiles
@@ -17,17 +17,19 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.thorough, pytest.mark.native]
 
 
-def quality(model: Path, cells: str) -> Quality:
-    reference = DemoFiles().path()
-    found = types.measured("quality", reference, model, cells, types.TEXT, 1)
-    ours, ggml = msgspec.json.decode(found, type=tuple[Quality, Quality])
-    assert ggml.mean_divergence == pytest.approx(ours.mean_divergence, abs=0.05)
-    return ours
+def loss(reference: Path, model: Path, cells: str, folder: Path) -> Loss:
+    expected = folder / "expected.npz"
+    types.measured("reference", reference, types.TEXT, 1, expected)
+    return msgspec.json.decode(types.measured("loss", expected, model, cells), type=Loss)
 
 
 @pytest.mark.slow
-def test_cells_of_fewer_bits_lose_more() -> None:
-    floats, bytes_ = (quality(DemoFiles().path(), cells) for cells in ("f16", "q8_0"))
+def test_cells_of_fewer_bits_lose_more(tmp_path: Path) -> None:
+    demo = DemoFiles().path()
+    both = [loss(demo, demo, cells, tmp_path) for cells in ("f16", "q8_0")]
+    for found in both:
+        assert found.ggml.mean_divergence == pytest.approx(found.ours.mean_divergence, abs=0.05)
+    floats, bytes_ = (found.ours for found in both)
     assert floats.num_tokens == 512
     assert 0 <= floats.mean_divergence < bytes_.mean_divergence < 0.1
     assert floats.mean_divergence < floats.max_divergence
@@ -47,20 +49,22 @@ def test_a_widened_model_predicts_the_same(tmp_path: Path) -> None:
     if not smollm2.package.is_installed:
         pytest.skip("the package with SmolLM2 is not installed")
     wide = widened(smollm2.path(), tmp_path / "wide.gguf")
-    found = types.measured("quality", wide, smollm2.path(), "f16", types.TEXT, 1)
-    _, ggml = msgspec.json.decode(found, type=tuple[Quality, Quality])
-    assert ggml.mean_divergence < 0.01
+    found = loss(wide, smollm2.path(), "f16", tmp_path)
+    assert found.ggml.mean_divergence < 0.01
 
 
 def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
     page = tmp_path / "types.md"
     page.write_text(f"before\n{types.BEGIN}\nold\n{types.END}\nafter\n")
-    loss, ggml = Quality(0.01, 0.5, 9.0, 8.5, 2048), Quality(0.02, 0.7, 9.1, 8.5, 2048)
-    row = Row("q4_k_m", "f16", 640.0, Speed((50.0, 200.0, 400.0)), 99.0, loss, ggml)
+    ours, ggml = Quality(0.01, 0.5, 9.0, 8.5, 2048), Quality(0.02, 0.7, 9.1, 8.5, 2048)
+    row = Row("q4_k_m", "f16", 640.0, Speed((50.0, 200.0, 400.0)), 99.0, Loss(ours, ggml, 0.001))
     types.write(types.table([row]), page)
     text = page.read_text()
     assert text.startswith(f"before\n{types.BEGIN}\n\n| weights | cells | 1.04 B: MB | 1 row, tok/s |")
-    assert "| Q4_K_M | f16 | 640 | 50.0 | 200.0 | 400.0 | 99 | 0.0100 | 0.0200 | 0.50 | 0.70 | 9.00 |" in text
+    assert (
+        "| Q4_K_M | f16 | 640 | 50.0 | 200.0 | 400.0 | 99 | 0.0100 | 0.0200 | 0.0010 | 0.50 | 0.70 | 9.00 |"
+        in text
+    )
     assert "Perplexity of the reference: 8.50, over 2048 tokens" in text
     assert text.endswith(f"{types.END}\nafter\n")
     assert "old" not in text

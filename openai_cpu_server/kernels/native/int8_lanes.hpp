@@ -253,4 +253,19 @@ inline floats low_halves(ints words) {
 
 inline floats high_halves(ints words) { return low_halves(words >> 16); }
 
+// The half-precision numbers of LANES rows, `stride` bytes apart.
+ALWAYS_INLINE floats load_halves(const uint8_t* first, size_t stride) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    halves together{};
+#pragma GCC unroll 16
+    for (int row = 0; row < LANES; row++) {
+        uint16_t half;
+        std::memcpy(&half, first + row * stride, sizeof half);
+        together[row] = half;
+    }
+    uint16_t stored[LANES];
+    std::memcpy(stored, &together, sizeof stored);
+    return simd::load_f16(stored);
+}
+
 }  // namespace products

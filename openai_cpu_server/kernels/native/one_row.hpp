@@ -3,6 +3,7 @@
 // brought into lanes. Those are exact and all else is the panels' own code, so results are the same to the last bit.
 #pragma once
 
+#include "row_scales.hpp"
 #include "tile.hpp"
 
 namespace products {
@@ -19,15 +20,29 @@ inline words load_bytes(const void* from) {
     return simd::in_register(x);
 }
 
+// Sums of two products, in 16 bits. (Where HAS_PAIRS; there bytes of eight bits are signed.)
+template <class Format>
+words multiply_words(words weights, words activations) {
+    __m256i magnitudes = (__m256i)weights, factors = (__m256i)activations;
+    if constexpr (Format::WEIGHT_BITS == 8) {
+        factors = _mm256_sign_epi8(factors, magnitudes);
+        magnitudes = _mm256_abs_epi8(magnitudes);
+    }
+    return (words)_mm256_maddubs_epi16(magnitudes, factors);
+}
+
+// Sums of two of them times their factors.
+inline words dot_word_pairs(words pairs, words factors) {
+    return (words)_mm256_madd_epi16((__m256i)pairs, (__m256i)factors);
+}
+
 template <class Format>
 words dot_words(words weights, words activations) {
-#if defined(INSTRUCTION_SET_256)
-    return dot_as<Format>(words{}, weights, activations);
-#elif defined(__AVX512VNNI__)
+    if constexpr (HAS_PAIRS) return dot_word_pairs(multiply_words<Format>(weights, activations), words{} + 0x00010001);
+#if defined(__AVX512VNNI__)
     return (words)_mm256_dpbusd_epi32(__m256i{}, (__m256i)weights, (__m256i)activations);
-#else
-    const auto widened = [](words x) { return (ints)_mm512_castsi256_si512((__m256i)x); };
-    return (words)_mm512_castsi512_si256((__m512i)dot_as<Format>(ints{}, widened(weights), widened(activations)));
+#elif defined(__AVXVNNI__)
+    return dot(words{}, weights, activations);
 #endif
 }
 
@@ -172,6 +187,102 @@ void multiply_superblocks(PackedRows rows, const Activations<Format>& row, int e
     }
 }
 
+// The words of four rows each, summed, in the order of the rows.
+inline words sums_of_rows(words low, words high) {
+    const Two halves = by_halves(low, high);
+    return halves.first + halves.second;
+}
+
+inline Two sums_of_rows(Two low, Two high) {
+    return {sums_of_rows(low.first, high.first), sums_of_rows(low.second, high.second)};
+}
+
+// Whether offsets are other numbers than scales.
+template <class Format>
+constexpr bool HAS_OWN_OFFSETS = Format::HAS_OFFSETS && Format::TWICE_CENTRE == 0;
+
+// Whether the pairs of a row are multiplied by its scales at once, so that only one word of each row is left to be
+// brought into a lane. Else dot products come into lanes first, and so do scales, as in panels: that is less work for
+// Q4_K and Q5_K, whose dot products fit into 16 bits, and whose scales and offsets are hard to unpack row by row.
+// (`docs/measurements.md`, Products)
+template <class Format>
+constexpr bool is_scaled_by_row() {
+    if constexpr (HAS_PAIRS && Format::HAS_INTEGER_SCALES) return Format::BLOCK == 16 || !HAS_OWN_OFFSETS<Format>;
+    else return false;
+}
+
+// Sums of two products of 64 columns.
+template <class Format>
+ALWAYS_INLINE Two multiply_pass(const Format& format, const uint8_t* superblock, int pass, Two activations) {
+    if constexpr (Format::HAS_SIGNS_APART) {
+        const Two magnitudes = format.magnitudes(superblock, pass), negative = format.negative(superblock, pass);
+        const auto turned = [](words x, words negative) {
+            return (words)(((bytes_of_words)x ^ (bytes_of_words)negative) - (bytes_of_words)negative);
+        };
+        return {multiply_words<Format>(magnitudes.first, turned(activations.first, negative.first)),
+                multiply_words<Format>(magnitudes.second, turned(activations.second, negative.second))};
+    } else {
+        const Two weights = weights_of(format, superblock, pass);
+        return {multiply_words<Format>(weights.first, activations.first),
+                multiply_words<Format>(weights.second, activations.second)};
+    }
+}
+
+// Of one row's superblock: products times scales, and sums times offsets if they are not the scales.
+template <class Format>
+ALWAYS_INLINE auto multiply_scaled(const Format& format, const uint8_t* superblock, const Activations<Format>& row,
+                                   words sums) {
+    const RowScales numbers = scales_of(format, superblock);
+    words total{};
+#pragma GCC unroll 4
+    for (int pass = 0; pass < PASSES; pass++) {
+        const auto* bytes = row.bytes + 64 * pass;
+        const Two pairs = multiply_pass(format, superblock, pass, {load_as<words>(bytes), load_as<words>(bytes + 32)});
+        total += dot_word_pairs(pairs.first, scales_of_32(numbers.scales, 2 * pass));
+        total += dot_word_pairs(pairs.second, scales_of_32(numbers.scales, 2 * pass + 1));
+    }
+    if constexpr (HAS_OWN_OFFSETS<Format>) return Two{total, dot_word_pairs(numbers.offsets, sums)};
+    else if constexpr (Format::HAS_SIGNS_APART) return 2 * total;
+    else if constexpr (Format::HAS_OFFSETS) return centred<Format>(total, dot_word_pairs(numbers.scales, sums));
+    else return total;
+}
+
+// Of a superblock of eight rows.
+template <class Format>
+ALWAYS_INLINE Two multiply_scaled(PackedRows rows, const Activations<Format>& row) {
+    words sums{};
+    if constexpr (Format::HAS_OFFSETS) sums = sums_as_scales<Format::BLOCK>(row.sums);
+    const Format format{};
+    const auto of_row = [&](int number) {
+        if (number % 2 == 0) rows.prefetch->step(2 * Format::BLOCK_BYTES);
+        return multiply_scaled<Format>(format, rows.first + number * rows.stride, row, sums);
+    };
+    const auto total = sums_of_rows(gather_rows<0, 4>(0, of_row), gather_rows<0, 4>(4, of_row));
+    if constexpr (HAS_OWN_OFFSETS<Format>) return total;
+    else return {total, words{}};
+}
+
+// Adds a superblock's products with one row of activations to its sums; `panel` is room for units.
+template <class Format>
+void multiply_scaled_row(PackedRows rows, bool is_first, const Activations<Format>* row, typename Format::Panel& panel,
+                         float (*sums)[ROWS]) {
+    words products[ROWS / WORDS], offsets[ROWS / WORDS];
+    for (int eight = 0; eight < ROWS / WORDS; eight++) {
+        const Two found = multiply_scaled<Format>(rows.from(eight * WORDS * rows.stride), *row);
+        products[eight] = found.first;
+        offsets[eight] = found.second;
+    }
+    Format::unpack_units(rows, panel);
+    Registers<floats, 1> totals;
+    for (int vector = 0; vector < VECTORS; vector++) {
+        ints of_products, of_offsets;
+        std::memcpy(&of_products, products + vector * (LANES / WORDS), sizeof of_products);
+        std::memcpy(&of_offsets, offsets + vector * (LANES / WORDS), sizeof of_offsets);
+        totals[0][vector] = total_of_panel<Format>(panel, vector, of_products, of_offsets);
+    }
+    add_totals<Format, 1>(totals, row, is_first, sums);
+}
+
 // Of a block of eight rows.
 template <class Format>
 ALWAYS_INLINE void multiply_blocks(const uint8_t* first, size_t stride, const Activations<Format>& row, int block,
@@ -217,10 +328,10 @@ void add_dots(const Dots<Format>& dots, int block, Registers<ints, 1>& of_block)
     }
 }
 
-// Adds a panel's products with one row of activations to its sums; `panel` is room for scales and offsets.
+// Adds a panel's products, block by block; `panel` is room for scales and offsets.
 template <class Format>
-void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activations<Format>* row,
-                      typename Format::Panel& panel, float (*sums)[ROWS]) {
+void multiply_row_of_blocks(PackedRows rows, int64_t depth, bool is_first, const Activations<Format>* row,
+                            typename Format::Panel& panel, float (*sums)[ROWS]) {
     Dots<Format> dots;
     const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
     Registers<floats, 1> totals{};
@@ -236,6 +347,14 @@ void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activ
     }
     if constexpr (Format::HAS_INTEGER_SCALES) total_of_blocks<Format, 1>(panel, row, scaled, totals);
     add_totals<Format, 1>(totals, row, is_first, sums);
+}
+
+// Adds a panel's products with one row of activations to its sums; `panel` is room for what is unpacked.
+template <class Format>
+void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activations<Format>* row,
+                      typename Format::Panel& panel, float (*sums)[ROWS]) {
+    if constexpr (is_scaled_by_row<Format>()) multiply_scaled_row<Format>(rows, is_first, row, panel, sums);
+    else multiply_row_of_blocks<Format>(rows, depth, is_first, row, panel, sums);
 }
 
 #else

@@ -95,15 +95,6 @@ ALWAYS_INLINE void read_words(PackedRows rows, Column* columns) {
     transpose_rows(rows.first, rows.stride, columns);
 }
 
-// The last of four words alone: the compiler leaves out what brings the others into lanes.
-ALWAYS_INLINE void read_fourth_word(PackedRows rows, Column& column) {
-    for (int vector = 0; vector < VECTORS; vector++) {
-        ints words[4];
-        transpose_words(rows.first + vector * LANES * rows.stride, rows.stride, words);
-        column[vector] = words[3];
-    }
-}
-
 ALWAYS_INLINE void split_nibbles(const Column& packed, Column& low, Column& high) {
     for (int vector = 0; vector < VECTORS; vector++) {
         low[vector] = packed[vector] & 0x0f0f0f0f;

@@ -153,6 +153,21 @@ ALWAYS_INLINE void sum_offsets(const typename Format::Panel& panel, const Activa
         }
 }
 
+// Of integers, twice what has been summed less TWICE_CENTRE for each of the scales: exact, so it is the same wherever
+// it is done.
+template <class Format, class Vector>
+Vector centred(Vector products, Vector scales) {
+    return 2 * products - Format::TWICE_CENTRE * scales;
+}
+
+// Of a panel with integer scales: what the sums over all its blocks, and those of offsets, are worth.
+template <class Format>
+floats total_of_panel(const typename Format::Panel& panel, int vector, ints products, ints offsets) {
+    const floats unit = panel.unit[vector];
+    if constexpr (!Format::HAS_OFFSETS || Format::TWICE_CENTRE != 0) return to_floats(products) * unit;
+    else return simd::multiply_add(to_floats(products), unit, to_floats(offsets) * panel.offset_unit[vector]);
+}
+
 // Of a panel with integer scales: turns the sums over all its blocks into totals, offsets added.
 template <class Format, int WIDTH>
 ALWAYS_INLINE void total_of_blocks(const typename Format::Panel& panel, const Activations<Format>* rows,
@@ -161,11 +176,9 @@ ALWAYS_INLINE void total_of_blocks(const typename Format::Panel& panel, const Ac
     if constexpr (Format::HAS_OFFSETS) sum_offsets<Format, WIDTH>(panel, rows, offsets);
     for (int row = 0; row < WIDTH; row++)
         for (int vector = 0; vector < VECTORS; vector++) {
-            const floats unit = panel.unit[vector], products = to_floats(dots[row][vector]);
-            if constexpr (Format::HAS_OFFSETS)
-                totals[row][vector] = simd::multiply_add(
-                    products, unit, to_floats(offsets[row][vector]) * panel.offset_unit[vector]);
-            else totals[row][vector] = products * unit;
+            ints products = dots[row][vector];
+            if constexpr (Format::TWICE_CENTRE != 0) products = centred<Format>(products, offsets[row][vector]);
+            totals[row][vector] = total_of_panel<Format>(panel, vector, products, offsets[row][vector]);
         }
 }
 

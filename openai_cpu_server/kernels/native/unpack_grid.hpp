@@ -11,7 +11,7 @@ typedef int8_t bytes_of_words __attribute__((vector_size(32)));
 typedef uint64_t quads_of_words __attribute__((vector_size(32)));
 
 template <class Number>
-Number load_as(const uint8_t* from) {
+Number load_as(const void* from) {
     Number number;
     std::memcpy(&number, from, sizeof number);
     return number;
@@ -78,21 +78,29 @@ struct Grid {
 // A format says at which place of its grid the entry `number` of a block of 32 weights stands, and which of 64 weights
 // are negative. Where the centre is not whole, a weight and its negative differ in all bits. Superblocks begin with
 // their unit in half precision, here for weights 2^WORTH times as small.
-template <class Format, int BLOCK, int BYTES, int BITS, int TWICE_CENTRE, int POWER>
-class GridSuperblocks : public CentredSuperblocks<BLOCK, BYTES, BITS, TWICE_CENTRE> {
-    using Base = CentredSuperblocks<BLOCK, BYTES, BITS, TWICE_CENTRE>;
-    static constexpr bool IS_TURNED_BY_XOR = TWICE_CENTRE % 2 != 0;
+template <class Format, int BLOCK, int BYTES, int BITS, int GRID_TWICE_CENTRE, int POWER>
+class GridSuperblocks : public CentredSuperblocks<BLOCK, BYTES, BITS, 0, GRID_TWICE_CENTRE, POWER> {
+    using Base = CentredSuperblocks<BLOCK, BYTES, BITS, 0, GRID_TWICE_CENTRE, POWER>;
 
 public:
     using typename Base::Panel;
+    static constexpr bool HAS_SIGNS_APART = GRID_TWICE_CENTRE % 2 == 0;
     static constexpr int WORTH = POWER;
-    static constexpr float GRID_CENTRE = IS_TURNED_BY_XOR ? TWICE_CENTRE / 2.0F : 0.0F;
+    static constexpr float GRID_CENTRE = HAS_SIGNS_APART ? 0.0F : GRID_TWICE_CENTRE / 2.0F;
 
     // Of a row, the 64 columns from 64 * pass on.
     ALWAYS_INLINE Two weights(const uint8_t* superblock, int pass) const {
+        const Two of_pass = magnitudes(superblock, pass), signs = negative(superblock, pass);
+        return {with_signs(of_pass.first, signs.first), with_signs(of_pass.second, signs.second)};
+    }
+
+    // The same without signs; and -1 for each that is negative.
+    ALWAYS_INLINE Two magnitudes(const uint8_t* superblock, int pass) const {
+        return {magnitudes_of_block(superblock, 2 * pass), magnitudes_of_block(superblock, 2 * pass + 1)};
+    }
+    static ALWAYS_INLINE Two negative(const uint8_t* superblock, int pass) {
         const uint64_t signs = Format::signs(superblock, pass);
-        return {weights_of_block(superblock, 2 * pass, static_cast<uint32_t>(signs)),
-                weights_of_block(superblock, 2 * pass + 1, static_cast<uint32_t>(signs >> 32))};
+        return {byte_mask(static_cast<uint32_t>(signs)), byte_mask(static_cast<uint32_t>(signs >> 32))};
     }
 
     static void unpack(PackedRows rows, Panel& panel) {
@@ -110,10 +118,9 @@ public:
 
 protected:
     // Scales are 2 * number + 1.
-    static ALWAYS_INLINE void put_odd(ints (&numbers)[Panel::NUM_BLOCKS], ints start, int vector, Panel& panel) {
-        constexpr float ONE = WORTH < 0 ? 1.0F / (1 << -WORTH) : 1 << WORTH;
+    static ALWAYS_INLINE void put_odd(ints (&numbers)[Panel::NUM_BLOCKS], int vector, Panel& panel) {
         for (ints& number : numbers) number = 2 * number + 1;
-        Base::put(numbers, low_halves(start) * ONE, vector, panel);
+        Base::put_scales(numbers, vector, panel);
     }
 
 private:
@@ -133,13 +140,16 @@ private:
         else return entry(superblock, block, 2 * number) | entry(superblock, block, 2 * number + 1) << 32;
     }
 
-    ALWAYS_INLINE words weights_of_block(const uint8_t* superblock, int block, uint32_t signs) const {
-        const auto magnitudes = (bytes_of_words)quads_of_words{
-            eight(superblock, block, 0), eight(superblock, block, 1), eight(superblock, block, 2),
-            eight(superblock, block, 3)};
-        const auto negative = (bytes_of_words)byte_mask(signs);
-        if constexpr (IS_TURNED_BY_XOR) return (words)(magnitudes ^ (negative & static_cast<int8_t>(TWICE_CENTRE)));
-        else return (words)((magnitudes ^ negative) - negative + static_cast<int8_t>(TWICE_CENTRE / 2));
+    ALWAYS_INLINE words magnitudes_of_block(const uint8_t* superblock, int block) const {
+        return (words)quads_of_words{eight(superblock, block, 0), eight(superblock, block, 1),
+                                     eight(superblock, block, 2), eight(superblock, block, 3)};
+    }
+
+    static ALWAYS_INLINE words with_signs(words of_block, words signs) {
+        const auto magnitudes = (bytes_of_words)of_block, negative = (bytes_of_words)signs;
+        if constexpr (HAS_SIGNS_APART)
+            return (words)((magnitudes ^ negative) - negative + static_cast<int8_t>(GRID_TWICE_CENTRE / 2));
+        else return (words)(magnitudes ^ (negative & static_cast<int8_t>(GRID_TWICE_CENTRE)));
     }
 };
 
@@ -158,13 +168,13 @@ struct IQ2_XXS : GridSuperblocks<IQ2_XXS, 32, 66, 7, 2 * 43, -3> {
     }
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column start[4], blocks[16];
-        read_words(rows, start);
+        Column blocks[16];
+        unpack_units(rows, panel);
         for (int four = 0; four < 4; four++) read_words(rows.from(2 + 16 * four), blocks + 4 * four);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[8];
             for (int block = 0; block < 8; block++) scales[block] = blocks[2 * block + 1][vector] >> 28 & 15;
-            put_odd(scales, start[0][vector], vector, panel);
+            put_odd(scales, vector, panel);
         }
     }
 };
@@ -176,14 +186,14 @@ struct TwoBitGrid : GridSuperblocks<Format, 16, BYTES, 7, 2 * 43, -3> {
     using Base = GridSuperblocks<Format, 16, BYTES, 7, 2 * 43, -3>;
 
     static void unpack_head(PackedRows rows, typename Base::Panel& panel) {
-        Column start[4], ending[4];
-        read_words(rows, start);
+        Column ending[4];
+        Base::unpack_units(rows, panel);
         read_words(rows.from(BYTES - 16), ending);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[16];
             for (int block = 0; block < 16; block++)
                 scales[block] = ending[2 + block / 8][vector] >> (4 * (block % 8)) & 15;
-            Base::put_odd(scales, start[0][vector], vector, panel);
+            Base::put_odd(scales, vector, panel);
         }
     }
 };
@@ -241,13 +251,13 @@ struct IQ3_XXS : GridSuperblocks<IQ3_XXS, 32, 98, 6, 2 * 31, -1> {
     }
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column start[4], words[8];
-        read_words(rows, start);
+        Column words[8];
+        unpack_units(rows, panel);
         read_32_bytes(rows.from(66), words);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[8];
             for (int block = 0; block < 8; block++) scales[block] = words[block][vector] >> 28 & 15;
-            put_odd(scales, start[0][vector], vector, panel);
+            put_odd(scales, vector, panel);
         }
     }
 };
@@ -270,13 +280,13 @@ struct IQ3_S : GridSuperblocks<IQ3_S, 32, 110, 4, 15, 1> {
     }
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column start[4], ending;
-        read_words(rows, start);
-        read_fourth_word(rows.from(94), ending);
+        Column ending[4];
+        unpack_units(rows, panel);
+        read_words(rows.from(94), ending);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[8];
-            for (int block = 0; block < 8; block++) scales[block] = ending[vector] >> (4 * block) & 15;
-            put_odd(scales, start[0][vector], vector, panel);
+            for (int block = 0; block < 8; block++) scales[block] = ending[3][vector] >> (4 * block) & 15;
+            put_odd(scales, vector, panel);
         }
     }
 };

@@ -37,62 +37,78 @@ ALWAYS_INLINE void unpack_pairs_of_bits(PackedRows rows, Column* columns) {
 
 inline ints byte_of(ints words, int number) { return (words >> (8 * number)) & 255; }
 
-// Weights are unit * scale * byte + offset_unit * offset.
-template <int BLOCK_, int BYTES, int BITS>
+// Weights are unit * scale * byte + offset_unit * offset. The units are in half precision: at UNIT_AT, then the offsets'.
+template <int BLOCK_, int BYTES, int BITS, int UNIT_AT>
 struct Superblocks {
     static constexpr int UNIT = 256, BLOCK = BLOCK_, BLOCK_BYTES = BYTES, BIAS = 0, WEIGHT_BITS = BITS;
-    static constexpr bool HAS_INTEGER_SCALES = true, HAS_OFFSETS = true;
+    static constexpr int TWICE_CENTRE = 0;
+    static constexpr bool HAS_INTEGER_SCALES = true, HAS_OFFSETS = true, HAS_SIGNS_APART = false;
     using Panel = IntegerPanel<BLOCK>;
+
+    static ALWAYS_INLINE void unpack_units(PackedRows rows, Panel& panel) {
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const uint8_t* units = rows.first + vector * LANES * rows.stride + UNIT_AT;
+            panel.unit[vector] = load_halves(units, rows.stride);
+            panel.offset_unit[vector] = -load_halves(units + 2, rows.stride);
+        }
+    }
 
 protected:
     // Of a vector of rows, for each block.
-    static ALWAYS_INLINE void put_scales(const ints* scales, floats unit, int vector, Panel& panel) {
-        panel.unit[vector] = unit;
+    static ALWAYS_INLINE void put_scales(const ints* scales, int vector, Panel& panel) {
         for (int block = 0; block < Panel::NUM_BLOCKS; block++)
             panel.scales[block][vector] = factor_of(scales[block]);
     }
 
-    static ALWAYS_INLINE void put_offsets(const ints* offsets, floats unit, int vector, Panel& panel) {
-        panel.offset_unit[vector] = unit;
+    static ALWAYS_INLINE void put_offsets(const ints* offsets, int vector, Panel& panel) {
         for (int block = 0; block < Panel::NUM_BLOCKS; block += 2)
             panel.offsets[block / 2][vector] = pair_of(offsets[block], offsets[block + 1]);
     }
 };
 
-// Weights are unit * scale * (byte - TWICE_CENTRE / 2): a bias, or, where sums of pairs leave no place for it or it is
-// not whole, an offset of so many times the scale.
-template <int BLOCK_, int BYTES, int BITS, int TWICE_CENTRE>
-struct CentredSuperblocks : Superblocks<BLOCK_, BYTES, BITS> {
-    using Base = Superblocks<BLOCK_, BYTES, BITS>;
+// Weights are 2^POWER * unit * scale * (byte - TWICE_CENTRE / 2): a bias, or, where sums of pairs leave no place for it
+// or it is not whole, an offset of so many times the scale, which is subtracted from integers (`centred`).
+template <int BLOCK_, int BYTES, int BITS, int UNIT_AT, int TWICE_CENTRE_, int POWER = 0>
+struct CentredSuperblocks : Superblocks<BLOCK_, BYTES, BITS, UNIT_AT> {
+    using Base = Superblocks<BLOCK_, BYTES, BITS, UNIT_AT>;
     using typename Base::Panel;
-    static constexpr bool HAS_OFFSETS = TWICE_CENTRE != 0 && (HAS_PAIRS || TWICE_CENTRE % 2 != 0);
-    static constexpr int BIAS = HAS_OFFSETS ? 0 : TWICE_CENTRE / 2;
+    static constexpr bool HAS_OFFSETS = TWICE_CENTRE_ != 0 && (HAS_PAIRS || TWICE_CENTRE_ % 2 != 0);
+    static constexpr int BIAS = HAS_OFFSETS ? 0 : TWICE_CENTRE_ / 2, TWICE_CENTRE = HAS_OFFSETS ? TWICE_CENTRE_ : 0;
+
+    static ALWAYS_INLINE void unpack_units(PackedRows rows, Panel& panel) {
+        constexpr int HALVED = POWER - HAS_OFFSETS;
+        constexpr float WORTH = HALVED < 0 ? 1.0F / (1 << -HALVED) : 1 << HALVED;
+        for (int vector = 0; vector < VECTORS; vector++)
+            panel.unit[vector] =
+                WORTH * load_halves(rows.first + vector * LANES * rows.stride + UNIT_AT, rows.stride);
+    }
 
 protected:
-    static ALWAYS_INLINE void put(const ints* scales, floats unit, int vector, Panel& panel) {
-        Base::put_scales(scales, unit, vector, panel);
-        if constexpr (HAS_OFFSETS) Base::put_offsets(scales, unit * (TWICE_CENTRE * -0.5F), vector, panel);
+    static ALWAYS_INLINE void put_scales(const ints* scales, int vector, Panel& panel) {
+        Base::put_scales(scales, vector, panel);
+        if constexpr (HAS_OFFSETS) Base::put_offsets(scales, vector, panel);
     }
 };
 
 // Two units in half precision, 8 scales and 8 offsets of 6 bits, for a fifth bit of each weight 32 bytes (bit b of each
 // belongs to block b), and 128 bytes of nibbles.
 template <int BITS>
-struct SixBitSuperblocks : Superblocks<32, BITS == 5 ? 176 : 144, BITS> {
-    using Base = Superblocks<32, BITS == 5 ? 176 : 144, BITS>;
+struct SixBitSuperblocks : Superblocks<32, BITS == 5 ? 176 : 144, BITS, 0> {
+    using Base = Superblocks<32, BITS == 5 ? 176 : 144, BITS, 0>;
     using typename Base::Panel;
     static constexpr int FIFTH_BITS = 16, NIBBLES = BITS == 5 ? 48 : 16;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
         Column head[4];
+        Base::unpack_units(rows, panel);
         read_words(rows, head);
         for (int vector = 0; vector < VECTORS; vector++) {
-            const ints units = head[0][vector], rest = head[3][vector];
+            const ints rest = head[3][vector];
             ints scales[8], offsets[8];
             split(head[1][vector], rest, scales);
             split(head[2][vector], rest >> 4, offsets);
-            Base::put_scales(scales, low_halves(units), vector, panel);
-            Base::put_offsets(offsets, -high_halves(units), vector, panel);
+            Base::put_scales(scales, vector, panel);
+            Base::put_offsets(offsets, vector, panel);
         }
     }
 
@@ -123,13 +139,13 @@ struct Q4_K : SixBitSuperblocks<4> {};
 struct Q5_K : SixBitSuperblocks<5> {};
 
 // 16 bytes of a scale and an offset of four bits, 64 of pairs of bits, two units in half precision.
-struct Q2_K : Superblocks<16, 84, 2> {
+struct Q2_K : Superblocks<16, 84, 2, 80> {
     static constexpr int PAIRS = 16;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column bytes[4], units;
+        Column bytes[4];
+        unpack_units(rows, panel);
         read_words(rows, bytes);
-        read_fourth_word(rows.from(68), units);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[16], offsets[16];
             for (int block = 0; block < 16; block++) {
@@ -137,8 +153,8 @@ struct Q2_K : Superblocks<16, 84, 2> {
                 scales[block] = both & 15;
                 offsets[block] = both >> 4;
             }
-            put_scales(scales, low_halves(units[vector]), vector, panel);
-            put_offsets(offsets, -high_halves(units[vector]), vector, panel);
+            put_scales(scales, vector, panel);
+            put_offsets(offsets, vector, panel);
         }
     }
 
@@ -150,13 +166,13 @@ struct Q2_K : Superblocks<16, 84, 2> {
 
 // 32 bytes of third bits (bit b of each belongs to the columns from 32 * b on), 64 of pairs of bits, 16 scales of six
 // bits less 32, and their unit in half precision. Less 4, they are the weights.
-struct Q3_K : CentredSuperblocks<16, 110, 3, 8> {
+struct Q3_K : CentredSuperblocks<16, 110, 3, 108, 8> {
     static constexpr int PAIRS = 32;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column words[4], ending;
+        Column words[4];
+        unpack_units(rows, panel);
         read_words(rows.from(92), words);
-        read_fourth_word(rows.from(94), ending);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[16];
             for (int four = 0; four < 4; four++) {
@@ -164,7 +180,7 @@ struct Q3_K : CentredSuperblocks<16, 110, 3, 8> {
                 const ints bytes = low | ((words[3][vector] >> (2 * four)) & 0x03030303) << 4;
                 for (int i = 0; i < 4; i++) scales[4 * four + i] = byte_of(bytes, i) - 32;
             }
-            put(scales, high_halves(ending[vector]), vector, panel);
+            put_scales(scales, vector, panel);
         }
     }
 
@@ -179,18 +195,18 @@ struct Q3_K : CentredSuperblocks<16, 110, 3, 8> {
 
 // 128 bytes of nibbles, 64 of high pairs of bits, 16 signed scales, and their unit in half precision. Less 32, they
 // are the weights.
-struct Q6_K : CentredSuperblocks<16, 210, 6, 64> {
+struct Q6_K : CentredSuperblocks<16, 210, 6, 208, 64> {
     static constexpr int PAIRS = 128;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
-        Column bytes[4], ending;
+        Column bytes[4];
+        unpack_units(rows, panel);
         read_words(rows.from(192), bytes);
-        read_fourth_word(rows.from(194), ending);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[16];
             for (int block = 0; block < 16; block++)
                 scales[block] = (bytes[block / 4][vector] << (24 - 8 * (block % 4))) >> 24;
-            put(scales, high_halves(ending[vector]), vector, panel);
+            put_scales(scales, vector, panel);
         }
     }
 
@@ -212,11 +228,12 @@ private:
 
 // A unit in half precision, 8 scales of six bits less 32 (high pairs of bits, then low nibbles), and 128 bytes of
 // nibbles, which are places in the table of weights.
-struct IQ4_XS : CentredSuperblocks<32, 136, 8, 2 * BYTE_BIAS> {
+struct IQ4_XS : CentredSuperblocks<32, 136, 8, 0, 2 * BYTE_BIAS> {
     static constexpr int NIBBLES = 8;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
         Column head[4];
+        unpack_units(rows, panel);
         read_words(rows, head);
         for (int vector = 0; vector < VECTORS; vector++) {
             ints scales[8];
@@ -224,7 +241,7 @@ struct IQ4_XS : CentredSuperblocks<32, 136, 8, 2 * BYTE_BIAS> {
                 const ints high = (head[0][vector] >> (16 + 2 * block)) & 3, low = head[1][vector] >> (4 * block);
                 scales[block] = ((low & 15) | high << 4) - 32;
             }
-            put(scales, low_halves(head[0][vector]), vector, panel);
+            put_scales(scales, vector, panel);
         }
     }
 
