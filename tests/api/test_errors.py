@@ -123,4 +123,5 @@ def test_what_a_shutdown_ends_may_be_sent_again() -> None:
 def test_no_failure_is_forgotten() -> None:
     """A new exception in `errors.py` needs a line in the table, but for bases and what ends the start."""
     named = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.ServerError)}
-    assert named - {errors.StartupError, errors.RateLimited} == set(TABLE)
+    ends_start = {e for e in named if issubclass(e, errors.StartupError)}
+    assert named - ends_start - {errors.RateLimited} == set(TABLE)

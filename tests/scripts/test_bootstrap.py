@@ -191,6 +191,13 @@ def test_headers_of_debian_12_get_what_they_lack(machine: Machine) -> None:
     assert header.exists()
 
 
+def test_headers_of_another_version_are_another_wheel_however_much_glslc_says(machine: Machine) -> None:
+    machine.tools = {"glslc": "shaderc\n" * 100_000}
+    for version in ("309", "310"):
+        machine.compiled_for("--gpu", "vulkan", VULKAN=version)
+    assert len(machine.wheels) == 2
+
+
 DISCRETE = "deviceType = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU"
 SOFTWARE = "deviceType = PHYSICAL_DEVICE_TYPE_CPU"
 
