@@ -8,6 +8,8 @@ import msgspec
 
 ALL_LAYERS = 1 << 16
 """More layers than any model has."""
+CPU = "CPU"
+"""As ggml names it among its devices."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +32,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_device(self) -> bool:
-        return self.gpu_layers != 0 or bool(self.tensor_place)
+        return self.gpu_layers != 0 or any(to.upper() != CPU for _, to in self.tensor_place)
 
 
 ON_CPU = Offload()

@@ -172,6 +172,42 @@ def test_patterns_place_tensors_wherever_layers_are(files: dict[str, Path]) -> N
     assert off.taken.weights < split(files["1b"], 4096, ALL).taken.weights / 2
 
 
+def test_what_patterns_place_beside_the_device_is_known(files: dict[str, Path]) -> None:
+    two = Offload(gpu_layers=0, tensor_place=((r"blk\.0\.attn_q\.", "GPU1"), (r"blk\.1\.", "CPU")))
+    found = split(files["1b"], 4096, two)
+    assert (sum(found.taken), found.beside_bytes, found.is_cpu_alone) == (0, 2048 * 2048 * 144 // 256, False)
+
+
+def test_an_output_that_a_pattern_has_placed_is_not_the_embeddings(files: dict[str, Path]) -> None:
+    """The mixture has an output of its own; nothing else of what is asked for lies on the device."""
+    asked = Offload(gpu_layers=1, tensor_place=((r"^output\.weight", "CPU"),))
+    assert split(files["qwen3-moe"], 4096, asked).taken.weights < MIB
+
+
+def test_wishes_that_the_model_cannot_heed_are_told(files: dict[str, Path]) -> None:
+    places = ((r"attn", "CPU"), (r"blk\.0\.attn_q\.", "GPU0"), (r"ffn_upp", "GPU0"))
+    asked = Offload(gpu_layers=4, cpu_moe=ALL_LAYERS, tensor_place=places)
+    assert fitting(files["1b"], 4096, asked).idle_wishes == [
+        r"--tensor-place: 'blk\\.0\\.attn_q\\.' places no tensor",
+        "--tensor-place: 'ffn_upp' places no tensor",
+        "--cpu-moe: the model has no experts",
+    ]
+    assert fitting(files["qwen3-moe"], 4096, msgspec.structs.replace(ALL, cpu_moe=2)).idle_wishes == []
+
+
+def test_why_nothing_is_there(files: dict[str, Path]) -> None:
+    placed = Offload(tensor_place=(("no such", "GPU0"),))
+    assert placed.wants_device
+    assert not Offload(tensor_place=(("blk", "cpu"),)).wants_device
+    for asked, free_mib, why in (
+        (placed, 4096, "no tensor of it is placed on GPU0"),
+        (AUTO, 200, "nothing of it fits on GPU0"),
+        (AUTO, 0, "GPU0 does not tell how much memory it has"),
+    ):
+        found = fitting(files["1b"], free_mib, asked)
+        assert (found.first_choice().is_cpu_alone, found.why_nothing) == (True, why)
+
+
 def test_a_pattern_that_is_none(files: dict[str, Path]) -> None:
     with pytest.raises(StartupError, match=r"--tensor-place: 'blk\.\(' is no regular expression"):
         split(files["1b"], 4096, Offload(gpu_layers=1, tensor_place=(("blk.(", "CPU"),)))

@@ -20,12 +20,14 @@ from openai_cpu_server.llama.model.kv_size import (
     MemoryRoom,
     encoder_memory,
 )
-from openai_cpu_server.llama.offload.devices import NativeSplit, devices, require_places
+from openai_cpu_server.llama.offload.devices import NativeSplit, as_named, devices
 from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, StepSizes
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PREFERRED = ("gpu", "integrated", "cpu")
 
 NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu builds it with one)"
 
@@ -82,10 +84,12 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
         if asked.gpu_layers != "auto":
             logger.warning("%s: the CPU serves", NO_DEVICE)
         return Places.cpu_alone(NO_DEVICE)
-    require_places([to for _, to in asked.tensor_place])
-    split = fitting_for(options, device, free_bytes).first_choice()
+    fitting = fitting_for(options, device, free_bytes)
+    for wish in fitting.idle_wishes:
+        logger.warning("%s (%s)", wish, Path(options.model_path).name)
+    split = fitting.first_choice()
     if split.is_cpu_alone:
-        return Places.cpu_alone(split.why or f"nothing of it fits on {device.name}", device)
+        return Places.cpu_alone(split.why or fitting.why_nothing, device)
     if split.why is not None:
         logger.warning("%s: %s", split, split.why)
     return Places(NativeSplit(split, device), split, placement_of(split, device))
@@ -108,6 +112,8 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
 def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
     """What can be asked about the model of these options and this device. Its draft model comes first there:
     it is small, and computes more often. Raises `StartupError`."""
+    offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
+    options = msgspec.structs.replace(options, offload=offload)
     header, kv_type = GgufHeader(Path(options.model_path)), KVType.named(options.kv_type)
     draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
@@ -135,10 +141,11 @@ def placement_of(split: Split, device: Device) -> Placement:
 
 
 def device_for(asked: Offload) -> Device | None:
-    """The first that computes by itself, then one that shares the machine's memory. Raises `StartupError`."""
+    """The first that computes by itself, then one that shares the machine's memory, then one for tests.
+    Raises `StartupError`."""
     found = devices()
     if asked.device is None or not found:
-        return min(found, key=lambda device: device.kind == "integrated", default=None)
+        return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)
     named = next((device for device in found if device.name.lower() == asked.device.lower()), None)
     if named is None:
         known = ", ".join(device.name for device in found)

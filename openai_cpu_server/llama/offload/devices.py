@@ -7,14 +7,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from openai_cpu_server.contract.offload import Device
+from openai_cpu_server.contract.offload import CPU, Device
 from openai_cpu_server.errors import DeviceFailed, StartupError
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.offload.split import Split
 
 _KINDS: dict[int, Literal["gpu", "integrated"]] = {1: "gpu", 2: "integrated"}
 """`ggml_backend_dev_type`: the others are the CPU, its accelerators and groups of devices."""
-_CPU = "CPU"
 
 
 class _Override(ctypes.Structure):
@@ -37,9 +36,12 @@ class NativeSplit:
 
     def __init__(self, split: Split | None, device: Device | None) -> None:
         """None: nothing goes to a device. Raises `StartupError` for a device that is not there."""
-        names = [device.name] if device is not None else []
-        self._devices = (ctypes.c_void_p * (len(names) + 1))(*map(_handle, names))
         overrides = split.overrides if split is not None else []
+        placed = [to for _, to in overrides if to != CPU]
+        names = list(dict.fromkeys([device.name, *placed])) if device is not None else []
+        self._devices = (ctypes.c_void_p * (len(names) + 1))(*map(_handle, names))
+        # Layers go to the first: llama.cpp would share them among all by free memory.
+        self._shares = (ctypes.c_float * max(1, len(names)))(1.0)
         self._overrides = (_Override * (len(overrides) + 1))(
             *(_Override(pattern.encode(), _buffer_type(to)) for pattern, to in overrides)
         )
@@ -61,22 +63,24 @@ class NativeSplit:
         """Name the device, or none: else llama.cpp takes what memory it wants on each that it has."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
+        params.tensor_split = self._shares
         if len(self._overrides) > 1:
             params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         # What stays on the CPU stays mapped: a device's own kind of host memory would be a copy of the file.
         params.no_host = self.uses_device
 
 
-def require_places(names: Sequence[str]) -> None:
-    """Raises `StartupError` for a name that is neither the CPU nor a device of this build."""
-    for name in names:
-        _handle(name)
+def as_named(places: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Patterns with the devices as ggml names them, for which `vulkan0` is `Vulkan0`.
+    Raises `StartupError` for a name that is neither the CPU's nor that of a device of this build."""
+    name_of = _ggml().ggml_backend_dev_name
+    return tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in places)
 
 
 def _handle(name: str) -> int:
     handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
     if handle is None:
-        known = [_CPU, *(device.name for device in devices())]
+        known = [CPU, *(device.name for device in devices())]
         raise StartupError(f"There is no device {name!r} here, but {', '.join(known)}.")
     return handle
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.offload import ALL_LAYERS, Device, Offload
+from openai_cpu_server.contract.offload import ALL_LAYERS, CPU, Device, Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
@@ -59,6 +59,10 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int
     placed_bytes: int
     """On this device by a pattern."""
+    beside_bytes: int
+    """On other devices by a pattern."""
+    idle_patterns: tuple[str, ...]
+    """Those that place nothing, for no tensor has such a name or an earlier one has placed it."""
     total_bytes: int
     """All weights."""
     step_floats: int
@@ -72,10 +76,14 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, header: GgufHeader, kv_type: KVType, asked: Offload, device: str) -> ModelSizes:
         """`device`: its name. Raises `StartupError` for a damaged file, and for a wrong pattern."""
         tensors, patterns = model_tensors(header), placing(asked)
-        by_place: dict[str | None, list[Tensor]] = defaultdict(list)
+        by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in tensors:
-            by_place[next((to for found, to in patterns if found.search(tensor.name)), None)].append(tensor)
-        free, cells = by_place[None], cell_bytes_by_layer(header, kv_type)
+            decides = (n for n, (pattern, _) in enumerate(patterns) if pattern.search(tensor.name))
+            by_pattern[next(decides, None)].append(tensor)
+        placed: dict[str, int] = defaultdict(int)
+        for number, (_, to) in enumerate(patterns):
+            placed[to] += _total(by_pattern[number])
+        free, cells = by_pattern[None], cell_bytes_by_layer(header, kv_type)
         layers = [[each for each in free if layer_of(each.name) == n] for n in range(len(cells))]
         states = _states(header, cells)
         return cls(
@@ -83,8 +91,10 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
                 LayerBytes(*_weights(held), cell, state)
                 for held, cell, state in zip(layers, cells, states, strict=True)
             ),
-            output_bytes=_output(free),
-            placed_bytes=_total(by_place[device]) if device in by_place else 0,
+            output_bytes=_output(free, is_tied=all(tensor.name != _OUTPUT for tensor in tensors)),
+            placed_bytes=placed[device],
+            beside_bytes=sum(size for to, size in placed.items() if to not in (device, CPU)),
+            idle_patterns=tuple(p.pattern for n, (p, _) in enumerate(patterns) if not by_pattern[n]),
             total_bytes=_total(tensors),
             step_floats=_step_floats(header),
             logits=_vocabulary(tensors) + _size(header, "embedding_length"),
@@ -132,11 +142,10 @@ def _weights(tensors: Sequence[Tensor]) -> tuple[int, int]:
     return _total(tensors) - experts, experts
 
 
-def _output(tensors: Sequence[Tensor]) -> int:
+def _output(tensors: Sequence[Tensor], *, is_tied: bool) -> int:
     """What belongs to no layer and is not looked up; the embeddings once more, where they are the output."""
     outside = [tensor for tensor in tensors if layer_of(tensor.name) is None]
     held = [tensor for tensor in outside if not tensor.name.startswith(_LOOKED_UP)]
-    is_tied = all(tensor.name != _OUTPUT for tensor in outside)
     return _total(held) + (_total([t for t in outside if t.name == _EMBEDDINGS]) if is_tied else 0)
 
 
@@ -243,6 +252,8 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """Of the pool, wherever they are."""
     elsewhere: Elsewhere
     """What needs none of the machine's memory."""
+    beside_bytes: int = 0
+    """Weights on other devices, where patterns have placed them. Nothing else of these is reckoned."""
     why: str | None = None
     """Why it is less than asked, in a sentence."""
 
@@ -254,13 +265,13 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cpu_alone(self) -> bool:
-        return self.gpu_layers == 0 and not self.taken.weights
+        return self.gpu_layers == 0 and not (self.taken.weights or self.beside_bytes)
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
         """Patterns of tensors and where these go, the first that is found decides: for llama.cpp."""
         experts = self.offload.cpu_moe
-        return [*self.offload.tensor_place, *([(experts_pattern(experts), "CPU")] if experts else [])]
+        return [*self.offload.tensor_place, *([(experts_pattern(experts), CPU)] if experts else [])]
 
     def __str__(self) -> str:
         if self.is_cpu_alone:
@@ -338,6 +349,20 @@ class Fitting:
             distinct.setdefault((one.gpu_layers, one.experts_on_cpu, one.offload.kv_on_gpu), kind)
         return {kind: found[kind] for kind in distinct.values()}
 
+    @property
+    def idle_wishes(self) -> list[str]:
+        """What is asked for that this model has not, in sentences."""
+        said = [f"--tensor-place: {pattern!r} places no tensor" for pattern in self._sizes.idle_patterns]
+        is_dense = self._asked.cpu_moe and not self._sizes.has_experts
+        return [*said, *(["--cpu-moe: the model has no experts"] if is_dense else [])]
+
+    @property
+    def why_nothing(self) -> str:
+        """Of a first choice that is the CPU alone, where less than that was not asked for."""
+        if self._asked.gpu_layers == 0:
+            return f"no tensor of it is placed on {self._device.name}"
+        return f"nothing of it fits on {self._device.name}" if self._device.total_bytes else self._unknown
+
     def taken(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> DeviceBytes:
         layers = self._on_device(gpu_layers)
         weights = self._sizes.placed_bytes + (self._sizes.output_bytes if gpu_layers else 0)
@@ -391,6 +416,7 @@ class Fitting:
             taken=taken,
             cells=self._step.cells,
             elsewhere=self._elsewhere(taken),
+            beside_bytes=self._sizes.beside_bytes,
         )
 
     def _elsewhere(self, taken: DeviceBytes) -> Elsewhere:
@@ -415,12 +441,16 @@ class Fitting:
         for layers in range(wished.gpu_layers, -1, -1):
             yield self._split(layers, experts, kv_on_gpu=kv_on_gpu)
 
+    @property
+    def _unknown(self) -> str:
+        return f"{self._device.name} does not tell how much memory it has"
+
     def _why(self, wished: Split) -> str | None:
         """None where nobody has asked for so much: `auto` is what fits."""
         if self._asked.gpu_layers == "auto":
             return None
         if not self._device.total_bytes:
-            return f"{self._device.name} does not tell how much memory it has"
+            return self._unknown
         return (
             f"{wished} would take {_gib(sum(wished.taken))} ({wished.taken}), "
             f"and {self._device.name} has {_gib(self._free)} free, "
