@@ -25,7 +25,7 @@ from openai_cpu_server.config.adapters import AdapterSource, adapters_of_table
 from openai_cpu_server.config.routers import RouterTable
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.offload import ALL_LAYERS, Offload
+from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 
 
 class PriceTable(BaseModel):
@@ -175,7 +175,7 @@ class ModelOptions(BaseModel):
         None,
         description="so many of the last layers go to a device beside the CPU, as far as they fit; auto: the "
         "fastest split that fits. llama.cpp must be built for one (scripts/serve --gpu); "
-        "default: 0, or auto with --device, --cpu-moe or --kv-on-gpu",
+        "default: 0, or auto with --device, --cpu-moe or --kv-on-gpu on",
     )
     cpu_moe: Annotated[int | Literal["all"], BeforeValidator(_layers_or_all)] = Field(
         0, description="layers, the first ones, whose experts stay on the CPU; without a number: all"
@@ -236,8 +236,14 @@ class ModelOptions(BaseModel):
             "reads_weights": self.huge_pages,
             "cache_file": None if self.cache_file in ("auto", "off") else self.cache_file,
             "offload": self.offload,
-            "draft_offload": Offload(gpu_layers=self.draft_gpu_layers, device=self.device),
+            "draft_offload": self.draft_offload,
         }
+
+    @property
+    def draft_offload(self) -> Offload:
+        if self.draft_model is None:
+            return ON_CPU
+        return Offload(gpu_layers=self.draft_gpu_layers, device=self.device)
 
     @property
     def offload(self) -> Offload:
@@ -246,9 +252,7 @@ class ModelOptions(BaseModel):
         return Offload(
             gpu_layers=gpu_layers if self.gpu_layers is None else self.gpu_layers,
             cpu_moe=ALL_LAYERS if self.cpu_moe == "all" else self.cpu_moe,
-            tensor_place=tuple(
-                (pattern, to) for pattern, _, to in (place.rpartition("=") for place in self.tensor_place)
-            ),
+            tensor_place=tuple(map(_pattern_and_device, self.tensor_place)),
             kv_on_gpu={"auto": None, "on": True, "off": False}[self.kv_on_gpu],
             device=self.device,
         )

@@ -16,6 +16,7 @@ from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.errors import StartupError
@@ -384,3 +385,58 @@ def test_bytes_that_are_no_utf8_are_refused_by_name(monkeypatch: pytest.MonkeyPa
 def test_errors_do_not_show_secrets(config: Path) -> None:
     config.write_text("api_key = 12345678\n")
     assert "12345678" not in refused("--config", str(config))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ((), ON_CPU),
+        (("--gpu-layers", "12"), Offload(gpu_layers=12)),
+        (("--gpu-layers", "all", "--kv-on-gpu", "off"), Offload(gpu_layers="all", kv_on_gpu=False)),
+        (("--cpu-moe", "--port", "81"), Offload(gpu_layers="auto", cpu_moe=ALL_LAYERS)),
+        (("--cpu-moe", "4", "--gpu-layers", "0"), Offload(cpu_moe=4)),
+        (("--cpu-moe", "0"), ON_CPU),
+        (("--kv-on-gpu", "on"), Offload(gpu_layers="auto", kv_on_gpu=True)),
+        (("--kv-on-gpu", "off"), Offload(kv_on_gpu=False)),
+        (("--device", "GPU1"), Offload(gpu_layers="auto", device="GPU1")),
+        (
+            ("--tensor-place", "a{1,2}=b=CPU", "--tensor-place", "c=GPU0"),
+            Offload(tensor_place=(("a{1,2}=b", "CPU"), ("c", "GPU0"))),
+        ),
+    ],
+)
+def test_what_goes_to_a_device(arguments: tuple[str, ...], asked: Offload) -> None:
+    assert read_settings(arguments).offload == asked
+
+
+def test_a_model_s_own_wishes_go_before_the_server_s(config: Path) -> None:
+    config.write_text(
+        'gpu_layers = "all"\ncpu_moe = 3\n[models.a]\ncpu_moe = "all"\ntensor_place = ["b=CPU"]\n'
+    )
+    settings = read_settings(["--config", str(config)])
+    own = settings.models["a"].over(settings).offload
+    assert own == Offload(gpu_layers="all", cpu_moe=ALL_LAYERS, tensor_place=(("b", "CPU"),))
+
+
+def test_a_draft_model_s_layers_are_nothing_without_one() -> None:
+    assert read_settings(["--draft-gpu-layers", "all"]).draft_offload == ON_CPU
+    drafted = read_settings(["--draft-gpu-layers", "all", "--draft-model", "demo", "--gpu-layers", "0"])
+    assert (drafted.draft_offload.gpu_layers, drafted.offload.wants_device) == ("all", False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--gpu-layers", "many"),
+        ("--gpu-layers=-1",),
+        ("--cpu-moe", "auto"),
+        ("--tensor-place", "blk"),
+        ("--tensor-place", "blk="),
+        ("--tensor-place", "=CPU"),
+        ("--tensor-place", "blk.(=CPU"),
+        ("--kv-on-gpu", "maybe"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_meant_of_a_device_is_refused_by_name(arguments: tuple[str, ...]) -> None:
+    assert refused(*arguments).startswith(arguments[0].partition("=")[0] + ": ")

@@ -17,7 +17,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
-from openai_cpu_server.contract.offload import Device, Placement
+from openai_cpu_server.contract.offload import Device, Offload, Placement
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import OtherProcesses
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
@@ -278,6 +278,12 @@ def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
         CurveKey.of(msgspec.structs.replace(info, placement=each), options)
         for each in (None, placed, msgspec.structs.replace(placed, layers=2))
     ]
-    assert len({key.split for key in keys}) == 3
+    asked = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),))
+    keys.append(
+        CurveKey.of(
+            msgspec.structs.replace(info, placement=placed), msgspec.structs.replace(options, offload=asked)
+        )
+    )
+    assert len({key.split for key in keys}) == 4
     assert keys[0].split is None
     assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"

@@ -20,7 +20,7 @@ from openai_cpu_server.contract.model_info import (
     WeightLayout,
     attended_pairs,
 )
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import Offload, Placement
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
@@ -88,14 +88,15 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             kv_tokens=1 << (info.kv_tokens.bit_length() - 1),
             max_seqs=info.max_seqs,
             max_step_tokens=info.max_step_tokens,
-            split=_split(info.placement),
+            split=_split(info.placement, options.offload),
         )
 
 
-def _split(placed: Placement | None) -> str | None:
+def _split(placed: Placement | None, asked: Offload) -> str | None:
     if placed is None or placed.device is None or placed.split is None:
         return None
-    return f"{placed.device.description}: {placed.split}"
+    patterns = "".join(f", {pattern}={to}" for pattern, to in asked.tensor_place)
+    return f"{placed.device.description}: {placed.split}{patterns}"
 
 
 def cost_curve(
