@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,18 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import Device, Offload
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import Elsewhere
-from openai_cpu_server.llama.offload.split import DeviceBytes, Split, SplitKind
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.measure.measurements import Profile
+from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace, fastest
+from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType
+from openai_cpu_server.llama.offload.split import (
+    DeviceBytes,
+    Fitting,
+    ModelSizes,
+    Split,
+    SplitKind,
+    StepSizes,
+)
 from tests.tiny_model import tiny_model_path
 
 GPU = Device(
@@ -83,11 +93,60 @@ def test_a_little_faster_is_noise(tmp_path: Path, key: SplitKey) -> None:
     assert one.best() is CANDIDATES[SplitKind.FULL]
 
 
-def test_what_does_not_load_is_passed_over(tmp_path: Path, key: SplitKey) -> None:
+def test_what_does_not_load_gets_a_second_chance_at_the_next_start(tmp_path: Path, key: SplitKey) -> None:
+    """Somebody else may have filled the device."""
     one = race(key, tmp_path)
     one.run(costing(dense=80, cpu=70)[0])
     assert one.is_run
     assert one.best() is CANDIDATES[SplitKind.CPU]
+    second, (cost, asked) = race(key, tmp_path), costing(dense=80, cpu=70)
+    assert not second.is_run
+    second.run(cost)
+    assert asked == ["full"]
+    assert race(key, tmp_path).is_run
+
+
+def test_why_the_cpu_serves_alone(tmp_path: Path, key: SplitKey) -> None:
+    slow = race(key, tmp_path / "slow")
+    slow.run(costing(full=100, dense=80, cpu=70)[0])
+    assert slow.why_cpu_alone() == "it is faster than with Some GPU0 a device, as measured"
+    broken = race(key, tmp_path / "broken")
+    broken.run(costing(cpu=70)[0])
+    assert broken.best() is CANDIDATES[SplitKind.CPU]
+    assert broken.why_cpu_alone() == "no split with Some GPU0 a device could be used when that was tried"
+
+
+def test_where_nothing_fits_it_is_told_though_nothing_was_measured(tmp_path: Path, key: SplitKey) -> None:
+    asked, full = Offload(gpu_layers="auto"), msgspec.structs.replace(GPU, free_bytes=0)
+    header, options = GgufHeader(tiny_model_path()), EngineOptions(model_path="")
+    sizes = ModelSizes.of(header, KVType.F16, asked, GPU.name)
+    fitting = Fitting(sizes, StepSizes.of(sizes, options, 256, 2**30), asked, full)
+    found = fastest(race(key, tmp_path, fitting.candidates()), fitting)
+    assert found == Offload(given_up="nothing of it fits on GPU0")
+
+
+def test_whoever_has_time_measures_all(tmp_path: Path, key: SplitKey) -> None:
+    hasty, patient = race(key, tmp_path / "hasty"), race(key, tmp_path / "patient")
+    cost, asked = costing(full=100, dense=80, cpu=70)
+    hasty.run(cost, budget_s=0)
+    assert asked == ["full", "cpu"]
+    patient.run(cost, budget_s=math.inf)
+    assert asked[2:] == ["full", "dense", "cpu"]
+
+
+def test_what_was_measured_goes_with_the_settings_that_were_found(tmp_path: Path, key: SplitKey) -> None:
+    tuned = Profile(
+        threads=3, threads_batch=4, repack=True, prefill_tokens=64, kv_type="q8_0", flash_attention=True
+    )
+    one = race(key, tmp_path)
+    one.run(costing(full=100, dense=80, cpu=300)[0])
+    asked = EngineOptions(model_path=str(tiny_model_path()), offload=Offload(gpu_layers="auto"))
+    served = SplitKey.of(tuned.applied(asked), GPU)
+    assert race(served, tmp_path).times == {}
+    one.keep_for(tuned)
+    assert race(served, tmp_path).best() is CANDIDATES[SplitKind.DENSE]
+    pictures = msgspec.structs.replace(asked, projector_path="a", draft_model_path="b")
+    assert SplitKey.of(pictures, GPU) == key, "what fits beside them is reckoned at each start"
 
 
 class Died(BaseException):
@@ -119,13 +178,22 @@ def test_where_nothing_can_be_kept_nothing_is_measured(tmp_path: Path, key: Spli
     assert one.best() is CANDIDATES[SplitKind.FULL]
 
 
-def test_far_fewer_layers_than_were_measured_are_another_split(tmp_path: Path, key: SplitKey) -> None:
+def test_far_fewer_layers_or_experts_than_were_measured_are_another_split(
+    tmp_path: Path, key: SplitKey
+) -> None:
     race(key, tmp_path).run(costing(full=100, dense=80, cpu=300)[0])
     fewer = CANDIDATES | {SplitKind.FULL: some_split(12, experts=20)}
     assert race(key, tmp_path, fewer).times.keys() == {SplitKind.DENSE, SplitKind.CPU}
+    slower = CANDIDATES | {SplitKind.FULL: some_split(33, experts=31)}
+    assert race(key, tmp_path, slower).times.keys() == {SplitKind.DENSE, SplitKind.CPU}
 
 
 def test_another_device_or_wish_has_times_of_its_own(tmp_path: Path, key: SplitKey) -> None:
     race(key, tmp_path).run(costing(full=100, dense=80, cpu=300)[0])
-    for change in ({"device": "another"}, {"driver": "newer"}, {"asked": Offload(gpu_layers="all")}):
+    for change in (
+        {"device": "another"},
+        {"driver": "newer"},
+        {"asked": Offload(gpu_layers="all")},
+        {"threads": 99},
+    ):
         assert race(msgspec.structs.replace(key, **change), tmp_path).times == {}

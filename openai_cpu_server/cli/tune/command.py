@@ -4,6 +4,7 @@ process of its own, as long as there is time."""
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import time
@@ -184,7 +185,10 @@ def tune(arguments: Sequence[str]) -> None:
     if others >= NOISY and not given.force:
         show(f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.")
         return
-    path = save_profile(model, cache_dir, winner(rows).profile)
+    profile = winner(rows).profile
+    if race is not None:
+        race.keep_for(profile)
+    path = save_profile(model, cache_dir, profile)
     if path is not None:
         show(f"kept in {path}: serve uses it from now on")
 
@@ -246,7 +250,7 @@ def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
             raise StartupError(answer.message)
         return goal.cost_ms(answer)
 
-    race.run(cost_ms)
+    race.run(cost_ms, budget_s=math.inf)
     return race
 
 

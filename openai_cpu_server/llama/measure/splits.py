@@ -21,14 +21,14 @@ from openai_cpu_server.contract.offload import Device, Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
-from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
+from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts, Profile
 from openai_cpu_server.llama.measure.probe import Probe
 from openai_cpu_server.llama.offload.choice import device_for, fitting_for
-from openai_cpu_server.llama.offload.split import Split, SplitKind
+from openai_cpu_server.llama.offload.split import Fitting, Split, SplitKind
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _BUDGET_S = 120.0
 """No further split is loaded once so many seconds are spent, but the CPU alone: that must be compared."""
 _CLEARLY = 0.97
@@ -53,8 +53,13 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int
     driver: str
     asked: Offload
-    has_draft: bool
-    has_projector: bool
+    threads: int
+    threads_batch: int
+    repack: bool | None
+    prefill_tokens: int
+    kv_type: str
+    flash_attention: bool
+    kernels: str
 
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
@@ -67,9 +72,18 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
             device_bytes=device.total_bytes,
             driver=_driver(),
             asked=options.offload,
-            has_draft=options.draft_model_path is not None,
-            has_projector=options.projector_path is not None,
+            threads=(threads := options.threads or Machine().num_threads()),
+            threads_batch=options.threads_batch or threads,
+            repack=options.repack,
+            prefill_tokens=options.prefill_tokens,
+            kv_type=options.kv_type,
+            flash_attention=options.flash_attention,
+            kernels=options.kernels,
         )
+
+    def with_profile(self, profile: Profile) -> SplitKey:
+        """That of a server which uses these settings."""
+        return msgspec.structs.replace(self, **msgspec.structs.asdict(profile))
 
 
 def _driver() -> str:
@@ -84,6 +98,8 @@ class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     kind: SplitKind
     layers: int
     """On the device."""
+    experts_on_cpu: int
+    """Of so many of these."""
     cost_ms: float | None
     """Of a turn of a chat; None: it could not be loaded, there was no time for it, or its measurement has not
     come to its end."""
@@ -91,7 +107,7 @@ class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_final(self) -> bool:
-        """Somebody may have ended the process, and not the device: it gets a second chance."""
+        """Somebody else may have ended the process, or filled the device: it gets a second chance."""
         return self.cost_ms is not None or self.tries >= _MOST_TRIES
 
 
@@ -99,10 +115,17 @@ class SplitTimes(msgspec.Struct, frozen=True):
     times: tuple[SplitTime, ...] = ()
 
     def of(self, kind: SplitKind, split: Split) -> SplitTime | None:
-        """What was measured of such a split, of about as many layers."""
+        """What was measured of such a split, of about as many layers and experts."""
         near = max(2, split.num_layers // 8)
         return next(
-            (t for t in self.times if t.kind is kind and abs(t.layers - split.gpu_layers) <= near), None
+            (
+                time
+                for time in self.times
+                if time.kind is kind
+                and abs(time.layers - split.gpu_layers) <= near
+                and abs(time.experts_on_cpu - split.experts_on_cpu) <= near
+            ),
+            None,
         )
 
     def with_(self, time: SplitTime) -> SplitTimes:
@@ -123,12 +146,18 @@ class SplitRace:
         self._key = key
         self._kept = Measurements(folder)
         self._known = self._kept.get(key, SplitTimes) or SplitTimes()
+        self._tried: set[SplitKind] = set()
+        """In this process."""
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
         """Of the candidates that were measured; None: it cannot be used."""
         found = ((kind, self._known.of(kind, split)) for kind, split in self._candidates.items())
-        return {kind: time.cost_ms for kind, time in found if time is not None and time.is_final}
+        return {
+            kind: time.cost_ms
+            for kind, time in found
+            if time is not None and (time.is_final or kind in self._tried)
+        }
 
     @property
     def measured(self) -> list[tuple[Split, float | None]]:
@@ -154,13 +183,23 @@ class SplitRace:
         fastest = min(costs, key=lambda kind: costs[kind])
         return self._candidates[fastest if costs[fastest] <= _CLEARLY * costs[first] else first]
 
+    def why_cpu_alone(self) -> str:
+        """Where that is the best, as a clause."""
+        if any(ms is not None for kind, ms in self.times.items() if kind is not SplitKind.CPU):
+            return f"it is faster than with {self.device}, as measured"
+        return f"no split with {self.device} could be used when that was tried"
+
+    def keep_for(self, profile: Profile) -> None:
+        """What was measured, for a server that uses these settings too."""
+        self._kept.put(self._key.with_profile(profile), self._known)
+
     def forget(self) -> None:
         """Measure all of it anew."""
         self._known = SplitTimes()
 
-    def run(self, cost_ms: Callable[[Split], float]) -> None:
+    def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
         """Measure what is not known, and keep it. `cost_ms` raises `StartupError` for what does not load."""
-        end = time.monotonic() + _BUDGET_S
+        end = time.monotonic() + budget_s
         neighbours = OtherProcesses()
         for kind, split in self._candidates.items():
             if kind in self.times:
@@ -173,11 +212,11 @@ class SplitRace:
             if not self._note(kind, split, None, tries=1 if before is None else before.tries + 1):
                 self.forget()  # the engine that replaces this one would find something else
                 return
+            self._tried.add(kind)
             try:
                 ms = cost_ms(split)
             except StartupError as error:
                 logger.info("splits: %s: %s", split, error)
-                self._note(kind, split, None, tries=_MOST_TRIES)
                 continue
             logger.info("splits: %s: %.0f ms for a turn of a chat", split, ms)
             self._note(kind, split, ms)
@@ -188,7 +227,9 @@ class SplitRace:
             )
 
     def _note(self, kind: SplitKind, split: Split, ms: float | None, *, tries: int = 1) -> bool:
-        noted = SplitTime(kind=kind, layers=split.gpu_layers, cost_ms=ms, tries=tries)
+        noted = SplitTime(
+            kind=kind, layers=split.gpu_layers, experts_on_cpu=split.experts_on_cpu, cost_ms=ms, tries=tries
+        )
         self._known = self._known.with_(noted)
         return self._kept.put(self._key, self._known)
 
@@ -221,12 +262,16 @@ def with_fastest_split(
     if not race.is_run and options.calibrate != "never":
         logger.info("measuring which split is the fastest (once for a model and a device)")
         race.run(lambda split: _timed_turn(options, split, on_progress))
-    best, how = race.best(), "measured" if race.times else "reckoned, not measured"
-    logger.info("splits: %s (%s)", best, how)
-    offload = best.offload
-    if best.is_cpu_alone and race.times:
-        offload = Offload(given_up=f"it is faster than with {device.name}, as measured")
-    return msgspec.structs.replace(options, offload=offload)
+    how = "measured" if race.times else "reckoned, not measured"
+    logger.info("splits: %s (%s)", race.best(), how)
+    return msgspec.structs.replace(options, offload=fastest(race, fitting))
+
+
+def fastest(race: SplitRace, fitting: Fitting) -> Offload:
+    """What to ask for in place of `auto`. Where that is nothing, it says why."""
+    if not race.best().is_cpu_alone:
+        return race.best().offload
+    return Offload(given_up=race.why_cpu_alone() if race.times else fitting.why_nothing)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
