@@ -15,11 +15,10 @@ from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, ModelInfo, ModelKind, WeightLayout
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.errors import EmbeddingFailed, StartupError
+from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
-    SLOTS_MAX,
     AbortSwitch,
     DecodeOutcome,
     OwnedContext,
@@ -29,7 +28,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_k
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import switch_kernels
 from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
-from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit
+from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -128,10 +127,6 @@ def _labels(model: Model, count: int) -> tuple[str, ...]:
     return () if None in found else tuple(label.decode(errors="replace") for label in found)
 
 
-_STEP_TOKENS = 256
-"""The least room of a step. Longer inputs have more."""
-
-
 class LlamaEmbedder:
     """Owns model and context. Not thread-safe but for `interrupt`."""
 
@@ -167,12 +162,12 @@ class LlamaEmbedder:
             )
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
-            max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)
+            max_input = longest_input(options, model.context_trained, vocabulary.vocab_size, free_bytes)
             abort = AbortSwitch()
             context = PoolingContext(
                 model,
                 abort,
-                step_tokens=max(max_input, _STEP_TOKENS),
+                step_tokens=embedding_tokens(max_input),
                 threads=options.threads_batch or options.threads or machine.num_threads(),
                 flash_attention=options.flash_attention,
                 cells_beside_layers=places.cells_beside_layers,
@@ -214,17 +209,6 @@ class LlamaEmbedder:
     def close(self) -> None:
         self._context.close()
         self._model.close()
-
-
-def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes: int) -> int:
-    """The longest input in tokens: what the model was trained for, or what `--ctx-size` or the memory
-    allows. Raises `StartupError`."""
-    trained = model.context_trained
-    if options.kv_tokens is not None:
-        if options.kv_tokens < 1:
-            raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
-        return min(trained or options.kv_tokens, options.kv_tokens)
-    return min(trained or LEAST_TOKENS, tokens_that_fit(free_bytes, vocab_size))
 
 
 def _info(

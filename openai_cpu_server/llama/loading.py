@@ -19,7 +19,7 @@ from openai_cpu_server.errors import AdapterFailed, StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.cells.batch import TokenBatch
-from openai_cpu_server.llama.cells.context import SLOTS_MAX, AbortSwitch, Context, ContextOptions
+from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
@@ -31,6 +31,7 @@ from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
     NUM_COPYING,
     SCORED_OUTPUTS,
+    SLOTS_MAX,
     KVType,
     MemoryRoom,
     batch_tokens,

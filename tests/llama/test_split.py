@@ -279,7 +279,9 @@ def _reserved(path: Path, step: StepSizes) -> _Reserved:
         context.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         context.n_ctx, context.n_seq_max = step.cells, step.sequences
         context.n_batch = context.n_ubatch = step.tokens
-        context.n_outputs_max = context.n_outputs_max_per_seq = step.outputs
+        context.embeddings, context.pooling_type = step.pools, llama_cpp.LLAMA_POOLING_TYPE_LAST
+        if not step.pools:
+            context.n_outputs_max = context.n_outputs_max_per_seq = step.outputs
         llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, context))
         llama_cpp.llama_model_free(model)
     finally:
@@ -296,3 +298,24 @@ def test_as_llama_cpp_reserves_it(files: dict[str, Path], name: str) -> None:
     expected, found = _reserved(files[name], step), split(files[name], 16_384, ALL, step).taken
     assert expected.compute * MIB <= found.compute <= 1.2 * expected.compute * MIB
     assert found.states == pytest.approx(expected.states * MIB, abs=0.01 * MIB)
+
+
+def embedding(path: Path, options: EngineOptions) -> tuple[Split, StepSizes]:
+    header, asked = GgufHeader(path), Offload(gpu_layers="all")
+    sizes = ModelSizes.of(header, KVType.F16, asked, "GPU0")
+    step = StepSizes.of_embeddings(header, sizes, options, 8 * GIB)
+    return Fitting(sizes, step, asked, device(16_384)).first_choice(), step
+
+
+@pytest.mark.native
+def test_a_step_that_embeds_reserves_as_llama_cpp_does(files: dict[str, Path], minilm: Path) -> None:
+    """A causal model has cells for one step, and logits of all tokens; an encoder has neither."""
+    for path, kv_tokens, cells, most in (
+        (files["1b"], 256, 256, 1.1),
+        (files["1b"], 4_096, 4_096, 1.1),
+        (minilm, None, 0, 2.5),
+    ):
+        found, step = embedding(path, EngineOptions(model_path="", kv_tokens=kv_tokens))
+        expected = _reserved(path, step).compute * MIB
+        assert expected <= found.taken.compute <= most * expected
+        assert found.taken.cells == cells * 16 * 8 * 64 * 2 * 2

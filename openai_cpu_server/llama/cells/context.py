@@ -18,7 +18,7 @@ from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.batch import SlotSequences
 from openai_cpu_server.llama.cells.block_store import Bytes
 from openai_cpu_server.llama.host import ComputeThreads
-from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, KVType
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
@@ -83,8 +83,6 @@ class AbortSwitch:
 
 Logits = npt.NDArray[np.float32]
 
-SLOTS_MAX = 256
-"""llama.cpp's LLAMA_MAX_SEQ."""
 _STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _NO_POSITION = 2**31 - 2
 """Where no cell is."""

@@ -428,21 +428,21 @@ _POOLING_NONE, _POOLING_RANK = 0, 4
 """llama.cpp's LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
 _POOLING_UNSPECIFIED = (-1, (1 << 32) - 1)
 """llama.cpp's LLAMA_POOLING_TYPE_UNSPECIFIED, and what its own writer makes of that: its key has no sign."""
-_EMBEDDING_ARCHITECTURES = frozenset(
+ENCODERS = frozenset(
     (
         "bert",
         "eurobert",
         "gemma-embedding",
         "jina-bert-v2",
         "jina-bert-v3",
-        "llama-embed",
         "modern-bert",
         "neo-bert",
         "nomic-bert",
         "nomic-bert-moe",
-        "t5encoder",
     )
 )
+"""Those for which llama.cpp keeps no cells."""
+_EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
 """llama.cpp's names of architectures that have no head for the next token, or are trained without one."""
 
 

@@ -11,7 +11,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.encoders import EncoderFacts, ProjectorFacts
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader, model_files, total_bytes
 
 CELLS_GRANULARITY = 256
 """llama.cpp pads the size of the pool to a multiple of this."""
@@ -74,6 +74,8 @@ def _kv_heads(header: GgufHeader) -> list[int]:
     """The number of key and value heads of each layer; 0 for one without a cache of its own."""
     key = header.for_architecture
     num_all = header.get_int(key("block_count")) or 0
+    if header.architecture in ENCODERS:
+        return [0] * num_all
     num_layers = max(0, num_all - (header.get_int(key("nextn_predict_layers")) or 0))
     heads = header.get_ints(key("attention.head_count"), num_layers) or [0] * num_layers
     kv_heads = header.get_ints(key("attention.head_count_kv"), num_layers) or heads
@@ -99,6 +101,8 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
     return max(full, header.get_int(header.for_architecture(name + "_swa")) or full)
 
 
+SLOTS_MAX = 256
+"""Sequences of a context, at most: llama.cpp's LLAMA_MAX_SEQ."""
 NUM_COPYING = 2
 """Sequences beside those of requests: for cells that are being copied, and for padding."""
 _MOST_KEPT = 32
@@ -305,6 +309,25 @@ def batch_tokens(options: EngineOptions) -> int:
     """The most tokens that one step may have."""
     tokens = max(options.prefill_tokens, options.max_seqs + TILE_TOKENS, _BATCH_TOKENS_MIN)
     return -(-tokens // TILE_TOKENS) * TILE_TOKENS
+
+
+_LEAST_STEP_TOKENS = 256
+"""The least room of a step that embeds. Longer inputs have more."""
+
+
+def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
+    """Of a model that embeds, in tokens: what it was `trained` for (0: it does not say), or what `--ctx-size`
+    or the memory beside its weights allows. Raises `StartupError`."""
+    if options.kv_tokens is not None:
+        if options.kv_tokens < 1:
+            raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
+        return min(trained or options.kv_tokens, options.kv_tokens)
+    return min(trained or LEAST_TOKENS, tokens_that_fit(free_bytes, vocab_size))
+
+
+def embedding_tokens(longest: int) -> int:
+    """The most tokens of a step that embeds inputs of this length."""
+    return max(longest, _LEAST_STEP_TOKENS)
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:

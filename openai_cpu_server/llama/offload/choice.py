@@ -10,9 +10,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
 from openai_cpu_server.errors import DeviceFailed, StartupError
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
     Elsewhere,
@@ -114,7 +115,10 @@ def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitt
     it is small, and computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
     options = msgspec.structs.replace(options, offload=offload)
-    header, kv_type = GgufHeader(Path(options.model_path)), KVType.named(options.kv_type)
+    header = GgufHeader(Path(options.model_path))
+    if model_kind(header) is not ModelKind.GENERATES:
+        return _fitting_embedder(header, options, device, free_bytes)
+    kv_type = KVType.named(options.kv_type)
     draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
     room = MemoryRoom.of(header, draft, kv_type, both, encoder=encoder_memory(options))
@@ -125,6 +129,12 @@ def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitt
         drafts = fitting_for(of_draft_model(options), device, free_bytes)
         reserved = sum(drafts.first_choice().taken)
     return Fitting(sizes, step, options.offload, device, reserved_bytes=reserved)
+
+
+def _fitting_embedder(header: GgufHeader, options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
+    sizes = ModelSizes.of(header, KVType.F16, options.offload, device.name)
+    beside = max(0, free_bytes - total_bytes(model_files(header)))
+    return Fitting(sizes, StepSizes.of_embeddings(header, sizes, options, beside), options.offload, device)
 
 
 def placement_of(split: Split, device: Device) -> Placement:

@@ -19,16 +19,19 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, CPU, Device, Offload
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
 from openai_cpu_server.llama.model.kv_size import (
     NUM_COPYING,
     SCORED_OUTPUTS,
+    SLOTS_MAX,
     Elsewhere,
     KVType,
     batch_tokens,
     cell_bytes_by_layer,
+    embedding_tokens,
     kept_states,
+    longest_input,
     num_snapshots,
 )
 
@@ -67,8 +70,9 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     """All weights."""
     step_floats: int
     """Numbers that a token of a step needs at a time, at most."""
-    logits: int
-    """Numbers that a token whose logits are wanted needs."""
+    vocab_size: int
+    width: int
+    """Numbers of a token between two layers."""
     heads: int
     has_windows: bool
 
@@ -97,7 +101,8 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             idle_patterns=tuple(p.pattern for n, (p, _) in enumerate(patterns) if not by_pattern[n]),
             total_bytes=_total(tensors),
             step_floats=_step_floats(header),
-            logits=_vocabulary(tensors) + _size(header, "embedding_length"),
+            vocab_size=_vocabulary(tensors),
+            width=_size(header, "embedding_length"),
             heads=_size(header, "attention.head_count"),
             has_windows=bool(header.get_int(header.for_architecture("attention.sliding_window"))),
         )
@@ -207,6 +212,26 @@ class StepSizes(NamedTuple):
     states: int
     """Of each layer that keeps them."""
     flash_attention: bool
+    pools: bool = False
+    """Rows of all tokens are kept, for the vectors that are made of them."""
+
+    @classmethod
+    def of_embeddings(
+        cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
+    ) -> StepSizes:
+        """As `llama.embedder` sets them up. `free_bytes`: of the machine's memory beside the weights.
+        A causal model computes logits of all tokens too, which nobody wants."""
+        trained = header.get_int(header.for_architecture("context_length")) or 0
+        tokens = embedding_tokens(longest_input(options, trained, sizes.vocab_size, free_bytes))
+        return cls(
+            cells=tokens,
+            tokens=tokens,
+            outputs=0 if header.architecture in ENCODERS else tokens,
+            sequences=SLOTS_MAX,
+            states=SLOTS_MAX if sizes.state_bytes else 0,
+            flash_attention=options.flash_attention,
+            pools=True,
+        )
 
     @classmethod
     def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
@@ -399,7 +424,8 @@ class Fitting:
         activations = _FLOAT * step.tokens * sizes.step_floats
         states = 2 * step.sequences * max((layer.state for _, layer in layers), default=0)
         copies = (0 if kv_on_gpu else activations) + (masks if gpu_layers < sizes.num_layers else 0)
-        logits = _FLOAT * step.outputs * sizes.logits if gpu_layers else 0
+        logits = _FLOAT * step.outputs * (sizes.vocab_size + sizes.width) if gpu_layers else 0
+        logits += _FLOAT * step.tokens * 2 * sizes.width if gpu_layers and step.pools else 0
         computes = bool(layers or sizes.placed_bytes)
         return max(computes * (activations + masks + states + copies), logits) * 21 // 20
 
