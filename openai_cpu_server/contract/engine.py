@@ -130,6 +130,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     until the model is loaded."""
     placement: Placement | None = None
     """What of the model is on a device; None: nothing, or it is not loaded."""
+    draft_placement: Placement | None = None
+    """The same of its draft model."""
     deaths: tuple[LastDeath, ...] = ()
     """The last few, the oldest first."""
     threads: int = 0

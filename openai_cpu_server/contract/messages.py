@@ -95,7 +95,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def on_cpu_alone(self, why: str) -> EngineOptions:
         """Without the devices that were asked for: `why`, a clause."""
-        return msgspec.structs.replace(self, offload=Offload(given_up=why), draft_offload=ON_CPU)
+        given_up = Offload(given_up=why)
+        return msgspec.structs.replace(
+            self,
+            offload=given_up if self.offload.wants_device else self.offload,
+            draft_offload=given_up if self.draft_offload.wants_device else self.draft_offload,
+        )
 
     @property
     def exit_grace_s(self) -> float:

@@ -215,6 +215,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightLayout = WeightLayout()
     placement: Placement | None = None
     """What of it is on a device; None: the CPU does all."""
+    draft_placement: Placement | None = None
+    """The same of its draft model."""
     adapters: tuple[LoadedAdapter, ...] = ()
     """Those that are loaded."""
     kind: ModelKind = ModelKind.GENERATES
@@ -254,7 +256,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     def computed_by(self) -> dict[str, str]:
         """By kernel of ours: its instruction set, or why it is off; and how the weights lie."""
         told = {**self.kernels.described, "weights": str(self.weights)}
-        return told if self.placement is None else {**told, "device": str(self.placement)}
+        if self.placement is not None:
+            told["device"] = str(self.placement)
+        if self.draft_placement is not None:
+            told["device of the draft model"] = str(self.draft_placement)
+        return told
 
     @property
     def summary(self) -> str:
@@ -263,15 +269,19 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             return (
                 f"{self.description}, {self.kind.value}: {self.embedding_size} numbers for an input of up to "
                 f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}; "
-                f"weights {self.weights}"
+                f"weights {self.weights}{self._placed}"
             )
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
         return (
             f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads, "
-            f"kernels: {self.kernels}; weights {self.weights}"
-            f"{'' if self.placement is None else f'; {self.placement}'}"
+            f"kernels: {self.kernels}; weights {self.weights}{self._placed}"
         )
+
+    @property
+    def _placed(self) -> str:
+        own = "" if self.placement is None else f"; {self.placement}"
+        return own if self.draft_placement is None else f"{own}; draft model: {self.draft_placement}"
 
 
 class ThreadControl(Protocol):

@@ -193,6 +193,7 @@ class Supervisor:
             engine_rss_bytes=engine_rss_bytes,
             kernels=info.computed_by if info else {},
             placement=info.placement if info else None,
+            draft_placement=info.draft_placement if info else None,
             threads=info.threads if info else 0,
             threads_computing=self.news.threads or (info.threads if info else 0),
             is_throttled=self.news.is_throttled,

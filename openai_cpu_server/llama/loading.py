@@ -255,7 +255,9 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
                 draft, draft_weights, draft_places, options, vocabulary, info, abort, compute_threads
             )
             info = msgspec.structs.replace(
-                info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
+                info,
+                draft_cost=draft_model.num_parameters / max(1, info.num_parameters),
+                draft_placement=draft_places.placement,
             )
         row_store = None
         if projector is not None:

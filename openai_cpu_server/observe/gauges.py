@@ -141,10 +141,9 @@ def _device_gauge(
     readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[Placement], float]
 ) -> Metric:
     """Of models that were to have a part on a device; without one there is no series."""
-    family = GaugeMetricFamily(name, documentation, labels=("model", "device"))
-    for one in readings:
-        if (placed := one.status.placement) is not None:
-            family.add_metric([one.model, _device_name(placed)], value_of(placed))
+    family = GaugeMetricFamily(name, documentation, labels=("model", "role", "device"))
+    for labels, placed in _placements(readings):
+        family.add_metric(labels, value_of(placed))
     return family
 
 
@@ -152,23 +151,25 @@ def _device_bytes(readings: list[GaugeReading]) -> Metric:
     family = GaugeMetricFamily(
         "ocs_device_bytes",
         "What the model takes of the device's memory.",
-        labels=("model", "device", "part"),
+        labels=("model", "role", "device", "part"),
     )
-    for one in readings:
-        if (placed := one.status.placement) is None:
-            continue
+    for labels, placed in _placements(readings):
         parts = {
             "weights": placed.weights_bytes,
             "cells": placed.cells_bytes,
             "compute": placed.compute_bytes,
         }
         for part, num_bytes in parts.items():
-            family.add_metric([one.model, _device_name(placed), part], num_bytes)
+            family.add_metric([*labels, part], num_bytes)
     return family
 
 
-def _device_name(placed: Placement) -> str:
-    return "" if placed.device is None else placed.device.name
+def _placements(readings: list[GaugeReading]) -> Iterator[tuple[list[str], Placement]]:
+    """With labels: the model, whether it is this one or its draft model, and the device."""
+    for one in readings:
+        for role, placed in (("model", one.status.placement), ("draft", one.status.draft_placement)):
+            if placed is not None:
+                yield [one.model, role, "" if placed.device is None else placed.device.name], placed
 
 
 def _cpu() -> Iterator[Metric]:

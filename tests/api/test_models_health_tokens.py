@@ -149,9 +149,20 @@ async def test_what_is_on_a_device_is_told() -> None:
         told = (await http.get("/health")).json()["models"]["fake"]["placement"]
         metrics = (await http.get("/metrics")).text.splitlines()
     assert told == msgspec.to_builtins(PARTLY)
-    assert 'ocs_device_layers{device="Vulkan0",model="fake"} 9.0' in metrics
-    assert 'ocs_device_bytes{device="Vulkan0",model="fake",part="weights"} 500.0' in metrics
+    assert 'ocs_device_layers{device="Vulkan0",model="fake",role="model"} 9.0' in metrics
+    assert 'ocs_device_bytes{device="Vulkan0",model="fake",part="weights",role="model"} 500.0' in metrics
     assert str(PARTLY).startswith("9 of 33 layers on Vulkan0, experts of 4 on the CPU, cells on the CPU (")
+
+
+async def test_what_of_the_draft_model_is_on_a_device_is_told() -> None:
+    """On the other side of its model, and where it was to be."""
+    drafted = msgspec.structs.replace(READY, draft_placement=PARTLY)
+    async with client(api(FakeEngine(told=drafted))) as http:
+        told = (await http.get("/health")).json()["models"]["fake"]
+        metrics = (await http.get("/metrics")).text.splitlines()
+    assert (told["placement"], told["draft_placement"]) == (None, msgspec.to_builtins(PARTLY))
+    assert 'ocs_device_layers{device="Vulkan0",model="fake",role="draft"} 9.0' in metrics
+    assert not any('role="model"' in line for line in metrics)
 
 
 async def test_that_the_cpu_serves_in_place_of_a_device_is_told() -> None:
@@ -159,7 +170,7 @@ async def test_that_the_cpu_serves_in_place_of_a_device_is_told() -> None:
         told = (await http.get("/health")).json()["models"]["fake"]["placement"]
         metrics = (await http.get("/metrics")).text
     assert (told["layers"], told["why"]) == (0, "there is no device")
-    assert 'ocs_device_layers{device="",model="fake"} 0.0' in metrics
+    assert 'ocs_device_layers{device="",model="fake",role="model"} 0.0' in metrics
     assert str(ABSENT) == "all on the CPU: there is no device"
 
 

@@ -338,6 +338,14 @@ def test_a_pool_that_cannot_be_is_said(tiny: Path, shown: Shown) -> None:
     assert "serve would not start: Not enough memory for the KV pool: 1000000000000 tokens" in said
 
 
+def test_a_device_that_is_not_there_is_said_where_one_is_asked_for(tiny: Path, shown: Shown) -> None:
+    """By this build of llama.cpp, which knows none."""
+    assert not [line for line in shown(str(tiny)).splitlines() if line.startswith("device")]
+    for asked in (["--gpu-layers", "all"], ["--draft-model", str(tiny), "--draft-gpu-layers", "all"]):
+        (line,) = [line for line in shown(str(tiny), *asked).splitlines() if line.startswith("device")]
+        assert line.startswith("device: llama.cpp knows no device here beside the CPU")
+
+
 def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
     """10 ms a step and 1 ms a token, nothing for attention."""
     curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0)

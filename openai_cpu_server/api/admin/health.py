@@ -85,6 +85,8 @@ class ModelHealth(msgspec.Struct, frozen=True):
     """By NUMA node, with `--numa`."""
     placement: Placement | None
     """What of it is on a device beside the CPU; null: nothing."""
+    draft_placement: Placement | None
+    """The same of its draft model."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +178,7 @@ def _health(model: ServedModel) -> ModelHealth:
         status.threads_computing,
         nodes,
         status.placement,
+        status.draft_placement,
     )
 
 

@@ -55,6 +55,8 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of its process, the mapped model file included; 0: there is none."""
     placement: Placement | None
     """What of it is on a device beside the CPU; null: nothing."""
+    draft_placement: Placement | None
+    """The same of its draft model."""
     restarts: int
 
 

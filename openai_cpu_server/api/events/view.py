@@ -341,6 +341,7 @@ def _model_state(model: ServedModel) -> ModelState:
         kv_tokens_used=status.kv_tokens_used,
         memory_bytes=status.engine_rss_bytes,
         placement=status.placement,
+        draft_placement=status.draft_placement,
         restarts=status.restarts,
     )
 

@@ -33,6 +33,7 @@ from openai_cpu_server.cli.inspect.machine import (
     predicted,
     read_devices,
     read_memory,
+    why_no_device,
 )
 from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
 from openai_cpu_server.config.parser import read_settings
@@ -58,8 +59,9 @@ class InspectReport(msgspec.Struct, frozen=True):
     memory: MemoryFacts | None
     """What fits; None: the file is no model that generates text."""
     devices: list[DeviceFacts]
-    """What would go to each device beside the CPU; []: this build has none, or the file is no model that
-    generates text."""
+    """What would go to each device beside the CPU; []: this build has none."""
+    why_no_device: str | None
+    """Where one is asked for."""
     profile: Profile | None
     """The settings that `tune` found for this model on this machine."""
     speed: SpeedFacts | None
@@ -72,7 +74,10 @@ def text(report: InspectReport, asked: str) -> str:
     if report.model.tokenizer is not None:
         sections.append(_special(report.model.tokenizer))
     if report.memory is not None:
-        sections += [_memory(report.memory), *map(_device, report.devices)]
+        sections.append(_memory(report.memory))
+    sections += map(_device, report.devices)
+    sections += [f"device: {report.why_no_device}"] if report.why_no_device else []
+    if report.memory is not None:
         sections += [_speed(report.speed), _tuning(report.profile, asked)]
     return "\n\n".join(section for section in sections if section)
 
@@ -300,6 +305,8 @@ def _device(facts: DeviceFacts) -> str:
         f"{bytes_text(device.total_bytes)} free",
         f"--gpu-layers {facts.asked}: {facts.split}{taken}",
     ]
+    if facts.draft is not None:
+        lines.append(f"draft model: {facts.draft}")
     if facts.why is not None:
         lines.append(facts.why)
     if facts.measured:
@@ -416,8 +423,9 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     )
     options = profile.applied(options, given=settings.model_fields_set) if profile else options
     template = read_template(header)
+    found, absent = read_devices(options, folder, machine), why_no_device(options)
     if not facts.generates_text:
-        return InspectReport(facts, None, None, template, memory=None, devices=[], profile=None, speed=None)
+        return InspectReport(facts, None, None, template, None, found, absent, profile=None, speed=None)
     media_header = GgufHeader(projector) if projector is not None else None
     sight = read_sight(media_header) if media_header is not None else None
     hearing = read_hearing(media_header) if media_header is not None else None
@@ -426,9 +434,7 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
-    return InspectReport(
-        facts, sight, hearing, template, memory, read_devices(options, folder, machine), profile, speed
-    )
+    return InspectReport(facts, sight, hearing, template, memory, found, absent, profile, speed)
 
 
 def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:

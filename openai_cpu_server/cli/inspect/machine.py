@@ -25,7 +25,7 @@ from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, know
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import device_for, fitting_for
+from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for, of_draft_model
 from openai_cpu_server.llama.offload.devices import devices
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -136,6 +136,13 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """Why it is less than asked."""
     measured: list[SplitCost]
     """Where `auto` was measured: all splits; the fastest is taken."""
+    draft: str | None = None
+    """What of the draft model goes there; None: nothing is asked for."""
+
+
+def why_no_device(options: EngineOptions) -> str | None:
+    """Where one is asked for and there is none."""
+    return NO_DEVICE if options.wants_device and not devices() else None
 
 
 def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
@@ -156,7 +163,15 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
     if asked.gpu_layers == "auto":
         race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
-    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), split.why, measured)
+    why = "; ".join([*([split.why] if split.why else []), *fitting.idle_wishes]) or None
+    draft = _draft_split(options, device, machine)
+    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), why, measured, draft)
+
+
+def _draft_split(options: EngineOptions, device: Device, machine: Machine) -> str | None:
+    if options.draft_model_path is None or not options.draft_offload.wants_device:
+        return None
+    return str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
 
 
 def _elsewhere(options: EngineOptions, free_bytes: int) -> Elsewhere:
@@ -204,7 +219,11 @@ def best_known(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> MeasuredCurve | None:
     """The kept curve whose options are most like these; the newest if there are several."""
-    known = [MeasuredCurve(key, curve) for key, curve in known_curves(model, cache_dir)]
+    known = [
+        MeasuredCurve(key, curve)
+        for key, curve in known_curves(model, cache_dir)
+        if key.split is None or options.offload.wants_device
+    ]
 
     def likeness(measured: MeasuredCurve) -> int:
         wanted = _served_with(measured.key, options, header, machine)

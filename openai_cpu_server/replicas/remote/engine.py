@@ -112,6 +112,9 @@ class ReplicasOverview:
             engine_rss_bytes=sum(status.engine_rss_bytes for status in statuses),
             kernels=next((status.kernels for status in statuses if status.kernels), {}),
             placement=next((status.placement for status in statuses if status.placement), None),
+            draft_placement=next(
+                (status.draft_placement for status in statuses if status.draft_placement), None
+            ),
             threads=sum(status.threads for status in statuses),
             threads_computing=sum(status.threads_computing for status in statuses),
             is_throttled=any(status.is_throttled for status in statuses),

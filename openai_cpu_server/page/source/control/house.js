@@ -14,7 +14,7 @@ export function Models() {
     <div class="control-scroll" tabindex="0" role="region" aria-label="Models"><table>
       <thead><tr><th>Model</th><th>State</th><th class="number">Memory</th><th class="number">KV pool</th><th class="number">Restarts</th></tr></thead>
       <tbody>${models.value.map((one) => html`<tr key=${one.name}>
-        <td>${one.name}<span class="soft control-sub">${[one.quantisation, one.kind !== "generates" && one.kind].filter(Boolean).join(" · ")}</span><${Device} placed=${one.placement} /></td>
+        <td>${one.name}<span class="soft control-sub">${[one.quantisation, one.kind !== "generates" && one.kind].filter(Boolean).join(" · ")}</span><${Device} placed=${one.placement} /><${Device} placed=${one.draft_placement} of="draft model: " /></td>
         <td><${State} one=${one} /></td>
         <td class="number">${one.memory_bytes ? bytes(one.memory_bytes) : "–"}</td>
         <td class="number">${one.kv_tokens ? percent(one.kv_tokens_used / one.kv_tokens) : "–"}</td>
@@ -33,13 +33,13 @@ function State({ one }) {
     ${one.state === "ready" && (one.is_throttled || one.threads_computing < one.threads) && html`<span class="soft control-sub">${one.threads_computing} of ${one.threads} threads: ${one.is_throttled ? "a quota of CPU time is used up" : "others use the cores"}</span>`}`;
 }
 
-function Device({ placed }) {
+function Device({ placed, of = "" }) {
   if (!placed) return null;
-  if (!placed.device || !(placed.layers || placed.weights_bytes)) return html`<span class="soft control-sub control-device">all on the CPU${placed.why && `: ${placed.why}`}</span>`;
+  if (!placed.device || !(placed.layers || placed.weights_bytes)) return html`<span class="soft control-sub control-device">${of}all on the CPU${placed.why && `: ${placed.why}`}</span>`;
   const { device, layers, num_layers: all, cpu_expert_layers: experts } = placed;
   const taken = placed.weights_bytes + placed.cells_bytes + placed.compute_bytes;
   const rest = [experts > 0 && `experts of ${experts} on the CPU`, !placed.cells_bytes && "KV pool on the CPU"].filter(Boolean);
-  return html`<span class="soft control-sub control-device" title=${placed.why ?? device.description}>${[`${bytes(taken)} on ${device.name}`, `${layers} of ${all} layers`, ...rest].join(" · ")}</span>`;
+  return html`<span class="soft control-sub control-device" title=${placed.why ?? device.description}>${of}${[`${bytes(taken)} on ${device.name}`, `${layers} of ${all} layers`, ...rest].join(" · ")}</span>`;
 }
 
 export function Restarts() {
