@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,77 @@ def test_the_manual_has_its_arguments_and_their_defaults() -> None:
         if line.startswith("ARG "):
             name, _, default = line.removeprefix("ARG ").partition("=")
             assert f"| `{name}` | {f'`{default}`' if default else 'none'} |" in rows
+
+
+APT = """#!/bin/sh
+echo "apt-get $*" >>"$CALLS"
+"""
+PYTHON = """#!/bin/sh
+case "$*" in *llama.txt*) echo "CMAKE_ARGS=$CMAKE_ARGS CXXFLAGS=$CXXFLAGS" >>"$CALLS" ;; esac
+"""
+SILENT = "#!/bin/sh\n"
+
+
+@pytest.fixture
+def would_run(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Runs what a stage says of packages and of llama.cpp, with stand-ins for what they call. Returns the
+    exit status, and the calls."""
+    stand_ins = {"apt-get": APT, "python": PYTHON, "pip": SILENT, "useradd": SILENT, "install": SILENT}
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def would_run(number: int, **asked: str) -> tuple[int, str]:
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        stage = stages()[number]
+        arguments = dict(pair for step in stage.steps if step.name == "ARG" for pair in assignments(step))
+        for command in stage.values("RUN"):
+            if "apt-get" not in command and "llama.txt" not in command:
+                continue
+            # What it names by their folder, or removes, is not this machine's.
+            command = command.replace("/opt/tools/bin/", "").replace("/var/lib", str(tmp_path))
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                env=arguments | asked | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            if done.returncode:
+                return done.returncode, done.stderr
+        return 0, calls.read_text()
+
+    return would_run
+
+
+def test_the_image_is_for_the_cpu_alone_unless_a_gpu_is_named(
+    would_run: Callable[..., tuple[int, str]],
+) -> None:
+    _, builds = would_run(0)
+    _, has = would_run(1)
+    assert "-DGGML_NATIVE=OFF" in builds
+    for word in ("vulkan", "VULKAN", "glslc", "mesa"):
+        assert word not in builds + has
+
+
+def test_the_image_for_vulkan_builds_with_it_and_has_its_drivers(
+    would_run: Callable[..., tuple[int, str]],
+) -> None:
+    status, builds = would_run(0, GPU="vulkan")
+    assert status == 0
+    assert "install --yes --no-install-recommends build-essential" in builds
+    assert "glslc libvulkan-dev spirv-headers" in builds
+    assert "-DGGML_NATIVE=OFF" in builds, "it is as portable as the other"
+    assert "-DGGML_VULKAN=ON" in builds
+    assert "-include /src/vulkan_layer_settings.h" in builds
+    _, has = would_run(1, GPU="vulkan")
+    assert "libgomp1 libvulkan1 mesa-vulkan-drivers" in has
+
+
+def test_an_image_for_another_gpu_is_refused(would_run: Callable[..., tuple[int, str]]) -> None:
+    status, said = would_run(0, GPU="cuda")
+    assert status != 0
+    assert "GPU=cuda is not known: off or vulkan" in said
 
 
 def test_variables_are_filled_in_as_the_builder_does() -> None:
