@@ -240,6 +240,10 @@ class ModelOptions(BaseModel):
         }
 
     @property
+    def wants_device(self) -> bool:
+        return self.offload.wants_device or self.draft_offload.wants_device
+
+    @property
     def draft_offload(self) -> Offload:
         if self.draft_model is None:
             return ON_CPU

@@ -86,6 +86,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * alone > self.num_layers
 
     @property
+    def taken_bytes(self) -> int:
+        return self.weights_bytes + self.cells_bytes + self.compute_bytes
+
+    @property
     def split(self) -> str | None:
         """On which device is what, whatever it takes there; None: the CPU does all."""
         if self.device is None or not (self.layers or self.weights_bytes):
@@ -98,6 +102,5 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         if self.device is None or self.split is None:
             return f"all on the CPU: {self.why}" if self.why else "all on the CPU"
-        taken = self.weights_bytes + self.cells_bytes + self.compute_bytes
         free = self.device.free_bytes
-        return f"{self.split} ({taken / 2**20:,.0f} MiB of {free / 2**20:,.0f} that were free)"
+        return f"{self.split} ({self.taken_bytes / 2**20:,.0f} MiB of {free / 2**20:,.0f} that were free)"

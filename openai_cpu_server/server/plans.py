@@ -104,6 +104,8 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     if settings.numa and (len(plans) > 1 or settings.memory is not None or may_grow):
         without = "--memory, --allow-pull and --models-dir"
         raise StartupError(f"--numa is for a server with one model, and without {without}")
+    if settings.numa and any(plan.options.wants_device for plan in plans):
+        raise StartupError("--numa is for engines that share nothing: without --gpu-layers and the like")
     return plans
 
 

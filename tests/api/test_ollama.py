@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
-from tests.api.fake_engine import FakeEngine
+from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, embedding_model, eventually, num_live, served
 from tests.api.talking import chat, complete
@@ -220,6 +221,23 @@ async def test_a_client_who_leaves_ends_its_answer() -> None:
         await eventually(lambda: num_live(engine) == 1)
         one.disconnect()
         await eventually(lambda: num_live(engine) == 0)
+
+
+async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:
+    """Its clients show the share of it."""
+    placed = Placement(
+        device=None,
+        layers=3,
+        num_layers=3,
+        cpu_expert_layers=0,
+        weights_bytes=500,
+        cells_bytes=40,
+        compute_bytes=3,
+    )
+    told = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=placed, draft_placement=placed)
+    async with client(api(FakeEngine(told=told))) as http:
+        (running,) = (await http.get("/api/ps")).json()["models"]
+    assert (running["size_vram"], running["size"]) == (2 * 543, 1000 + 2 * 543)
 
 
 async def test_models_are_listed_and_shown(http: httpx.AsyncClient) -> None:

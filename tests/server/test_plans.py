@@ -60,6 +60,9 @@ def test_an_engine_on_each_numa_node_is_for_one_model(files: Path) -> None:
     for others in (("--model", "b.gguf"), ("--memory", "1000")):
         with pytest.raises(StartupError, match="--numa is for a server with one model"):
             planned(files, "--model", "a.gguf", "--numa", *others)
+    for asked in (["--gpu-layers", "all"], ["--draft-model", "b.gguf", "--draft-gpu-layers", "2"]):
+        with pytest.raises(StartupError, match="--numa is for engines that share nothing"):
+            planned(files, "--model", "a.gguf", "--numa", *asked)
 
 
 def test_what_is_meant_for_the_machine_is_divided_among_its_nodes() -> None:

@@ -48,12 +48,13 @@ class OllamaRunning(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     size: int
-    """Memory of its process."""
+    """Memory of its process, and of a device."""
     digest: str
     details: OllamaDetails
     expires_at: str
     """So late: how long it stays is known when there is need for its memory."""
     size_vram: int = 0
+    """What it takes of a device, its draft model's included."""
     context_length: int
 
 
@@ -111,10 +112,13 @@ def lying(model: ShelvedModel) -> OllamaModel:
 
 
 def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
+    status = chosen.model.engine.status()
+    on_device = sum(placed.taken_bytes for placed in (status.placement, status.draft_placement) if placed)
     return OllamaRunning(
         name=chosen.name,
         model=chosen.name,
-        size=chosen.model.engine.status().engine_rss_bytes or info.file_bytes,
+        size=on_device + (status.engine_rss_bytes or info.file_bytes),
+        size_vram=on_device,
         digest=_digest(info, chosen),
         details=_details(info, chosen.model),
         expires_at=_NEVER,
