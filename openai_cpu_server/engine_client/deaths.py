@@ -26,6 +26,9 @@ _OUT_OF_MEMORY = (
 )
 
 
+_NOT_STARTED, _BAD_MESSAGE = "not_started", "bad_message"
+
+
 class DeathKind(enum.Enum):
     FAULT = "fault"
     """The process's own doing: a fault or an abort in native code, an exit."""
@@ -63,15 +66,20 @@ class Death(msgspec.Struct, frozen=True):
         """For a request that is to blame."""
         return f"The engine died each time that it computed this request; the last time {self.message}."
 
+    @property
+    def may_be_device(self) -> bool:
+        """Whether a device's driver may be to blame."""
+        return not self.kind.is_from_outside and self.cause not in (_NOT_STARTED, _BAD_MESSAGE)
+
     @classmethod
     def not_started(cls, error: Exception) -> Death:
         """No process could be started."""
-        return cls(DeathKind.FAULT, f"the engine process could not be started ({error})", "not_started")
+        return cls(DeathKind.FAULT, f"the engine process could not be started ({error})", _NOT_STARTED)
 
     @classmethod
     def of_bad_message(cls, error: str) -> Death:
         """It was killed because one of its messages cannot be read, as happens between two versions."""
-        return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", "bad_message")
+        return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", _BAD_MESSAGE)
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:

@@ -99,7 +99,7 @@ class NextOptions:
     def without_device(self, death: Death) -> bool:
         """Whether this death ends the use of devices: a driver takes the process with it where its device is
         lost, or full."""
-        if not self.options.wants_device or death.kind.is_from_outside:
+        if not (self.options.wants_device and death.may_be_device):
             return False
         logger.warning("%s, with a device: the CPU serves from here on", death.message)
         self.options = self.options.on_cpu_alone(f"with it {death.message}")

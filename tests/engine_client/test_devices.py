@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.deaths import Death
 from openai_cpu_server.errors import GenerationFailed
 from tests.engine_client.test_client import client, collect, expected_text, running, text
 from tests.scheduler.driver import request
@@ -44,3 +48,32 @@ async def test_a_request_that_kills_the_engine_without_it_too_does_not_cost_the_
         assert text(await collect(engine, one)) == expected_text(one)
         assert engine.status().restarts == 2
         assert why_not(engine) is None
+
+
+async def test_a_killed_engine_keeps_its_device() -> None:
+    """Somebody's signal says nothing of a driver."""
+    async with running(client(offload=ALL)) as engine:
+        before = engine.engine_pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        one = request("a", output=20)
+        assert text(await collect(engine, one)) == expected_text(one)
+        assert engine.engine_pid != before
+        assert why_not(engine) is None
+
+
+@pytest.mark.parametrize(
+    ("death", "may_be"),
+    [
+        (Death.of(-signal.SIGABRT, hang_s=None), True),
+        (Death.of(1, hang_s=None), True),
+        (Death.of(-signal.SIGKILL, hang_s=9.0), True),
+        (Death.of(-signal.SIGKILL, hang_s=None), False),
+        (Death.of(-signal.SIGKILL, hang_s=None, ran_out_of_memory=True), False),
+        (Death.not_started(OSError("no memory")), False),
+        (Death.of_bad_message("truncated"), False),
+    ],
+    ids=lambda value: getattr(value, "message", None),
+)
+def test_which_deaths_a_device_may_have_caused(death: Death, may_be: bool) -> None:
+    assert death.may_be_device == may_be
