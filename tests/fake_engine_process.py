@@ -16,8 +16,8 @@ from openai_cpu_server.child_processes.signals import die_with_parent, leave_sig
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.offload import Placement
-from openai_cpu_server.engine.embedding import EmbedCore
-from openai_cpu_server.engine.generating import EngineCore, Measure, build_core, build_embed_core
+from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
+from openai_cpu_server.engine.generating import EngineCore, Measure, build_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError

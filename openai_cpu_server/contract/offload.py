@@ -65,24 +65,32 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Layers on the device whose experts are on the CPU."""
     weights_bytes: int
     cells_bytes: int
-    """States are counted too. 0: both are on the CPU."""
+    """States are counted too."""
     compute_bytes: int
+    cells_on_cpu: bool = False
+    """Cells and states are there, and attention is computed there. An encoder has neither anywhere."""
     why: Union[str, None] = None
     """Why it is less than what was asked for, in a sentence."""
 
     @classmethod
     def nowhere(cls, why: str, device: Device | None = None) -> Placement:
         """All is on the CPU though a device was asked for."""
-        nothing = dict.fromkeys(
-            ("layers", "num_layers", "cpu_expert_layers", "weights_bytes", "cells_bytes", "compute_bytes"), 0
+        return cls(
+            device=device,
+            layers=0,
+            num_layers=0,
+            cpu_expert_layers=0,
+            weights_bytes=0,
+            cells_bytes=0,
+            compute_bytes=0,
+            why=why,
         )
-        return cls(device=device, why=why, **nothing)
 
     @property
     def computes_in_one_go(self) -> bool:
         """Whether most of a step goes on to its end once it is begun: nothing stops a device, and the CPU
         stops between two operations. It has some in each layer whose experts or cells are there."""
-        alone = self.layers - self.cpu_expert_layers if self.cells_bytes else 0
+        alone = 0 if self.cells_on_cpu else self.layers - self.cpu_expert_layers
         return 2 * alone > self.num_layers
 
     @property
@@ -96,7 +104,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             return None
         said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
         said += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
-        said += [] if self.cells_bytes else ["cells on the CPU"]
+        said += ["cells on the CPU"] if self.cells_on_cpu else []
         return ", ".join(said)
 
     def __str__(self) -> str:

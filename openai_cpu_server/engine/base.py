@@ -32,8 +32,9 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
     UnloadAdapter,
 )
-from openai_cpu_server.contract.model_info import Adapter
+from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit
 from openai_cpu_server.engine.cores import CoreWatch
 
@@ -110,6 +111,12 @@ class _Lateness:
     def factor(self) -> float:
         factor = (self._elapsed_s + _TRUST_S) / (self._predicted_s + _TRUST_S)
         return min(max(factor, 1.0), _LATEST)
+
+
+def scheduling_on(asked: Scheduling, info: ModelInfo) -> Scheduling:
+    """What a device does not let be interrupted is kept short."""
+    goes_on = info.placement is not None and info.placement.computes_in_one_go
+    return asked.without_interruption() if goes_on else asked
 
 
 class StepTimer:

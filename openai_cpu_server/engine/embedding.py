@@ -13,6 +13,7 @@ from openai_cpu_server.contract.messages import (
     AdapterRefused,
     CancelRequest,
     ClearCache,
+    EngineOptions,
     HideSteps,
     QueuePlace,
     QueueState,
@@ -35,13 +36,14 @@ from openai_cpu_server.engine.base import (
     StepTimer,
     Work,
     failure,
+    scheduling_on,
     shared_ms,
     step_of,
     submit_of,
 )
 from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.errors import EmbeddingFailed
-from openai_cpu_server.scheduler.cost_model import ThreadCosts
+from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
 
 _ENOUGH_TOKENS = 256
@@ -278,3 +280,13 @@ def _shown(part: EmbedPart) -> ShownPart:
 
 def _failed(request: EmbedRequest, why: str) -> Embedded:
     return Embedded(id=request.id, first=len(request.inputs), count=0, error=why)
+
+
+def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
+    """A core for a model that embeds. It goes by a guess of what steps cost, and learns while it serves."""
+    return EmbedCore(
+        EmbedQueue(batch_floor=options.scheduling.batch_floor),
+        backend,
+        ThreadCosts(CostModel.guess(backend.info.num_parameters), threads=backend.threads.most),
+        scheduling_on(options.scheduling, backend.info),
+    )

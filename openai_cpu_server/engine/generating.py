@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from openai_cpu_server.contract.embedding import EmbedBackend
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
@@ -54,19 +53,18 @@ from openai_cpu_server.engine.base import (
     Work,
     failure,
     forget_file,
+    scheduling_on,
     shared_ms,
     step_of,
     submit_of,
 )
 from openai_cpu_server.engine.cores import CoreWatch
-from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.engine.preparation import pinned_request
 from openai_cpu_server.engine.trace import ForecastNews, ForecastTeller, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
-from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
@@ -418,8 +416,7 @@ def build_core(
     Without a curve it goes by a guess, until it has found time to `measure`.
     """
     info = backend.info
-    if info.placement is not None and info.placement.computes_in_one_go:
-        options = msgspec.structs.replace(options, scheduling=options.scheduling.without_interruption())
+    options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing
     journal = PrefixJournal() if options.tells_forecast else None
     cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
@@ -449,16 +446,6 @@ def build_core(
     for number, tokens in enumerate(options.pinned_prompts):
         core.handle(Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
     return core
-
-
-def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
-    """A core for a model that embeds. It goes by a guess of what steps cost, and learns while it serves."""
-    return EmbedCore(
-        EmbedQueue(batch_floor=options.scheduling.batch_floor),
-        backend,
-        ThreadCosts(CostModel.guess(backend.info.num_parameters), threads=backend.threads.most),
-        options.scheduling,
-    )
 
 
 def step_options(options: EngineOptions) -> StepOptions:

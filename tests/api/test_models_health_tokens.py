@@ -131,6 +131,7 @@ PARTLY = Placement(
     weights_bytes=500,
     cells_bytes=0,
     compute_bytes=30,
+    cells_on_cpu=True,
 )
 ABSENT = Placement(
     device=None,

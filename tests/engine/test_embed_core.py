@@ -11,6 +11,7 @@ from openai_cpu_server.contract.embedding import Embedded, EmbedRequest, EmbedRe
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
+    EngineOptions,
     QueueState,
     Sharing,
     ShortenTurn,
@@ -18,9 +19,10 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     Submit,
 )
+from openai_cpu_server.contract.offload import Device, Placement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.engine.embedding import EmbedCore
+from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
@@ -98,6 +100,22 @@ def test_a_step_is_as_long_as_its_time_budget_allows() -> None:
     driver.submit(embed("a", *[(5,) * 8] * 8), embed("b", (5,) * 8, priority=Priority.BATCH))
     driver.step()
     assert sum(map(len, driver.backend.steps[0])) == 32
+
+
+@pytest.mark.parametrize(("on_device", "tokens"), [(True, 32), (False, 64)])
+def test_a_device_gets_short_batch_steps_for_it_does_not_stop(on_device: bool, tokens: int) -> None:
+    """An encoder has no cells that could be on the CPU."""
+    gpu = Device(name="GPU0", backend="Some", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
+    there = msgspec.structs.replace(Placement.nowhere("", gpu), layers=9, num_layers=9, weights_bytes=1000)
+    assert there.split == "9 of 9 layers on GPU0"
+    backend = FakeEmbedder(msgspec.structs.replace(FAKE_EMBEDDER, placement=there if on_device else None))
+    scheduling = Scheduling(
+        batch_stall_ms=1e6, preempt_threshold_ms=CostModel.guess(FAKE_EMBEDDER.num_parameters).predict_ms(32)
+    )
+    core = build_embed_core(EngineOptions(model_path="", scheduling=scheduling), backend)
+    core.handle(Submit(request=embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH)))
+    list(core.step())
+    assert sum(map(len, backend.steps[0])) == tokens
 
 
 def test_beside_another_models_interactive_work_batch_steps_are_short() -> None:

@@ -10,8 +10,8 @@ from openai_cpu_server.contract.messages import EngineOptions, HideSteps, ShowSt
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import ShownPart, ShownState
-from openai_cpu_server.engine.embedding import EmbedCore
-from openai_cpu_server.engine.generating import EngineCore, build_core, build_embed_core
+from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
+from openai_cpu_server.engine.generating import EngineCore, build_core
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, FakeEmbedder
 from tests.scheduler.driver import request
 

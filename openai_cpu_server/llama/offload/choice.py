@@ -146,6 +146,7 @@ def placement_of(split: Split, device: Device) -> Placement:
         weights_bytes=split.taken.weights,
         cells_bytes=split.taken.cells + split.taken.states,
         compute_bytes=split.taken.compute,
+        cells_on_cpu=not split.offload.kv_on_gpu,
         why=split.why,
     )
 

@@ -371,7 +371,7 @@ ${o}`))}var $g=`{
     ${(e==="key"||n&&e===null)&&f`<${Pu} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&f`<${Iu} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&f`<${Ou} onClose=${()=>t(null)} />`}
-  `}function Qg(e){e.preventDefault(),document.getElementById("main").focus()}function e0({name:e}){let[t]=ti(n=>console.error(n));return t?f`<${r0} error=${t} />`:e==="control"?f`<${t0} />`:f`<${Su} />`}function t0(){let[e,t]=q(null);return ae(()=>{import("./room-556BH3EV.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?f`<${n0} />`:f`<${e.Component} />`}function n0(){return f`<div class="empty">
+  `}function Qg(e){e.preventDefault(),document.getElementById("main").focus()}function e0({name:e}){let[t]=ti(n=>console.error(n));return t?f`<${r0} error=${t} />`:e==="control"?f`<${t0} />`:f`<${Su} />`}function t0(){let[e,t]=q(null);return ae(()=>{import("./room-2VH2U4SY.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?f`<${n0} />`:f`<${e.Component} />`}function n0(){return f`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${I} onClick=${()=>location.reload()}>Load the page again</${I}>
   </div>`}function r0({error:e}){return f`<div class="empty" role="alert">

@@ -38,7 +38,7 @@ function Device({ placed, of = "" }) {
   if (!placed.device || !(placed.layers || placed.weights_bytes)) return html`<span class="soft control-sub control-device">${of}all on the CPU${placed.why && `: ${placed.why}`}</span>`;
   const { device, layers, num_layers: all, cpu_expert_layers: experts } = placed;
   const taken = placed.weights_bytes + placed.cells_bytes + placed.compute_bytes;
-  const rest = [experts > 0 && `experts of ${experts} on the CPU`, !placed.cells_bytes && "KV pool on the CPU"].filter(Boolean);
+  const rest = [experts > 0 && `experts of ${experts} on the CPU`, placed.cells_on_cpu && "KV pool on the CPU"].filter(Boolean);
   return html`<span class="soft control-sub control-device" title=${placed.why ?? device.description}>${of}${[`${bytes(taken)} on ${device.name}`, `${layers} of ${all} layers`, ...rest].join(" · ")}</span>`;
 }
 
