@@ -79,7 +79,9 @@ async def test_calls_of_tools_come_whole_with_their_arguments_as_an_object(strea
         response = await talk(http, tools=[WEATHER], options={"num_predict": 200}, stream=stream)
     told = lines(response) if stream else [response.json()]
     calls = [call for line in told for call in line["message"].get("tool_calls", ())]
-    assert calls == [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}]
+    (call,) = calls
+    assert call["id"].startswith("call_")
+    assert call["function"] == {"index": 0, "name": "weather", "arguments": {"city": "Rome"}}
     assert told[-1]["done_reason"] == "stop"
 
 
@@ -117,10 +119,49 @@ async def test_errors_are_one_text(http: httpx.AsyncClient, fields: Json, said: 
     assert said in response.json()["error"]
 
 
-@pytest.mark.parametrize("field", [{"template": "{{ .Prompt }}"}, {"context": [1]}, {"images": ["aGk="]}])
+@pytest.mark.parametrize("field", [{"template": "{{ .Prompt }}"}, {"images": ["aGk="]}])
 async def test_what_would_change_an_answer_is_refused(http: httpx.AsyncClient, field: Json) -> None:
     response = await generate(http, **field)
     assert (response.status_code, next(iter(field)) in response.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_goes_on_from_the_context_of_an_answer(http: httpx.AsyncClient, stream: bool) -> None:
+    answer = await generate(http, stream=stream)
+    first = lines(answer)[-1] if stream else answer.json()
+    context = first["context"]
+    assert len(context) == first["prompt_eval_count"] + first["eval_count"]
+    said = (await generate(http, prompt="and?")).json()["prompt_eval_count"]
+    for system in (None, "be brief"):
+        again = (await generate(http, prompt="and?", context=context, system=system)).json()
+        assert again["context"][: len(context)] == context
+        # The text's first token is there already.
+        least = len(context) + said - 1
+        assert (again["prompt_eval_count"] == least) is (system is None)
+        assert again["prompt_eval_count"] >= least
+
+
+@pytest.mark.parametrize(
+    "field", [{"raw": True}, {"suffix": "b"}, {"context": [10**6]}, {"context": [-1]}, {"context": ["a"]}]
+)
+async def test_a_context_is_one_of_a_conversation(http: httpx.AsyncClient, field: Json) -> None:
+    response = await generate(http, **{"context": [1], **field})
+    assert (response.status_code, "context" in response.json()["error"]) == (400, True)
+
+
+async def test_what_is_no_conversation_tells_no_context(http: httpx.AsyncClient) -> None:
+    assert "context" not in (await generate(http, raw=True)).json()
+    assert "context" not in (await talk(http, stream=False)).json()
+
+
+@pytest.mark.parametrize("ask", [talk, generate])
+async def test_log_probabilities_stand_beside_the_text(http: httpx.AsyncClient, ask: Any) -> None:
+    whole = (await ask(http, stream=False, logprobs=True, top_logprobs=2)).json()
+    told = lines(await ask(http, stream=True, logprobs=True, top_logprobs=2))
+    assert [one for line in told for one in line.get("logprobs", ())] == whole["logprobs"]
+    assert len(whole["logprobs"]) == 8
+    assert {*whole["logprobs"][0]} == {"token", "logprob", "bytes", "top_logprobs"}
+    assert "logprobs" not in (await ask(http, stream=False, top_logprobs=2)).json()
 
 
 async def test_what_is_for_ollamas_runner_is_ignored_and_named(http: httpx.AsyncClient) -> None:

@@ -243,6 +243,8 @@ class AskedConversation(msgspec.Struct, frozen=True):
     """The field that is blamed for a prompt that cannot be made, or is too long."""
     may_forget: bool = False
     """Where it is too long, what is oldest is left out."""
+    before: tuple[int, ...] = ()
+    """Tokens that it goes on from: an earlier prompt with its answer."""
 
 
 class AskedConversations(msgspec.Struct, frozen=True):
@@ -273,7 +275,7 @@ class AskedTexts(msgspec.Struct, frozen=True):
     """So many tokens are kept free of such files."""
     echo: bool = False
     is_said: bool = False
-    """The one text is what a user says, if the model can chat."""
+    """The one text is what a user says, if the model can chat; token ids before it are a conversation's."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

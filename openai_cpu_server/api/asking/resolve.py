@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedConversations, AskedMessage
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedConversations,
+    AskedMessage,
+    AskedTexts,
+)
 from openai_cpu_server.api.asking.call import AnswerReuse, Call, ModelContext, Prompt, fingerprint
 from openai_cpu_server.api.asking.output import (
     AnswerForm,
@@ -31,6 +37,7 @@ from openai_cpu_server.api.asking.prompts import (
 from openai_cpu_server.api.asking.sampling import (
     NumChoices,
     OutputRoom,
+    check_tokens,
     choices_of,
     for_choice,
     for_model,
@@ -38,6 +45,7 @@ from openai_cpu_server.api.asking.sampling import (
 )
 from openai_cpu_server.api.asking.thinking import ThinkingOutputs
 from openai_cpu_server.contract.media import Sound, media_in
+from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong
@@ -114,11 +122,18 @@ def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
         prompts = [made for prepared in each for made in prepared.prompts]
         return PreparedPrompts(prompts, each[0].output, each[0].left_out)
     if prompt.is_said and model.prompts.has_template:
-        said = [AskedMessage({"role": "user", "content": text}) for text in prompt.prompts]
-        return _of_conversation(ask, AskedConversation(said, prompt.path), asking)
+        return _of_conversation(ask, _said(prompt), asking)
     most_tokens = asking.info.context_limit if ask.last_tokens is None else None
     prompts = text_prompts(prompt, model.tokenizer, most_tokens)
     return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
+
+
+def _said(prompt: AskedTexts) -> AskedConversation:
+    (text,) = prompt.prompts
+    items = (text,) if isinstance(text, str) else text
+    before = tuple(item for item in items if isinstance(item, int))
+    content = "".join(item for item in items if isinstance(item, str))
+    return AskedConversation([AskedMessage({"role": "user", "content": content})], prompt.path, before=before)
 
 
 def _cut(prepared: PreparedPrompts, ask: Ask, asking: ModelContext) -> PreparedPrompts:
@@ -158,15 +173,16 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
     maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
     template = maker.template
     output = _output(ask, plan, model, template.tool_format)
-    prompt = maker.prompt(conversation.messages)
+    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
     left_out: tuple[str, ...] = ()
     if template.thinking is None:
         left_out = ask.thinking.said
     else:
         outputs = ThinkingOutputs(template.thinking.form, model.tokenizer)
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
-    # What is asked about a picture or a sound is not alike because the words are.
-    compares = asking.options.compares_turns and ask.cache is not False and not ask.media
+    # What is asked about a picture, or behind tokens, is not alike because the words are.
+    is_whole = not (ask.media or conversation.before)
+    compares = asking.options.compares_turns and ask.cache is not False and is_whole
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
     items = tuple(one.item for one in ask.media)
     media = media_in(prompt.tokens, items, [one.shape for one in ask.media]) if items else ()
@@ -180,6 +196,19 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
         sound_s=samples / asking.info.sound_rate if samples else 0.0,
     )
     return PreparedPrompts([made], output, left_out)
+
+
+def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
+    """The prompt goes on from these tokens, which have begun with the model's first one. Raises
+    InvalidRequest for one that it has not."""
+    if not before:
+        return prompt
+    check_tokens(before, vocab_size=tokenizer.vocab_size, param="context")
+    own = prompt.tokens[1:] if prompt.tokens[:1] == (tokenizer.bos,) else prompt.tokens
+    moved = len(before) + len(own) - len(prompt.tokens)
+    return msgspec.structs.replace(
+        prompt, tokens=(*before, *own), borders=tuple(border + moved for border in prompt.borders)
+    )
 
 
 def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel, form: ToolFormat) -> PlannedOutput:

@@ -57,17 +57,24 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
     prompt = body.prompt or ""
     if body.raw and body.system:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
+    context = tuple(body.context or ())
+    if context and (body.raw or body.suffix):
+        other = "raw" if body.raw else "suffix"
+        raise wrong(f"'{other}' and 'context' cannot be combined: it is no conversation.", "context")
     if body.suffix:
         return _ask(body, AskedTexts([prompt], suffix=body.suffix))
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
     if body.raw or not (body.system or body.images):
-        return _ask(body, AskedTexts([prompt], is_said=not body.raw))
+        texts = AskedTexts([(*context, prompt) if context else prompt], is_said=not body.raw)
+        return _ask(body, texts, tells_context=texts.is_said)
     said = [("system", body.system)] if body.system else []
     said.append(("user", _with_marks(prompt, body.images)))
     messages = [AskedMessage({"role": role, "content": text}, path=role) for role, text in said]
     pictures = list(_pictures(body.images, "images", is_asked=True))
-    return _ask(body, AskedConversation(messages, "prompt"), pictures=pictures)
+    conversation = AskedConversation(messages, "prompt", before=context)
+    # Pictures are no tokens that could be sent again.
+    return _ask(body, conversation, pictures=pictures, tells_context=not pictures)
 
 
 def _ask(
@@ -76,6 +83,7 @@ def _ask(
     *,
     tools: AskedTools | None = None,
     pictures: Sequence[AskedPicture] = (),
+    tells_context: bool = False,
 ) -> Ask:
     options = body.options or OllamaOptions()
     messages = prompt.messages if isinstance(prompt, AskedConversation) else ()
@@ -92,11 +100,12 @@ def _ask(
         max_tokens=AskedLimit(limit, "options.num_predict", is_ceiling=True) if limit > 0 else None,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_path="options.stop",
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         form=_form(body),
         tools=tools,
         thinking=_thinking(body),
         attached=tuple(pictures),
-        details=AskedDetails(progress=bool(body.return_progress)),
+        details=AskedDetails(progress=bool(body.return_progress), tokens=tells_context),
     )
 
 

@@ -20,11 +20,13 @@ from openai_cpu_server.api.asking.body import (
     Stop,
     Temperature,
     TopK,
+    TopLogprobs,
     TypicalP,
     Whole,
 )
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
+from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_TOOLS = 512
 """Home Assistant offers one for each thing that a house can do."""
@@ -92,6 +94,7 @@ Think = Annotated[
     Discriminator(_switch_or_word),
 ]
 KeepAlive = Union[str, int, float]
+TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 
 
 class OllamaBody(ProgressBody, OpenBody):
@@ -99,8 +102,6 @@ class OllamaBody(ProgressBody, OpenBody):
 
     hints: ClassVar[Hints] = {"keep_alive": _KEPT}
     refusals: ClassVar[Refusals] = {
-        "logprobs": Refusal("'/v1/chat/completions' tells them", (False,)),
-        "top_logprobs": Refusal("'/v1/chat/completions' tells them", (0,)),
         "shift": Refusal("an answer ends where the context does", (False,)),
     }
 
@@ -112,6 +113,10 @@ class OllamaBody(ProgressBody, OpenBody):
     options: OllamaOptions | None = None
     think: Think | None = None
     keep_alive: KeepAlive | None = None
+    logprobs: bool | None = None
+    """Of all tokens that the answer has, those of its thoughts and marks too."""
+    top_logprobs: Annotated[TopLogprobs, Whole] | None = None
+    """So many others beside each, where `logprobs` asks for them."""
     truncate: bool | None = None
     """`false`: a conversation that is too long is refused; else its oldest messages are left out."""
 
@@ -160,10 +165,10 @@ class OllamaChatBody(OllamaBody):
 
 
 class OllamaGenerateBody(OllamaBody):
+    most_numbers: ClassVar[int] = MOST_TOKENS
     refusals: ClassVar[Refusals] = {
         **OllamaBody.refusals,
         "template": Refusal("a request cannot bring a template; the model's own is used", ("",)),
-        "context": Refusal("send the conversation to '/api/chat'; its prefix is found in the cache", ([],)),
     }
 
     prompt: str | None = None
@@ -172,6 +177,8 @@ class OllamaGenerateBody(OllamaBody):
     system: str | None = None
     images: Listed[str] | None = None
     raw: bool | None = None
+    context: Listed[TokenId] | None = None
+    """What an earlier answer told as its `context`: this prompt goes on from there."""
 
 
 class OllamaShowBody(OpenBody):

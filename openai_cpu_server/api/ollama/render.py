@@ -17,9 +17,12 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
     Renderer,
+    TokenEntry,
     ToldProgress,
+    chat_logprobs,
     content_of,
     finish_reason,
+    new_tool_call_id,
     one_line,
     reasoning_of,
 )
@@ -27,6 +30,7 @@ from openai_cpu_server.api.asking.route import UNKEPT, while_connected
 from openai_cpu_server.api.asking.running import RunningCall, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.context import ticket_of
 from openai_cpu_server.http.errors import ErrorObject, ErrorShape, error_object, failure_of, headers_of
 from openai_cpu_server.models.served import ShownPieces
@@ -55,11 +59,14 @@ def now() -> str:
 
 
 class OllamaFunctionCall(msgspec.Struct, frozen=True):
+    index: int
+    """Counts the calls of an answer."""
     name: str
     arguments: msgspec.Raw
 
 
 class OllamaToolCall(msgspec.Struct, frozen=True):
+    id: str
     function: OllamaFunctionCall
 
 
@@ -83,6 +90,8 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: Union[str, None] = None
     """`/api/generate` has it."""
     thinking: str = ""
+    logprobs: tuple[TokenEntry, ...] = ()
+    """Of the tokens that are new."""
     prompt_progress: ToldProgress | None = None
     """Where it is asked for, until the first word."""
     done: bool
@@ -95,6 +104,8 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+    context: tuple[int, ...] = ()
+    """The tokens of prompt and answer: the next prompt of `/api/generate` may go on from them."""
 
 
 def _nanoseconds(milliseconds: float) -> int:
@@ -115,11 +126,24 @@ def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
     )
 
 
+def _scored(line: OllamaLine, scores: Sequence[TokenLogprob], pieces: ShownPieces) -> OllamaLine:
+    if not scores:
+        return line
+    return msgspec.structs.replace(line, logprobs=tuple(chat_logprobs(scores, pieces).content))
+
+
+def _with_context(line: OllamaLine, call: Call, answer: Sequence[int]) -> OllamaLine:
+    if not call.details.tokens:
+        return line
+    return msgspec.structs.replace(line, context=(*call.requests[0].tokens, *answer))
+
+
 class OpenCalls:
     """Ollama tells a call when it is whole. One that was cut is none."""
 
     def __init__(self) -> None:
         self._name: str | None = None
+        self._num_told = 0
         self._arguments: list[str] = []
 
     def read(self, parts: Sequence[Part]) -> tuple[OllamaToolCall, ...]:
@@ -144,7 +168,8 @@ class OpenCalls:
             arguments = msgspec.json.decode(text, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError):
             return ()
-        return (OllamaToolCall(OllamaFunctionCall(name, arguments)),)
+        self._num_told += 1
+        return (OllamaToolCall(new_tool_call_id(), OllamaFunctionCall(self._num_told - 1, name, arguments)),)
 
 
 class OllamaRenderer:
@@ -157,10 +182,11 @@ class OllamaRenderer:
         answer = answers[call.requests[0].id]
         parts, calls = answer.parts(call.reader()), OpenCalls()
         line = self.line(call.model, parts, (*calls.read(parts), *calls.close()))
-        return msgspec.json.encode(_ended(line, answer.ended, figures))
+        line = _scored(_ended(line, answer.ended, figures), answer.logprobs, pieces)
+        return msgspec.json.encode(_with_context(line, call, answer.tokens))
 
     def stream(self, call: Call, pieces: ShownPieces) -> OllamaStream:
-        return OllamaStream(call, self)
+        return OllamaStream(call, self, pieces)
 
     def line(
         self, model: str, parts: Sequence[Part] = (), calls: tuple[OllamaToolCall, ...] = ()
@@ -177,9 +203,14 @@ class OllamaRenderer:
 
 
 class OllamaStream(Renderer):
-    def __init__(self, call: Call, renderer: OllamaRenderer) -> None:
+    def __init__(self, call: Call, renderer: OllamaRenderer, pieces: ShownPieces) -> None:
         self._call = call
         self._renderer = renderer
+        self._pieces = pieces
+        self._scores: list[TokenLogprob] = []
+        """Those of tokens whose text is not told yet."""
+        self._tokens: list[int] = []
+        """The answer's, where it tells them at its end."""
         self._reader = call.reader()
         self._calls = OpenCalls()
         self._finish: Finish | None = None
@@ -187,13 +218,21 @@ class OllamaStream(Renderer):
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         parts = self._reader.read(event)
         calls = self._calls.read(parts)
+        self._scores += event.logprobs
+        if self._call.details.tokens:
+            self._tokens += event.tokens
         if event.finish is not None:
             finish_reason(event.finish)
             self._finish = event.finish
             calls += self._calls.close()
         if not (calls or content_of(parts) or reasoning_of(parts)):
             return ()
-        return (_chunk(self._renderer.line(self._call.model, parts, calls)),)
+        line = self._renderer.line(self._call.model, parts, calls)
+        return (_chunk(self._with_scores(line)),)
+
+    def _with_scores(self, line: OllamaLine) -> OllamaLine:
+        scores, self._scores = self._scores, []
+        return _scored(line, scores, self._pieces)
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Clients show the empty word in it, which is nothing."""
@@ -202,7 +241,8 @@ class OllamaStream(Renderer):
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._finish is not None, "all sequences have ended"
-        return (_chunk(_ended(self._renderer.line(self._call.model), self._finish, figures)),)
+        line = _ended(self._renderer.line(self._call.model), self._finish, figures)
+        return (_chunk(_with_context(self._with_scores(line), self._call, self._tokens)),)
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         return (Chunk(msgspec.json.encode(OllamaError(error.error.message))),)
