@@ -59,7 +59,9 @@ async def test_an_answer_streams_unless_it_is_told_not_to(http: httpx.AsyncClien
     for last in (whole, told[-1]):
         assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 8)
         assert last.keys() >= COUNTS
-        assert last["total_duration"] >= last["eval_duration"] >= 0
+        parts = [last[name] for name in ("load_duration", "prompt_eval_duration", "eval_duration")]
+        assert last["total_duration"] == pytest.approx(sum(parts), abs=3)
+        assert min(parts) >= 0
 
 
 async def test_a_prompt_is_said_or_raw_or_has_a_system(http: httpx.AsyncClient) -> None:

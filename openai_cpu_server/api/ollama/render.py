@@ -99,7 +99,7 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`stop` or `length`; `load` or `unload`, where nothing was asked."""
     total_duration: int | None = None
     load_duration: int | None = None
-    """Always 0: models are loaded before their requests' time begins."""
+    """What it waited: for its model, and in the queue. So it is with Ollama."""
     prompt_eval_count: int | None = None
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
@@ -118,7 +118,7 @@ def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
         done=True,
         done_reason=finish_reason(finish),
         total_duration=_nanoseconds(figures.latency_ms),
-        load_duration=0,
+        load_duration=_nanoseconds(figures.queue_ms),
         prompt_eval_count=figures.prompt_tokens,
         prompt_eval_duration=_nanoseconds(figures.prefill_ms),
         eval_count=figures.output_tokens,

@@ -62,6 +62,7 @@ class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
     total_duration: int
     """Nanoseconds."""
     load_duration: int
+    """What it waited, for its model too."""
     prompt_eval_count: int
 
 
@@ -76,8 +77,9 @@ class _VectorsWriter(msgspec.Struct, frozen=True, kw_only=True):
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
         vectors = b",".join(as_numbers(normalised(checked(rows)[:, : self.dimensions])))
-        counts = (round(figures.latency_ms * _NS_PER_MS), self.prompt_tokens)
-        tail = b'"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % counts
+        total, waited = (round(ms * _NS_PER_MS) for ms in (figures.latency_ms, figures.queue_ms))
+        counts = (total, waited, self.prompt_tokens)
+        tail = b'"total_duration":%d,"load_duration":%d,"prompt_eval_count":%d}' % counts
         return b'{"model":%b,"embeddings":[%b],%b' % (msgspec.json.encode(self.model), vectors, tail)
 
 
