@@ -35,17 +35,49 @@ TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"
 TIER_HINT: Hints = {"service_tier": Hint("other names are those of other services' prices", TIERS)}
 
+_MEMORY = Hint("the server keeps prompts by itself, and has no slots that a request could name")
+_OF_OFF = Hint("it belongs to a sampler that is not built")
+_TIME = Hint("an answer ends by its tokens; 'timeout' limits the time of a call")
+_NO_SAMPLER = "this sampler is not built"
+_TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
+LLAMA_SERVER_HINTS: Hints = {
+    "cache_prompt": Hint("prompts are always cached", (True,)),
+    "id_slot": Hint("a request has no slot of its own", (-1,)),
+    **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), _MEMORY),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"), _OF_OFF),
+    **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), _TIME),
+    "n_indent": Hint("an answer is not cut by its indentation", (0,)),
+    "verbose": Hint("there is nothing more to tell", (False,)),
+    "backend_sampling": Hint("sampling is the same wherever it is done", (False,)),
+    "sse_ping_interval": Hint("'--keep-alive-s' of the server decides it"),
+    "typ_p": Hint("llama-server's own page sends it, and llama-server reads 'typical_p' alone", (1, 1.0)),
+    **dict.fromkeys(
+        ("chat_parser", "generation_prompt", "preserved_tokens"),
+        Hint("the model's template decides how its output is read"),
+    ),
+}
+"""What its clients send on all routes, its own page among them."""
+LLAMA_SERVER_REFUSALS: Refusals = {
+    "mirostat": Refusal(_NO_SAMPLER, (0,)),
+    "dynatemp_range": Refusal(_NO_SAMPLER, (0, 0.0)),
+    "adaptive_target": Refusal(_NO_SAMPLER, (-1, -1.0)),
+    "min_keep": Refusal("samplers keep one token at least", (0, 1)),
+    "post_sampling_probs": Refusal("probabilities are those before any sampler", (False,)),
+    "grammar_lazy": Refusal(_TRIGGERS, (False,)),
+    "grammar_triggers": Refusal(_TRIGGERS, ([],)),
+}
+
 GENERATION_HINTS: Hints = {
     **TIER_HINT,
+    **LLAMA_SERVER_HINTS,
     "store": Hint("answers are not kept for later", (False,)),
     "verbosity": Hint("the models here were not trained to know it; say it in the prompt"),
     "prediction": Hint("it makes an answer faster at OpenAI, not another one"),
     "prompt_cache_key": Hint(_CACHE),
     "prompt_cache_options": Hint(_CACHE),
     "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
-    "cache_prompt": Hint("prompts are always cached; the field is llama-server's", (True,)),
     "reasoning_control": Hint("thoughts can always be ended; the field is llama-server's", (True,)),
-    "id_slot": Hint("a request has no slot of its own; the field is llama-server's", (-1,)),
+    "chat_format": Hint("the model's template decides it; the field is llama-server's"),
     "request_id": Hint("its name here is the header 'X-Request-Id'; the field is vLLM's"),
     "spaces_between_special_tokens": Hint("special tokens are never shown; the field is vLLM's", (True,)),
     "guided_decoding_backend": Hint(
@@ -53,6 +85,7 @@ GENERATION_HINTS: Hints = {
     ),
 }
 GENERATION_REFUSALS: Refusals = {
+    **LLAMA_SERVER_REFUSALS,
     "modalities": Refusal("the models here answer with text only", (["text"],)),
     "audio": Refusal("the models here cannot speak"),
     "web_search_options": Refusal("the server does not search the web"),
@@ -60,7 +93,15 @@ GENERATION_REFUSALS: Refusals = {
     "guided_whitespace_pattern": Refusal("'--json-whitespace' of the server decides it"),
     "length_penalty": Refusal("it is for beam search, which is not done", (1, 1.0)),
     "use_beam_search": Refusal("beam search is not done", (False,)),
-    "mirostat": Refusal("this sampler is not built", (0,)),
+    "n_probs": Refusal("'logprobs' tells them", (0,)),
+    "reasoning_format": Refusal(
+        "thoughts are told apart from the answer, or '--reasoning-format' of the server is none",
+        ("auto", "deepseek", "deepseek-legacy"),
+    ),
+    "parse_tool_calls": Refusal("calls of tools are always told apart from the answer", (True,)),
+    "return_tokens": Refusal("'/completion' tells them", (False,)),
+    "response_fields": Refusal("'/completion' takes it", ([],)),
+    "n_cmpl": Refusal("its name here is 'n'", (1,)),
     "prompt_logprobs": Refusal("'echo' with 'logprobs' of /v1/completions tells them"),
     "skip_special_tokens": Refusal("special tokens are never shown", (True,)),
     "include_stop_str_in_output": Refusal("stop strings are never shown", (False,)),

@@ -130,6 +130,53 @@ async def test_samplers_that_are_not_named_are_off(hearing: tuple[httpx.AsyncCli
     assert (error["param"], "penalties, dry" in str(error["message"])) == ("samplers", True)
 
 
+OF_ITS_PAGE: Json = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "return_progress": True,
+    "reasoning_format": "auto",
+    "backend_sampling": False,
+    "timings_per_token": True,
+    "temperature": 0.8,
+    "max_tokens": 2,
+    "dynatemp_range": 0,
+    "dynatemp_exponent": 1,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "xtc_probability": 0,
+    "xtc_threshold": 0.1,
+    "typ_p": 1,
+    "sse_ping_interval": 1,
+    "reasoning_control": True,
+    "repeat_last_n": -1,
+    "repeat_penalty": 1,
+    "dry_multiplier": 0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "samplers": ["top_k", "infill", "temperature"],
+}
+"""A chat with all of its settings."""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_openais_routes_take_its_fields_too(
+    hearing: tuple[httpx.AsyncClient, HearingEngine], path: str
+) -> None:
+    http, engine = hearing
+    body = {**OF_ITS_PAGE, "prompt": "hi"}
+    del body["prompt" if "chat" in path else "messages"]
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-ignored-parameters"] == "dynatemp_exponent,sse_ping_interval,samplers (infill)"
+    (asked,) = engine.heard
+    assert (asked.sampling.top_k, asked.sampling.min_p, asked.sampling.top_p) == (40, 0.0, 1.0)
+    wrong = await http.post(path, json={**body, "samplers": ["temperature", "top_k"]})
+    assert (wrong.status_code, error_of(wrong)["param"]) == (400, "samplers")
+    wrong = await http.post(path, json={**body, "dynatemp_range": 0.5})
+    assert (wrong.status_code, error_of(wrong)["param"]) == (400, "dynatemp_range")
+
+
 async def test_biases_of_texts_are_those_of_their_tokens(
     hearing: tuple[httpx.AsyncClient, HearingEngine],
 ) -> None:

@@ -31,6 +31,7 @@ from openai_cpu_server.api.asking.body import (
     Syntax,
     Whole,
 )
+from openai_cpu_server.api.asking.samplers import Samplers
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.asking.structural_tags import format_tag, outputs_tag
 from openai_cpu_server.contract.grammar import GrammarSource
@@ -267,6 +268,8 @@ class PredictionBody(ProgressBody):
 
     n_predict: Prediction | None = None
     timings_per_token: bool | None = None
+    samplers: Samplers | None = None
+    """Those that are not named are off. They are applied in one order only."""
 
 
 def prediction(body: PredictionBody) -> AskedLimit | None:

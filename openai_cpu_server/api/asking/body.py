@@ -277,6 +277,10 @@ TopK = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """0 and -1: all."""
 Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
 """None at least."""
+LastN = Annotated[
+    int, Field(ge=-1, le=COUNT.most), AfterValidator(lambda number: COUNT.most if number < 0 else number)
+]
+"""-1: all of the context."""
 Several = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
 """One at least."""
 Whole = BeforeValidator(
@@ -436,7 +440,7 @@ class SharedBody(ProgressBody):
     min_p: Share | None = None
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: Count | None = None
+    repeat_last_n: LastN | None = None
     top_n_sigma: TopNSigma | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None

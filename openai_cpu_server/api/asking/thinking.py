@@ -51,7 +51,8 @@ class ReasoningBody(Body):
     thinking_token_budget: Budget | None = None
     """vLLM's name of it."""
     thinking_budget_tokens: Budget | None = None
-    """llama-server's name of it."""
+    """llama-server's name of it, as is the next."""
+    reasoning_budget_tokens: Budget | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
     """Further variables for the chat template."""
@@ -119,7 +120,7 @@ def thinking_of(body: ReasoningBody) -> AskedThinking:
     reasoning = body.reasoning or OpenRouterReasoning()
     by_budget = [(path, told > 0) for path, told in said_by(body, "reasoning.max_tokens")]
     by_type = [(path, kind == "enabled") for path, kind in said_by(body, "thinking.type")]
-    own_budgets = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
+    names = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
     return asked_thinking(
         efforts=said_by(body, "reasoning_effort", "reasoning.effort"),
         switches=[
@@ -127,7 +128,7 @@ def thinking_of(body: ReasoningBody) -> AskedThinking:
             *by_budget,
             *(by_type if body.thinking and body.thinking.type in ("enabled", "disabled") else ()),
         ],
-        budgets=said_by(body, *own_budgets, "reasoning.max_tokens", "thinking.budget_tokens"),
+        budgets=said_by(body, *names, "reasoning.max_tokens", "thinking.budget_tokens"),
         variables=body.chat_template_kwargs,
         is_hidden=reasoning.exclude is True or body.include_reasoning is False,
     )

@@ -26,6 +26,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
+from openai_cpu_server.api.asking.samplers import left_out, with_samplers
 from openai_cpu_server.api.asking.thinking import thinking_of
 from openai_cpu_server.api.chat.body import (
     AllowedChoice,
@@ -59,7 +60,10 @@ def chat_ask(body: ChatBody) -> Ask:
     ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
     return msgspec.structs.replace(
         ask,
-        ignored=adapted_names([*_other_tools(body), *told_in_words(body.messages)], messages),
+        ignored=adapted_names(
+            [*_other_tools(body), *told_in_words(body.messages), *left_out(body.samplers)], messages
+        ),
+        sampling=with_samplers(ask.sampling, body.samplers),
         logprobs=_logprobs(body),
         details=asked_details(body),
         last_tokens=body.truncate_prompt_tokens,

@@ -18,10 +18,12 @@ from openai_cpu_server.api.asking.as_ask import (
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.asking.samplers import left_out, with_samplers
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.keys import CALLS
+from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
 
@@ -44,8 +46,11 @@ def completion_ask(body: CompletionBody) -> Ask:
         message = "'echo' and 'truncate_prompt_tokens' cannot be combined: all of the prompt is echoed."
         raise wrong(message, "truncate_prompt_tokens")
     prompt = AskedTexts(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
+    ask = generation_ask(body, prompt, id_prefix="cmpl-")
     return msgspec.structs.replace(
-        generation_ask(body, prompt, id_prefix="cmpl-"),
+        ask,
+        sampling=with_samplers(ask.sampling, body.samplers),
+        ignored=Ignored(left_out(body.samplers)),
         best_of=body.best_of,
         details=asked_details(body),
         last_tokens=body.truncate_prompt_tokens,

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Union
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator
+from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.as_ask import Prediction, PredictionBody, Prompts, is_token_id
 from openai_cpu_server.api.asking.ask import AskedBias
 from openai_cpu_server.api.asking.body import (
     JsonObject,
+    LastN,
     NonEmpty,
     OpenBody,
     Seed,
@@ -23,18 +24,20 @@ from openai_cpu_server.api.asking.body import (
     Whole,
 )
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
-from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
+from openai_cpu_server.http.unheeded import (
+    LLAMA_SERVER_HINTS,
+    LLAMA_SERVER_REFUSALS,
+    Hint,
+    Hints,
+    Refusal,
+    Refusals,
+)
 from openai_cpu_server.json_size import MOST_TOKENS
 
 _LONGEST_ID = 10
 MOST_PROBS = 100
 """Log-probabilities beside each token. Editors and studios show ten."""
 MOST_FILES = 256
-_MEMORY = Hint("the server keeps prompts by itself, and has no slots that a request could name")
-_OF_OFF = Hint("it belongs to a sampler that is not built")
-_TIME = Hint("an answer ends by its tokens; 'timeout' limits the time of a call")
-_NO_SAMPLER = "this sampler is not built"
-_TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
 _CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
 
 
@@ -79,49 +82,6 @@ def _wrong_bias() -> PydanticCustomError:
     return PydanticCustomError("logit_bias", message)
 
 
-def _known_samplers(value: object) -> tuple[str, ...]:
-    """Names, or a text of their letters."""
-    names = [_BY_LETTER.get(letter, letter) for letter in value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PydanticCustomError("samplers", "Input should be a list of names, or a string of their letters")
-    found: list[str] = [_SPELLINGS.get(str(name), str(name)) for name in names]
-    strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
-    if strange is not None:
-        known = {"name": strange[:64], "known": ", ".join(CHAIN)}
-        raise PydanticCustomError("samplers", "there is no sampler '{name}', only {known}", known)
-    return tuple(found)
-
-
-CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-"""The samplers in the one order in which they are applied, which is llama-server's own."""
-_GONE = ("infill", "tfs_z", "adaptive_p")
-"""Names that clients send and that have no sampler here: they are ignored and named."""
-_BY_LETTER = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
-_SPELLINGS = {
-    "typical": "typ_p",
-    "typical_p": "typ_p",
-    "typical-p": "typ_p",
-    "top-k": "top_k",
-    "top-p": "top_p",
-    "nucleus": "top_p",
-    "min-p": "min_p",
-    "top-n-sigma": "top_n_sigma",
-    "temp": "temperature",
-}
-
-
 def _with_texts_only(value: object) -> object:
     """Empty stop strings stop nothing there."""
     return [each for each in value if each != ""] if isinstance(value, list) else value or None
@@ -131,10 +91,6 @@ TokenBias = Annotated[
     Biases,
     PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]]),
 ]
-Samplers = Annotated[
-    tuple[str, ...], PlainValidator(_known_samplers, json_schema_input_type=Union[list[str], str])
-]
-_ALL = AfterValidator(lambda number: COUNT.most if number < 0 else number)
 _NothingAsNone = BeforeValidator(lambda value: value or None)
 WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 
@@ -151,28 +107,14 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
     is_open: ClassVar[bool] = True
     hints: ClassVar[Hints] = {
-        "cache_prompt": Hint("prompts are always cached", (True,)),
-        "id_slot": Hint("a request has no slot of its own", (-1,)),
-        **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), _MEMORY),
-        **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"), _OF_OFF),
-        **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), _TIME),
-        "n_indent": Hint("an answer is not cut by its indentation", (0,)),
-        "verbose": Hint("there is nothing more to tell", (False,)),
-        "backend_sampling": Hint("sampling is the same wherever it is done", (False,)),
-        "sse_ping_interval": Hint("'--keep-alive-s' of the server decides it"),
+        **LLAMA_SERVER_HINTS,
         "reasoning_format": Hint(_CHATS),
         "parse_tool_calls": Hint(_CHATS, (False,)),
         "chat_format": Hint(_CHATS),
         "stream_options": Hint("the last chunk has all counts in any case"),
     }
     refusals: ClassVar[Refusals] = {
-        "mirostat": Refusal(_NO_SAMPLER, (0,)),
-        "dynatemp_range": Refusal(_NO_SAMPLER, (0, 0.0)),
-        "adaptive_target": Refusal(_NO_SAMPLER, (-1, -1.0)),
-        "min_keep": Refusal("samplers keep one token at least", (0, 1)),
-        "post_sampling_probs": Refusal("probabilities are those before any sampler", (False,)),
-        "grammar_lazy": Refusal(_TRIGGERS, (False,)),
-        "grammar_triggers": Refusal(_TRIGGERS, ([],)),
+        **LLAMA_SERVER_REFUSALS,
         "reasoning_budget_tokens": Refusal(_CHATS, (-1,)),
         "echo": Refusal("the answer tells the prompt in 'prompt' in any case", (False,)),
     }
@@ -187,13 +129,10 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     stop: Annotated[Stop | None, BeforeValidator(_with_texts_only)] = None
     """At most 64 texts."""
     n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), Whole] | None = None
-    samplers: Samplers | None = None
-    """Those that are not named are off. They are applied in one order only."""
     logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
     seed: Annotated[Seed, Whole] | None = None
     top_k: Annotated[TopK, Whole] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole, _ALL] | None = None
-    """-1: all of the context."""
+    repeat_last_n: Annotated[LastN, Whole] | None = None
     dry_allowed_length: WholeCount | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole] | None = None
     grammar: Annotated[str | None, _NothingAsNone] = None

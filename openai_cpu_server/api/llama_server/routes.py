@@ -18,10 +18,10 @@ from openai_cpu_server.api.asking.as_ask import (
 )
 from openai_cpu_server.api.asking.ask import Ask, AskedFile, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.asking.samplers import left_out, with_samplers
 from openai_cpu_server.api.asking.sampling import sampling_sent
 from openai_cpu_server.api.llama_server.body import (
     ANY_SEED,
-    CHAIN,
     DEFAULTS,
     LlamaCompletionBody,
     LlamaInfillBody,
@@ -30,26 +30,11 @@ from openai_cpu_server.api.llama_server.body import (
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer
 from openai_cpu_server.api.llama_server.server import HealthWord, LlamaServerFacts, Props, Slot
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, JsonSchema, RouteRoom, RouteRow
 
-_NEUTRAL = Sampling(seed=0)
-_OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
-    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
-    "dry": ("dry",),
-    "top_n_sigma": ("top_n_sigma",),
-    "top_k": ("top_k",),
-    "typ_p": ("typical_p",),
-    "top_p": ("top_p",),
-    "min_p": ("min_p",),
-    "xtc": ("xtc_probability",),
-    "temperature": ("temperature",),
-}
-"""The fields of a `Sampling` that switch each one on."""
 _NO_NAME = "tmp"
 """llama-server's name for a file without one."""
 _ANSWER_ROOM = 256
@@ -84,15 +69,15 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
     seed = None if body.seed == ANY_SEED else body.seed
     told = body.model_copy(update={**given, "logit_bias": ids, "seed": seed})
     ask = shared_ask(told, prompt, id_prefix="llama-", form=one_form(_forms(body)))
-    sampling = ask.sampling
+    sampling = with_samplers(ask.sampling, body.samplers)
     if not ask.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
     limit = body.limit
     return msgspec.structs.replace(
         ask,
-        sampling=sampling if body.samplers is None else _chosen(sampling, body.samplers),
+        sampling=sampling,
         sent=sampling_sent(body),
-        ignored=Ignored(tuple(f"samplers ({name})" for name in body.samplers or () if name not in CHAIN)),
+        ignored=Ignored(left_out(body.samplers)),
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
@@ -110,23 +95,6 @@ def _forms(body: LlamaServerBody) -> Iterator[AskedForm]:
     yield from shared_forms(body)
     if body.json_schema is not None:
         yield schema_form(body.json_schema, "json_schema") if body.json_schema else any_object("json_schema")
-
-
-def _chosen(sampling: Sampling, names: tuple[str, ...]) -> Sampling:
-    """Switches off the samplers that are not named. Raises InvalidRequest for an order that would change
-    something."""
-    active = [name for name in names if name in CHAIN and _is_on(sampling, name)]
-    if active != sorted(set(active), key=CHAIN.index):
-        order = ", ".join(sorted(set(active), key=CHAIN.index))
-        raise wrong(
-            f"Invalid value for 'samplers': here they are applied in this order: {order}.", "samplers"
-        )
-    off = [field for name in CHAIN if name not in names for field in _OF_SAMPLER[name]]
-    return msgspec.structs.replace(sampling, **{field: getattr(_NEUTRAL, field) for field in off})
-
-
-def _is_on(sampling: Sampling, name: str) -> bool:
-    return any(getattr(sampling, field) != getattr(_NEUTRAL, field) for field in _OF_SAMPLER[name])
 
 
 _RENDERER = LlamaRenderer()

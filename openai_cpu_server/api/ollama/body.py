@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from openai_cpu_server.api.asking.body import (
     Bias,
     JsonObject,
+    LastN,
     Listed,
     OpenBody,
     Penalty,
@@ -33,9 +34,6 @@ MAX_TOOLS = 512
 _RUNNER = Hint("the server's own options decide it, for all requests alike")
 _KEPT = Hint("the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0"))
 _NO_MIROSTAT = "this sampler is not built"
-
-
-_ALL = AfterValidator(lambda number: COUNT.most if number < 0 else number)
 
 
 class OllamaOptions(OpenBody):
@@ -76,8 +74,7 @@ class OllamaOptions(OpenBody):
     min_p: Share | None = None
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole, _ALL] | None = None
-    """-1: all of the context."""
+    repeat_last_n: Annotated[LastN, Whole] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
