@@ -80,6 +80,8 @@ GENERATION_HINTS: Hints = {
     "chat_format": Hint("the model's template decides it; the field is llama-server's"),
     "request_id": Hint("its name here is the header 'X-Request-Id'; the field is vLLM's"),
     "spaces_between_special_tokens": Hint("special tokens are never shown; the field is vLLM's", (True,)),
+    "vllm_xargs": Hint("it is for extensions of vLLM"),
+    "kv_transfer_params": Hint("prompts come from no other server; the field is vLLM's"),
     "guided_decoding_backend": Hint(
         "there is one way here, which enforces the same forms; the field is vLLM's"
     ),
@@ -102,6 +104,13 @@ GENERATION_REFUSALS: Refusals = {
     "return_tokens": Refusal("'/completion' tells them", (False,)),
     "response_fields": Refusal("'/completion' takes it", ([],)),
     "n_cmpl": Refusal("its name here is 'n'", (1,)),
+    "allowed_token_ids": Refusal("a 'grammar', 'choice' or 'logit_bias' says it", ([],)),
+    "return_token_ids": Refusal("'/completion' tells them ('return_tokens')", (False,)),
+    "return_tokens_as_token_ids": Refusal("tokens are told as texts and bytes", (False,)),
+    "detokenize": Refusal("answers are texts", (True,)),
+    "logits_processors": Refusal("a request brings no code", ([],)),
+    "mm_processor_kwargs": Refusal("the model's own file says how pictures are read", ({},)),
+    "documents": Refusal("say them in a message", ([],)),
     "prompt_logprobs": Refusal("'echo' with 'logprobs' of /v1/completions tells them"),
     "skip_special_tokens": Refusal("special tokens are never shown", (True,)),
     "include_stop_str_in_output": Refusal("stop strings are never shown", (False,)),
