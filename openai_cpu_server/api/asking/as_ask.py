@@ -31,8 +31,7 @@ from openai_cpu_server.api.asking.body import (
     Syntax,
     Whole,
 )
-from openai_cpu_server.api.asking.samplers import Samplers
-from openai_cpu_server.api.asking.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.asking.sampling import Samplers, is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.asking.structural_tags import format_tag, outputs_tag
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.request import COUNT

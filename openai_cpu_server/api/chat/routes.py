@@ -26,7 +26,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
-from openai_cpu_server.api.asking.samplers import left_out, with_samplers
+from openai_cpu_server.api.asking.sampling import left_out, with_samplers
 from openai_cpu_server.api.asking.thinking import thinking_of
 from openai_cpu_server.api.chat.body import (
     AllowedChoice,

@@ -18,7 +18,7 @@ from openai_cpu_server.api.asking.as_ask import (
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.asking.samplers import left_out, with_samplers
+from openai_cpu_server.api.asking.sampling import left_out, with_samplers
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.errors import wrong

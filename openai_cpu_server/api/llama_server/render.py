@@ -19,7 +19,7 @@ from openai_cpu_server.api.asking.renderer import (
     shown,
     timings,
 )
-from openai_cpu_server.api.asking.samplers import CHAIN
+from openai_cpu_server.api.asking.sampling import CHAIN
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling

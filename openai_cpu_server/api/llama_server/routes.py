@@ -18,8 +18,7 @@ from openai_cpu_server.api.asking.as_ask import (
 )
 from openai_cpu_server.api.asking.ask import Ask, AskedFile, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.asking.samplers import left_out, with_samplers
-from openai_cpu_server.api.asking.sampling import sampling_sent
+from openai_cpu_server.api.asking.sampling import left_out, sampling_sent, with_samplers
 from openai_cpu_server.api.llama_server.body import (
     ANY_SEED,
     DEFAULTS,
