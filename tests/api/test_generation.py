@@ -45,7 +45,9 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
     left_s = [each["seconds_left"] for each in progress]
     assert left_s == sorted(left_s, reverse=True)
     assert left_s[-1] == 0
-    assert all("timings" in event for event in told if "prompt_progress" in event)
+    reading: Any = [event["timings"] for event in told if "prompt_progress" in event]
+    read = [one["processed"] - one["cache"] for one in progress]
+    assert [timings["prompt_n"] for timings in reading] == read
     timed: Any = [e["timings"] for e in told if "timings" in e and "prompt_progress" not in e]
     assert [each["predicted_n"] for each in timed][:4] == [1, 2, 3, 4]
     assert not any("prompt_progress" in event for event in events(plain))

@@ -352,7 +352,20 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
     red = answer(client, uri(plain()))
     assert answer(client, "file:red.png") == red
     assert answer(client, (folder / "media" / "red.png").as_uri()) == red
-    for path in ("../secret.png", "out.png", "", "none.png", "/etc/passwd", "a%00b", "."):
+    for url in ("file://red.png", "file:////red.png", "file://./red.png"):
+        assert answer(client, url) == red
+    for path in (
+        "../secret.png",
+        "//../secret.png",
+        "///secret.png",
+        "//out.png",
+        "out.png",
+        "",
+        "none.png",
+        "/etc/passwd",
+        "a%00b",
+        ".",
+    ):
         assert "no such file" in refusal(server, f"file:{path}")["message"], path
 
 

@@ -405,12 +405,15 @@ _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
 def _of_file(source: str, folder: Path | None, most_bytes: int) -> bytes:
     if folder is None:
         raise InvalidRequest("files of the server are not shown: it was started without --media-dir")
-    path = Path(urllib.parse.unquote(urllib.parse.urlsplit(source).path))
-    try:
-        real = (path if path.is_absolute() else folder / path).resolve(strict=True)
-        if not real.is_relative_to(folder.resolve()) or not real.is_file():
-            raise InvalidRequest("there is no such file below --media-dir")
-        with real.open("rb") as file:
-            return file.read(most_bytes + 1)
-    except (OSError, ValueError, RuntimeError):
-        raise InvalidRequest("there is no such file below --media-dir") from None
+    url = urllib.parse.urlsplit(source)
+    host = "" if url.netloc == "localhost" else url.netloc
+    path = urllib.parse.unquote(host + url.path)
+    # llama-server's clients name files from the folder on, with `file://` before them, others by whole paths.
+    places = [Path(path)] if path.startswith("/") else []
+    for place in (*places, folder / path.lstrip("/")):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            real = place.resolve(strict=True)
+            if real.is_relative_to(folder.resolve()) and real.is_file():
+                with real.open("rb") as file:
+                    return file.read(most_bytes + 1)
+    raise InvalidRequest("there is no such file below --media-dir")

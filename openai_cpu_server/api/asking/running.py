@@ -295,7 +295,7 @@ class RunningCall:
         if event.progress is None:
             self._note(event)
         if self.call.details.timings:
-            renderer.so_far = self.figures
+            renderer.so_far = _so_far(self.figures, event.progress)
         if event.progress is None:
             return renderer.event(event)
         return renderer.prompt(event.id, event.progress, self.figures)
@@ -332,6 +332,13 @@ class RunningCall:
         self._tally.note(event, self._generation.arrived_s)
         if self._recorder is not None:
             self._recorder.note(event)
+
+
+def _so_far(figures: Figures, progress: PromptProgress | None) -> Figures:
+    """While a prompt is read, only that has been computed which is read."""
+    if progress is None:
+        return figures
+    return msgspec.structs.replace(figures, prompt_tokens=progress.processed, cached_tokens=progress.cached)
 
 
 class QueueNews:
