@@ -58,7 +58,7 @@ FLOATS = {
 }
 INTEGERS = {
     "top_k": (["-1", "0", "1", str(2**31 - 1)], ["-2", "1.5", *HUGE]),
-    "repeat_last_n": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
+    "repeat_last_n": (["-1", "0", str(2**31 - 1)], ["-2", "0.5", *HUGE]),
     "dry_allowed_length": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
     "dry_penalty_last_n": (["-1", "0", str(2**31 - 1)], ["-2", "0.5", *HUGE]),
     "min_tokens": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
