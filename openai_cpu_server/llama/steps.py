@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -100,7 +101,9 @@ class StepRunner:
                 spans = [self._slots.placed(span) for span in spans]
             with self._constraints.foreseeing(self._constrained(spans)), self._keeping(spans, kept or {}):
                 is_apart = bool(kept) or self._computes_apart
-                computed = self._compute_apart(spans) if is_apart else self._compute(spans, step.padding)
+                groups = self._apart(spans) if is_apart else self._drafts_last(spans)
+                padding = 0 if is_apart else step.padding
+                computed = self._compute_groups(spans, groups, padding, is_apart=is_apart)
                 if computed is None:
                     self._go_back(spans, kept or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
@@ -229,8 +232,30 @@ class StepRunner:
         found = {span.slot: own for span, own in zip(texts, computed.rows, strict=False)}
         return computed._replace(rows=[found.get(span.slot, _NO_ROWS) for span in spans])
 
-    def _compute_apart(self, spans: Sequence[Span]) -> Computed | None:
-        """Compute the spans so that each state can be had back if that is interrupted, which is None.
+    def _compute_groups(
+        self, spans: Sequence[Span], groups: Sequence[Sequence[Span]], padding: int, *, is_apart: bool
+    ) -> Computed | None:
+        """Compute the spans group by group, the first one with the padding; None: that was interrupted.
+        If they are apart, what several sequences compute together goes on to its end."""
+        rows: dict[int, OutputRows] = {}
+        found: list[Logits] = []
+        num_outputs = padded = 0
+        for number, group in enumerate(groups):
+            with self._abort.held() if is_apart and len(group) > 1 else contextlib.nullcontext():
+                computed = self._compute(group, 0 if number else padding)
+            if computed is None or len(groups) == 1:
+                return computed
+            padded += computed.padding
+            for span, own in zip(group, computed.rows, strict=False):
+                rows[span.slot] = own.behind(num_outputs)
+            if computed.logits is not None:
+                found.append(computed.logits.copy())
+                num_outputs += len(computed.logits)
+        logits = np.concatenate(found) if found else None
+        return Computed([rows[span.slot] for span in spans], logits, padded)
+
+    def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """Groups in which each state can be had back if one is interrupted.
 
         Where several sequences compute together llama.cpp moves states so that theirs lie side by side, with
         the first nodes of the graph and those of others too: a graph that is given up may leave any of them
@@ -240,26 +265,24 @@ class StepRunner:
         least = 1 if self._computes_apart else 2
         single = [span for span in spans if span.num_tokens < least]
         groups = [single] if single else []
-        groups += [[span] for span in spans if span.num_tokens >= least]
-        if len(groups) == 1:
-            return self._compute(spans, padding=0) if len(spans) == 1 else self._undisturbed(spans)
-        rows: dict[int, OutputRows] = {}
-        found: list[Logits] = []
-        num_outputs = 0
-        for group in groups:
-            computed = self._compute(group, padding=0) if len(group) == 1 else self._undisturbed(group)
-            if computed is None:
-                return None
-            for span, own in zip(group, computed.rows, strict=True):
-                rows[span.slot] = own.behind(num_outputs)
-            if computed.logits is not None:
-                found.append(computed.logits.copy())
-                num_outputs += len(computed.logits)
-        return Computed([rows[span.slot] for span in spans], np.concatenate(found) if found else None, 0)
+        return groups + [[span] for span in spans if span.num_tokens >= least]
 
-    def _undisturbed(self, spans: Sequence[Span]) -> Computed | None:
-        with self._abort.held():
-            return self._compute(spans, padding=0)
+    def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """Groups in which each state can go back to where it was before a draft.
+
+        llama.cpp keeps such states beside a sequence's own, and leaves them behind when it moves that for
+        others which compute together. So nothing may be moved between a draft and the going back: sequences
+        with drafts come last, together if llama.cpp computes them in one pass, else alone, for one that is
+        alone moves nothing.
+        """
+        drafting = [span for span in spans if span.draft]
+        if not self._info.state_bytes or not drafting:
+            return [list(spans)]
+        most_frequent, _ = Counter(span.num_tokens for span in drafting).most_common(1)[0]
+        others = [span for span in spans if not span.draft]
+        together = [span for span in drafting if span.num_tokens == most_frequent]
+        alone = [[span] for span in drafting if span.num_tokens != most_frequent]
+        return [*([others] if others else []), together, *alone]
 
     def _padding(self, count: int) -> Span:
         return Span(slot=self._padding_slot, start=0, tokens=(self._any_token,) * count, sample=False)

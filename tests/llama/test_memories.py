@@ -188,6 +188,45 @@ def test_drafts_change_no_answer(served: Served) -> None:
     assert (run.num_drafted > 0) == (served.backend.info.max_draft != 0)
 
 
+def test_wrong_drafts_of_some_leave_no_trace_in_steps_of_several(served: Served) -> None:
+    """llama.cpp moves a state when others compute together, and not what it keeps to go back to."""
+    backend = served.backend
+    most = backend.info.max_draft
+    if most == 0:
+        pytest.skip("this memory cannot go back")
+    wrong = TEXT[7], OTHER[9]
+    lengths = [
+        (0, 1, 0),
+        (1, 0, 0),
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (1, 0, 1),
+        (1, 2, 0),
+        (2, 1, 1),
+        (2, 2, 0),
+    ]
+    texts = [list(TEXT[:60]), list(OTHER[:96]), list(OTHER[100:230])]
+    found = []
+    with ExitStack() as stack:
+        for slot in (1, 0, 2):  # so that the first one's state lies between those of the others
+            stack.enter_context(holding(backend, slot, texts[slot][:-1]))
+        for drafts in lengths * 2:
+            spans = [
+                Span(slot, len(text) - 1, (text[-1],), True, draft=wrong[: min(length, most or length)])
+                for slot, (text, length) in enumerate(zip(texts, drafts, strict=True))
+            ]
+            result = backend.execute(Step(spans=tuple(spans)))
+            for slot, text in enumerate(texts):
+                for sample in (result.samples[slot], *result.further.get(slot, ())):
+                    assert sample.logprob is not None
+                    found.append((tuple(text), sample.logprob.top))
+                    text.append(sample.token)
+    for text, top in found:
+        with holding(backend, 3, text[:-1]):
+            close_to(backend, top, logprobs(backend, 3, len(text) - 1, text[-1:]))
+
+
 def test_a_step_that_may_not_be_interrupted_goes_on(served: Served) -> None:
     backend = served.backend
     with holding(backend, 0, TEXT[:100]):
