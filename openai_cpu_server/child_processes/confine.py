@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import site
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from openai_cpu_server.child_processes.kernel import (
     give_up_new_privileges,
     restrict_calls,
 )
-from openai_cpu_server.child_processes.spawn import library_folders
+from openai_cpu_server.child_processes.spawn import driver_manifests, library_folders
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls; their numbers are the same on all architectures."""
@@ -137,7 +138,7 @@ def confine(
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 
     def restricted_files() -> str:
-        drivers, gpus = (_DRIVERS, _gpus()) if computes_on_gpu else ((), ())
+        drivers, gpus = (driver_files(), _gpus()) if computes_on_gpu else ([], [])
         version = restrict_files([*_SYSTEM, *_code(), *drivers, *read], [*_SINKS, *write], gpus)
         return f"v{version}{_of_threads()}"
 
@@ -153,6 +154,23 @@ def confine(
         except KernelRefused as error:
             lacks.append(f"{what}: {error}")
     return Confinement(tuple(holds), tuple(lacks))
+
+
+def driver_files() -> list[Path]:
+    """Files and folders of a GPU's driver outside those where all libraries are; some are not there."""
+    return [*_DRIVERS, *_named_drivers()]
+
+
+def _named_drivers() -> Iterator[Path]:
+    """Manifests of Vulkan's drivers, or folders of them, and the libraries that these name. One whose name
+    has no slash is found by the linker."""
+    for path in driver_manifests():
+        yield path
+        for manifest in path.glob("*.json") if path.is_dir() else [path]:
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                library = json.loads(manifest.read_bytes())["ICD"]["library_path"]
+                if "/" in library:
+                    yield manifest.parent / library
 
 
 def _gpus() -> list[Path]:

@@ -52,6 +52,14 @@ def library_folders() -> list[str]:
     return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
 
 
+def driver_manifests() -> list[Path]:
+    """Files, or folders of them, that Vulkan's loader is told of besides those where it looks by itself."""
+    told = (
+        os.environ.get(name, "") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+    )
+    return [Path(path) for paths in told for path in paths.split(os.pathsep) if path]
+
+
 def _may_pass(name: str) -> bool:
     is_known = name in _NAMES or name.startswith(_BEGINNINGS)
     return is_known and _TELLS_A_SECRET.search(name.upper()) is None
