@@ -7,8 +7,10 @@ An engine process serves each. `pytest -m slow tests/gpu` compiles shaders for e
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 
 from openai_cpu_server.config.folders import user_cache_dir
@@ -75,7 +77,7 @@ async def test_a_model_on_a_device(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, asked = tiny_model_path(shape=shape), PLACES[place]
+    model, asked = with_all_experts(tiny_model_path(shape=shape), tmp_path / "model.gguf"), PLACES[place]
     options = {
         "cache_file": str(tmp_path / "cache"),
         "cost_dir": str(shaders),
@@ -103,6 +105,19 @@ async def test_a_model_on_a_device(
             await is_drafted_for_after_a_restart(engine, seen)
     assert (seen.differences, seen.missing) == ([], [])
     assert not asked.wants_device or list((shaders / "shaders").rglob("*"))
+
+
+def with_all_experts(model: Path, copy: Path) -> Path:
+    """The model, of which each token takes all experts, if there are any. Which of them it takes else may be
+    decided by rounding: plain llama.cpp is off by up to 2.6 nats on a device at 7 of 240 places, and by 0.03
+    without experts."""
+    shutil.copy(model, copy)
+    fields = (reader := gguf.GGUFReader(copy, "r+")).fields
+    for name, used in fields.items():
+        if name.endswith(".expert_used_count"):
+            used.parts[used.data[0]][0] = fields[name.replace("_used_", "_")].contents()
+    reader.data.flush()
+    return copy
 
 
 def says_where_it_is(engine: EngineClient, asked: Offload) -> None:
