@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
-MOST_FILES = 436
+MOST_FILES = 437
 MOST_METHODS = 25
 MOST_LINES = 500
 SMALL_LINES, ROOM_LINES = 110, 450

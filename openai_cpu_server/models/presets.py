@@ -19,6 +19,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the model that it is made of; never another such name."""
     system: str = ""
     """For conversations that begin with none; "": nothing."""
+    template: str = ""
+    """Ollama's, which writes prompts in place of the model's own; "": that one does."""
     messages: tuple[PresetMessage, ...] = ()
     """They stand before those of each conversation."""
     parameters: Mapping[str, int | float] = {}

@@ -186,6 +186,7 @@ def _over(below: Preset, above: Preset) -> Preset:
     return Preset(
         base=below.base,
         system=above.system or below.system,
+        template=above.template or below.template,
         messages=above.messages or below.messages,
         parameters={**below.parameters, **above.parameters},
         max_tokens=below.max_tokens if above.max_tokens is None else above.max_tokens,

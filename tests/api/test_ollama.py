@@ -12,6 +12,7 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
@@ -121,10 +122,54 @@ async def test_errors_are_one_text(http: httpx.AsyncClient, fields: Json, said: 
     assert said in response.json()["error"]
 
 
-@pytest.mark.parametrize("field", [{"template": "{{ .Prompt }}"}, {"images": ["aGk="]}])
+@pytest.mark.parametrize("field", [{"images": ["aGk="]}])
 async def test_what_would_change_an_answer_is_refused(http: httpx.AsyncClient, field: Json) -> None:
     response = await generate(http, **field)
     assert (response.status_code, next(iter(field)) in response.json()["error"]) == (400, True)
+
+
+TEMPLATE = "{{ if .System }}[{{ .System }}] {{ end }}<{{ .Prompt }}>{{ .Response }} and no more"
+
+
+async def test_a_template_writes_the_prompt(http: httpx.AsyncClient) -> None:
+    answer = (await generate(http, system="be brief", template=TEMPLATE)).json()
+    raw = (await generate(http, prompt="[be brief] <hi>", raw=True)).json()
+    assert (answer["response"], answer["prompt_eval_count"]) == (raw["response"], raw["prompt_eval_count"])
+    assert raw["prompt_eval_count"] != (await generate(http, system="be brief")).json()["prompt_eval_count"]
+    filled = (await generate(http, suffix="!", template="{{ .Prompt }}|{{ .Suffix }}|")).json()
+    assert filled["response"] == (await generate(http, prompt="hi|!|", raw=True)).json()["response"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"template": "{{ .Prompt"},
+        {"template": "{{ .Nothing }}"},
+        {"template": "{{ .Prompt }}", "raw": True},
+        {"template": "{{ .Prompt }}" * 10_000},
+    ],
+)
+async def test_a_template_that_is_none_is_refused(http: httpx.AsyncClient, fields: Json) -> None:
+    response = await generate(http, **fields)
+    assert (response.status_code, "template" in response.json()["error"]) == (400, True)
+
+
+async def test_a_name_may_have_a_template_of_its_own() -> None:
+    registry = served(FakeEngine())
+    registry.derive("made", Preset(base="fake", system="be brief", template=TEMPLATE))
+    async with client(create_api(registry, OPTIONS).app) as http:
+        raw = (await generate(http, prompt="[be brief] <hi>", raw=True)).json()
+        chatted = (await talk(http, model="made", stream=False)).json()
+        assert chatted["message"]["content"] == raw["response"]
+        assert chatted["prompt_eval_count"] == raw["prompt_eval_count"]
+        assert (await generate(http, model="made")).json()["response"] == raw["response"]
+        assert lines(await talk(http, model="made"))[-1]["prompt_eval_count"] == raw["prompt_eval_count"]
+        completion = (await chat(http, model="made")).json()
+        assert completion["usage"]["prompt_tokens"] == raw["prompt_eval_count"]
+        shown = (await http.post("/api/show", json={"model": "made"})).json()
+        assert (shown["template"], f'TEMPLATE """{TEMPLATE}"""' in shown["modelfile"]) == (TEMPLATE, True)
+        for more in ({"tools": [WEATHER]}, {"messages": [HI[0] | {"images": ["aGk="]}]}):
+            assert (await talk(http, model="made", **more)).status_code == 400
 
 
 @pytest.mark.parametrize("stream", [True, False])

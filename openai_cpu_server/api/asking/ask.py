@@ -245,6 +245,8 @@ class AskedConversation(msgspec.Struct, frozen=True):
     """Where it is too long, what is oldest is left out."""
     before: tuple[int, ...] = ()
     """Tokens that it goes on from: an earlier prompt with its answer."""
+    template: str = ""
+    """Ollama's, which writes the prompt in place of the model's own; "": nothing is said."""
 
 
 class AskedConversations(msgspec.Struct, frozen=True):

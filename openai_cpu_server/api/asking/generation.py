@@ -40,6 +40,7 @@ from openai_cpu_server.errors import (
     PromptTooLong,
     QueueFull,
     ServerError,
+    wrong,
 )
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.clients import Client, account_of
@@ -60,6 +61,7 @@ from openai_cpu_server.models.routing.follow import RoutedCall, follow
 from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.models.routing.router import RouterCaller
 from openai_cpu_server.observe.ended import RouteTaken
+from openai_cpu_server.prompt.go_template import GoTemplate
 
 ROUTED_MODEL = "x-routed-model"
 ROUTED_WHY = "x-routed-why"
@@ -225,7 +227,7 @@ def _with_turns(
     if isinstance(prompt, AskedConversation):
         return _led(prompt, preset)
     text = prompt.prompts[0] if prompt.is_said and len(prompt.prompts) == 1 else None
-    if not isinstance(text, str) or not (preset.system or preset.messages):
+    if not isinstance(text, str) or not (preset.system or preset.messages or preset.template):
         return prompt
     return _led(AskedConversation([AskedMessage({"role": "user", "content": text})], prompt.path), preset)
 
@@ -240,11 +242,36 @@ def _led(prompt: AskedConversation, preset: Preset) -> AskedConversation:
     if preset.system and not has_system:
         said.insert(0, AskedMessage({"role": "system", "content": preset.system}, path=_PRESET_PATH))
     at = 1 if messages and said and messages[0].role in ("system", "developer") else 0
-    return msgspec.structs.replace(prompt, messages=[*messages[:at], *said, *messages[at:]])
+    messages[at:at] = said
+    return msgspec.structs.replace(prompt, messages=messages, template=prompt.template or preset.template)
 
 
 def _of_chosen(ask: Ask, chosen: ChosenModel) -> Ask:
-    return ask if chosen.preset is None else with_preset(ask, chosen.preset)
+    """Raises InvalidRequest for what a template of Ollama's cannot show."""
+    return _written(ask if chosen.preset is None else with_preset(ask, chosen.preset))
+
+
+def _written(ask: Ask) -> Ask:
+    """A conversation that has a template of Ollama's becomes the text that it writes."""
+    prompt = ask.prompt
+    if isinstance(prompt, AskedConversations) and any(one.template for one in prompt.each):
+        raise wrong("A template of Ollama's writes one conversation at a time.", prompt.path)
+    if not isinstance(prompt, AskedConversation) or not prompt.template:
+        return ask
+    if ask.tools is not None and ask.tools.use is not None:
+        raise wrong("A template of Ollama's shows no tools here: use the model's own.", ask.tools.path)
+    if ask.attached:
+        raise wrong("A template of Ollama's shows no media here: use the model's own.", ask.attached[0].at)
+    said = [
+        {"role": _OLLAMAS_ROLE.get(str(one.role), str(one.role)), "content": one.text}
+        for one in prompt.messages
+    ]
+    text = GoTemplate(prompt.template, "template").prompt(said)
+    whole: str | Sequence[int | str] = (*prompt.before, text) if prompt.before else text
+    return msgspec.structs.replace(ask, prompt=AskedTexts([whole], path=prompt.path))
+
+
+_OLLAMAS_ROLE = {"developer": "system"}
 
 
 class _AskOnItsWay:

@@ -32,6 +32,7 @@ from openai_cpu_server.api.ollama.body import (
     OllamaTool,
 )
 from openai_cpu_server.errors import wrong
+from openai_cpu_server.prompt.go_template import GoTemplate, checked_template
 from openai_cpu_server.prompt.template import joined, to_json
 
 _NO_EYES = LACKS["image"]
@@ -57,22 +58,28 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
     prompt = body.prompt or ""
     if body.raw and body.system:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
+    template = checked_template(body.template)
+    if body.raw and template:
+        raise wrong("'raw' and 'template' cannot be combined: a raw prompt is all of the prompt.", "template")
     context = tuple(body.context or ())
     if context and (body.raw or body.suffix):
         other = "raw" if body.raw else "suffix"
         raise wrong(f"'{other}' and 'context' cannot be combined: it is no conversation.", "context")
+    if body.suffix and template:
+        text = GoTemplate(template, "template").prompt([{"role": "user", "content": prompt}], body.suffix)
+        return _ask(body, AskedTexts([text]))
     if body.suffix:
         return _ask(body, AskedTexts([prompt], suffix=body.suffix))
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
-    if body.raw or not (body.system or body.images):
+    if body.raw or not (body.system or body.images or template):
         texts = AskedTexts([(*context, prompt) if context else prompt], is_said=not body.raw)
         return _ask(body, texts, tells_context=texts.is_said)
     said = [("system", body.system)] if body.system else []
     said.append(("user", _with_marks(prompt, body.images)))
     messages = [AskedMessage({"role": role, "content": text}, path=role) for role, text in said]
     pictures = list(_pictures(body.images, "images", is_asked=True))
-    conversation = AskedConversation(messages, "prompt", before=context)
+    conversation = AskedConversation(messages, "prompt", before=context, template=template)
     # Pictures are no tokens that could be sent again.
     return _ask(body, conversation, pictures=pictures, tells_context=not pictures)
 

@@ -163,15 +163,12 @@ class OllamaChatBody(OllamaBody):
 
 class OllamaGenerateBody(OllamaBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
-    refusals: ClassVar[Refusals] = {
-        **OllamaBody.refusals,
-        "template": Refusal("a request cannot bring a template; the model's own is used", ("",)),
-    }
-
     prompt: str | None = None
     """Nothing: as with `messages`."""
     suffix: str | None = None
     system: str | None = None
+    template: str | None = None
+    """Writes the prompt in place of the model's own; in Go's language."""
     images: Listed[str] | None = None
     raw: bool | None = None
     context: Listed[TokenId] | None = None

@@ -134,7 +134,7 @@ def shown(chosen: ChosenModel) -> OllamaShown:
         modelfile=_modelfile(preset),
         parameters="".join(f"{name:<30} {value}\n" for name, value in _parameters(preset)),
         system=preset.system or msgspec.UNSET,
-        template=model.template_source or "",
+        template=preset.template or model.template_source or "",
         details=_details(info, model),
         model_info=_facts(info),
         capabilities=capabilities(model),
@@ -145,6 +145,7 @@ def shown(chosen: ChosenModel) -> OllamaShown:
 def _modelfile(preset: Preset) -> str:
     lines = [f"FROM {preset.base}"]
     lines += [f"PARAMETER {name} {value}" for name, value in _parameters(preset)]
+    lines += [f'TEMPLATE """{preset.template}"""'] if preset.template else []
     lines += [f'SYSTEM """{preset.system}"""'] if preset.system else []
     lines += [f"MESSAGE {one.role} {one.content}" for one in preset.messages]
     return "\n".join(lines) + "\n"

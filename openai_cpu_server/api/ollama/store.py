@@ -30,6 +30,7 @@ from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
 from openai_cpu_server.models.presets import Preset, PresetMessage
 from openai_cpu_server.models.registry import fetch
+from openai_cpu_server.prompt.go_template import checked_template
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 _SHOWN_DIGITS = 12
@@ -63,12 +64,13 @@ class OllamaCreateBody(OllamaNamed):
         "files": Refusal(_NO_FILES, ({},)),
         "adapters": Refusal("load it with POST /v1/adapters", ({},)),
         "quantize": Refusal("the command `openai-cpu-server quantize` writes smaller files", ("",)),
-        "modelfile": Refusal("send 'from', 'system', 'parameters', 'messages' in its place", ("",)),
-        "template": Refusal("Ollama's templates are not Jinja; the model's own is used", ("",)),
+        "modelfile": Refusal("send 'from', 'system', 'template', 'parameters', 'messages' instead", ("",)),
     }
 
     base: Annotated[ModelName | None, Field(alias="from")] = None
     system: str | None = None
+    template: str | None = None
+    """Ollama's: what writes a prompt of a conversation. Absent: the model's own."""
     parameters: OllamaOptions | None = None
     messages: Listed[OllamaMessage] | None = None
 
@@ -117,6 +119,7 @@ def preset_of(body: OllamaCreateBody) -> Preset:
     return Preset(
         base=body.base,
         system=body.system or "",
+        template=checked_template(body.template),
         messages=tuple(_message(message, index) for index, message in enumerate(body.messages or ())),
         parameters={name: number for name, number in numbers.items() if number is not None},
         max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,

@@ -1,0 +1,437 @@
+"""Ollama's templates, which are Go's (`text/template`): what turns a conversation into a prompt there.
+
+The part of the language that such templates use: fields, variables, `if`, `range`, `with`, pipelines, and the
+functions below. Source: Go's documentation of text/template, and Ollama's of its templates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Union
+
+from openai_cpu_server.errors import wrong
+
+_MOST_LENGTH = 65_536
+_MOST_STEPS = 50_000
+"""Loops within loops over a long conversation end here."""
+_MOST_DEPTH = 50
+_ACTION = re.compile(
+    r"""(?P<left>-(?=\s))?(?:(?P<comment>\s?/\*(?:[^*]|\*(?!/))*\*/\s?)
+    |(?P<body>(?:"(?:[^"\\\n]|\\.)*"|`[^`]*`|[^"`}-]|}(?!})|-(?!}}))*))(?P<right>-)?}}""",
+    re.X,
+)
+"""What stands behind `{{`, up to its end."""
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)|(?P<number>-?\d+(?:\.\d+)?)
+    |(?P<name>[A-Za-z_]\w*)|(?P<path>\$\w*(?:\.\w+)*|(?:\.\w+)+|\.)|(?P<sign>:=|\)(?:\.\w+)*|[=|(,]))""",
+    re.X,
+)
+_WORDS = {"true": True, "false": False, "nil": None}
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+
+class _Path(NamedTuple):
+    """`.A.B` or `$x.A`; `variable` "" is the dot."""
+
+    variable: str
+    fields: tuple[str, ...]
+
+
+class _Call(NamedTuple):
+    function: str
+    arguments: tuple[_Expression, ...]
+
+
+class _Field(NamedTuple):
+    """`(...).A.B`."""
+
+    value: _Expression
+    fields: tuple[str, ...]
+
+
+class _Constant(NamedTuple):
+    value: object
+
+
+_Expression = Union[_Path, _Call, _Field, _Constant]
+
+
+class _Print(NamedTuple):
+    value: _Expression
+
+
+class _Set(NamedTuple):
+    variable: str
+    value: _Expression
+
+
+class _Branch(NamedTuple):
+    """`if`, `with`, or `range`; `variables` are set to what is looked at, of a range its place before it."""
+
+    word: str
+    variables: tuple[str, ...]
+    value: _Expression
+    body: list[_Node]
+    otherwise: list[_Node]
+
+
+_Node = Union[str, _Print, _Set, _Branch]
+
+
+class _ResponseIsNext(Exception):
+    """The prompt ends here: the model goes on."""
+
+
+def checked_template(source: str | None) -> str:
+    """The template that a client sends, "" for none. Raises InvalidRequest for what is none."""
+    if source:
+        GoTemplate(source, "template")
+    return source or ""
+
+
+class GoTemplate:
+    """`path` is what is blamed for faults of the template."""
+
+    def __init__(self, source: str, path: str) -> None:
+        """Raises InvalidRequest for what is no such template, or uses what is not known here."""
+        if len(source) > _MOST_LENGTH:
+            raise wrong(f"Invalid template: it is longer than {_MOST_LENGTH} characters.", path)
+        self._path = path
+        self._nodes = _Parser(source, path).nodes()
+        self._uses = set(re.findall(r"\.(Messages|Response)\b", source))
+
+    def prompt(self, messages: Sequence[Mapping[str, str]], suffix: str = "") -> str:
+        """Of messages with `role` and `content`: up to where the model is to go on. Raises InvalidRequest."""
+        turns = _collated(messages)
+        system = "\n\n".join(text for role, text in turns if role == "system")
+        values: dict[str, object] = {
+            "System": system,
+            "Prompt": "",
+            "Suffix": suffix,
+            "Response": "",
+            "Tools": [],
+            "Think": False,
+            "ThinkLevel": "",
+            "IsThinkSet": False,
+            "Messages": [{"Role": role, "Content": text, **_NO_MORE} for role, text in turns],
+        }
+        if "Messages" in self._uses:
+            return self._run(values, ends=False)
+        said = {"System": "", "Prompt": "", "Response": ""}
+        written = []
+        for role, text in turns:
+            name = _FIELDS.get(role)
+            if name is None:
+                continue
+            if said["Response"] or (name == "System" and said["Prompt"]):
+                written.append(self._run(values | said, ends=False))
+                said = dict.fromkeys(said, "")
+            said[name] = text
+        return "".join([*written, self._run(values | said, ends=True)])
+
+    def _run(self, values: Mapping[str, object], *, ends: bool) -> str:
+        run = _Run(values, self._path, ends=ends)
+        try:
+            run.nodes(self._nodes, values)
+        except _ResponseIsNext:
+            return "".join(run.written)
+        if not self._uses:
+            run.written.append(str(values["Response"]))
+        return "".join(run.written)
+
+
+_FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
+"""Of templates that write one turn."""
+_NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
+
+
+def _collated(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """Roles and what they say; neighbours of one role are one."""
+    turns: list[tuple[str, str]] = []
+    for message in messages:
+        role, text = message["role"], message["content"]
+        if turns and turns[-1][0] == role:
+            turns[-1] = role, f"{turns[-1][1]}\n\n{text}"
+        else:
+            turns.append((role, text))
+    return turns
+
+
+class _Parser:
+    def __init__(self, source: str, path: str) -> None:
+        self._path = path
+        self._pieces = self._split(source)
+        self._depth = 0
+
+    def nodes(self) -> list[_Node]:
+        nodes, end = self._block()
+        if end:
+            raise self._wrong(f"'{end[0].text}' ends nothing")
+        return nodes
+
+    def _wrong(self, what: str) -> Exception:
+        return wrong(f"Invalid template: {what}.", self._path)
+
+    def _split(self, source: str) -> Iterator[str | list[_Token]]:
+        """Texts, and actions as tokens."""
+        at, is_trimmed = 0, False
+        while (opened := source.find("{{", at)) >= 0:
+            action = _ACTION.match(source, opened + 2)
+            if action is None:
+                raise self._wrong("an action is not closed")
+            text = source[at:opened]
+            text = text.lstrip() if is_trimmed else text
+            yield text.rstrip() if action["left"] else text
+            if action["comment"] is None:
+                yield self._tokens(action["body"].strip())
+            at, is_trimmed = action.end(), action["right"] is not None
+        yield source[at:].lstrip() if is_trimmed else source[at:]
+
+    def _tokens(self, body: str) -> list[_Token]:
+        tokens, at = [], 0
+        while at < len(body):
+            found = _TOKEN.match(body, at)
+            if found is None or found.lastgroup is None:
+                raise self._wrong(f"'{body[at : at + 20].strip()}' is not understood")
+            tokens.append(_Token(found.lastgroup, found[found.lastgroup]))
+            at = found.end()
+        if not tokens:
+            raise self._wrong("an action is empty")
+        return tokens
+
+    def _block(self) -> tuple[list[_Node], list[_Token]]:
+        """Nodes up to `end` or `else`, which come back; nothing: up to the end of all."""
+        nodes: list[_Node] = []
+        for piece in self._pieces:
+            if isinstance(piece, str):
+                nodes.append(piece)
+                continue
+            match piece[0].text:
+                case "end" | "else":
+                    return nodes, piece
+                case "if" | "range" | "with" as word:
+                    nodes.append(self._branch(word, piece[1:]))
+                case "define" | "template" | "block" | "break" | "continue" as word:
+                    raise self._wrong(f"'{word}' is not known here")
+                case _:
+                    nodes.append(self._print_or_set(piece))
+        return nodes, []
+
+    def _branch(self, word: str, tokens: list[_Token]) -> _Branch:
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise self._wrong("its blocks are nested too deep")
+        variables, rest = _assigned(tokens)
+        value = self._expression(rest)
+        body, end = self._block()
+        otherwise: list[_Node] = []
+        if [token.text for token in end[:1]] == ["else"]:
+            if len(end) > 1:
+                if end[1].text not in ("if", "with"):
+                    raise self._wrong(f"'else {end[1].text}' is not known")
+                otherwise, end = [self._branch(end[1].text, end[2:])], [_Token("name", "end")]
+            else:
+                otherwise, end = self._block()
+        if [token.text for token in end] != ["end"]:
+            raise self._wrong(f"'{word}' has no 'end'")
+        self._depth -= 1
+        return _Branch(word, variables, value, body, otherwise)
+
+    def _print_or_set(self, tokens: list[_Token]) -> _Print | _Set:
+        variables, rest = _assigned(tokens)
+        if len(variables) > 1:
+            raise self._wrong("only 'range' sets two variables")
+        value = self._expression(rest)
+        return _Set(variables[0], value) if variables else _Print(value)
+
+    def _expression(self, tokens: list[_Token]) -> _Expression:
+        rest = list(reversed(tokens))
+        value = self._pipeline(rest, 0)
+        if rest:
+            raise self._wrong(f"'{rest[-1].text}' was not expected")
+        return value
+
+    def _pipeline(self, rest: list[_Token], depth: int) -> _Expression:
+        """What stands before a `|` is the last argument of what stands behind it."""
+        if depth > _MOST_DEPTH:
+            raise self._wrong("its brackets are nested too deep")
+        value: _Expression | None = None
+        while True:
+            operands: list[_Expression] = []
+            function = None
+            if rest and rest[-1].kind == "name" and rest[-1].text not in _WORDS:
+                function = rest.pop().text
+                if function not in _FUNCTIONS:
+                    raise self._wrong(f"the function '{function}' is not known here")
+            while rest and rest[-1].text[0] not in "|)":
+                operands.append(self._operand(rest, depth))
+            if value is not None:
+                operands.append(value)
+            if function is not None:
+                value = _Call(function, tuple(operands))
+            elif len(operands) == 1:
+                value = operands[0]
+            else:
+                raise self._wrong("a value was expected")
+            if not rest or rest[-1].text != "|":
+                return value
+            rest.pop()
+
+    def _operand(self, rest: list[_Token], depth: int) -> _Expression:
+        kind, text = rest.pop()
+        if text == "(":
+            value = self._pipeline(rest, depth + 1)
+            if not rest or rest[-1].text[0] != ")":
+                raise self._wrong("a bracket is not closed")
+            _, *fields = rest.pop().text.split(".")
+            return _Field(value, tuple(fields)) if fields else value
+        match kind:
+            case "string":
+                return _Constant(text[1:-1] if text[0] == "`" else self._unquoted(text))
+            case "number":
+                return _Constant(float(text) if "." in text else int(text))
+            case "path":
+                variable, *fields = text.split(".")
+                return _Path(variable, tuple(filter(None, fields)))
+            case "name" if text in _WORDS:
+                return _Constant(_WORDS[text])
+            case _:
+                raise self._wrong(f"'{text}' was not expected")
+
+    def _unquoted(self, text: str) -> str:
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            raise self._wrong(f"{text} is no text") from None
+
+
+def _assigned(tokens: list[_Token]) -> tuple[tuple[str, ...], list[_Token]]:
+    """Names before `:=` or `=`, and what stands behind."""
+    at = next((at for at, token in enumerate(tokens) if token.text in (":=", "=")), None)
+    if at is None:
+        return (), tokens
+    return tuple(token.text for token in tokens[:at] if token.text != ","), tokens[at + 1 :]
+
+
+class _Run:
+    def __init__(self, values: Mapping[str, object], path: str, *, ends: bool) -> None:
+        """`ends`: at the response."""
+        self.written: list[str] = []
+        self._path = path
+        self._ends = ends
+        self._variables: dict[str, object] = {"$": values}
+        self._steps = 0
+
+    def nodes(self, nodes: Sequence[_Node], dot: object) -> None:
+        for node in nodes:
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise wrong("Invalid template: it takes too long.", self._path)
+            match node:
+                case str(text):
+                    self.written.append(text)
+                case _Print(value):
+                    self.written.append(_printed(self._value(value, dot)))
+                    if self._ends and isinstance(value, _Path) and value.fields[-1:] == ("Response",):
+                        raise _ResponseIsNext
+                case _Set(variable, value):
+                    self._variables[variable] = self._value(value, dot)
+                case _Branch(value=value):
+                    self._branch(node, self._value(value, dot), dot)
+
+    def _branch(self, node: _Branch, found: object, dot: object) -> None:
+        if not found:
+            self.nodes(node.otherwise, dot)
+        elif node.word != "range":
+            self._variables.update(dict.fromkeys(node.variables, found))
+            self.nodes(node.body, found if node.word == "with" else dot)
+        elif isinstance(found, list):
+            for place, one in enumerate(found):
+                self._variables.update(
+                    zip(node.variables[-2:], (place, one)[-len(node.variables) :], strict=False)
+                )
+                self.nodes(node.body, one)
+        else:
+            raise wrong("Invalid template: 'range' wants a list.", self._path)
+
+    def _value(self, expression: _Expression, dot: object) -> object:
+        match expression:
+            case _Constant(value):
+                return value
+            case _Path(variable, fields):
+                return self._field(self._variable(variable) if variable else dot, fields)
+            case _Field(value, fields):
+                return self._field(self._value(value, dot), fields)
+            case _Call("and" | "or" as function, arguments):
+                found = None
+                for argument in arguments:
+                    found = self._value(argument, dot)
+                    if bool(found) == (function == "or"):
+                        break
+                return found
+            case _Call(function, arguments):
+                values = [self._value(argument, dot) for argument in arguments]
+                try:
+                    return _FUNCTIONS[function](*values)
+                except (TypeError, ValueError, LookupError):
+                    raise wrong(f"Invalid template: '{function}' takes other values.", self._path) from None
+
+    def _variable(self, name: str) -> object:
+        if name not in self._variables:
+            raise wrong(f"Invalid template: there is no variable '{name}'.", self._path)
+        return self._variables[name]
+
+    def _field(self, value: object, names: Sequence[str]) -> object:
+        for name in names:
+            if not isinstance(value, Mapping) or name not in value:
+                raise wrong(f"Invalid template: there is no field '.{name}'.", self._path)
+            value = value[name]
+        return value
+
+
+def _printed(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def _index(values: Sequence[object], *places: int) -> object:
+    found: object = values
+    for place in places:
+        if place < 0:
+            raise LookupError(place)
+        found = found[place]  # type: ignore[index]
+    return found
+
+
+def _slice(values: Sequence[object], *ends: int) -> object:
+    if len(ends) > 2 or any(not 0 <= end <= len(values) for end in ends):
+        raise LookupError(ends)
+    return values[slice(*ends)] if len(ends) == 2 else values[(*ends, 0)[0] :]
+
+
+_FUNCTIONS: dict[str, Callable[..., object]] = {
+    # `and` and `or` look at no more of their arguments than they have to.
+    "and": lambda *values: values,
+    "or": lambda *values: values,
+    "not": lambda value: not value,
+    "eq": lambda first, *others: any(first == other for other in others),
+    "ne": lambda first, other: first != other,
+    "lt": lambda first, other: first < other,
+    "le": lambda first, other: first <= other,
+    "gt": lambda first, other: first > other,
+    "ge": lambda first, other: first >= other,
+    "len": len,
+    "index": _index,
+    "slice": _slice,
+    "json": lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+    "print": lambda *values: "".join(map(_printed, values)),
+}

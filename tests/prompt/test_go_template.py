@@ -1,0 +1,128 @@
+"""Ollama's templates: what they write, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.prompt.go_template import GoTemplate
+
+CHATML = (
+    "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}"
+    "{{ if .Prompt }}<|im_start|>user\n{{ .Prompt }}<|im_end|>\n{{ end }}"
+    "<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"
+)
+GEMMA = """{{- range $i, $_ := .Messages }}
+{{- $last := eq (len (slice $.Messages $i)) 1 }}
+{{- if or (eq .Role "user") (eq .Role "system") }}<start_of_turn>user
+{{ .Content }}<end_of_turn>
+{{ if $last }}<start_of_turn>model
+{{ end }}
+{{- else if eq .Role "assistant" }}<start_of_turn>model
+{{ .Content }}{{ if not $last }}<end_of_turn>
+{{ end }}
+{{- end }}
+{{- end }}"""
+
+
+def written(template: str, *said: tuple[str, str], suffix: str = "") -> str:
+    messages = [{"role": role, "content": text} for role, text in said]
+    return GoTemplate(template, "template").prompt(messages, suffix)
+
+
+def test_a_template_of_one_turn_writes_each_and_ends_where_the_answer_begins() -> None:
+    said = ("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")
+    assert written(CHATML, *said) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
+        "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert written(CHATML, *said[1:3]).endswith("<|im_start|>assistant\ntwo")
+
+
+def test_a_template_of_messages_has_them_all() -> None:
+    assert written(GEMMA, ("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")) == (
+        "<start_of_turn>user\nS<end_of_turn>\n<start_of_turn>user\none<end_of_turn>\n"
+        "<start_of_turn>model\ntwo<end_of_turn>\n<start_of_turn>user\nthree<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("no action", "no action"),
+        ("{{ .Prompt }}", "hi"),
+        ("a {{- .Prompt -}} b", "ahib"),
+        ("a {{ .Prompt }} b", "a hi b"),
+        ("{{/* said {{ */}}{{- /* twice */ -}} x", "x"),
+        ('{{ `{{ "` }}{{ "}}\\n" }}', '{{ "}}\n'),
+        ('{{ if eq .Prompt "ho" "hi" }}yes{{ else }}no{{ end }}', "yes"),
+        ("{{ if and .Prompt .System }}both{{ else if .Prompt }}one{{ end }}", "one"),
+        ("{{ with .Prompt }}{{ . }}!{{ else }}none{{ end }}", "hi!"),
+        ("{{ range .Tools }}x{{ else }}none{{ end }}", "none"),
+        ("{{ $a := .Prompt }}{{ $a = print $a 1 true nil }}{{ $a | len }}{{ $a }}", "7hi1true"),
+        ("{{ (index $.Messages 0).Role }}{{ with index $.Messages 0 }}{{ .Role }}{{ end }}", "useruser"),
+        ("{{ json .Tools }}{{ .Think }}{{ not 0 }}{{ lt 1 2.5 }}", "[]falsetruetrue"),
+        ("{{ ne .Prompt .Prompt }}", "false"),
+        ("{{ .Prompt }} <SUF>{{ .Suffix }} <MID>", "hi <SUF>z <MID>"),
+        ("{{ .Prompt }}{{ .Response }}{{ .Nothing }}", "hi"),
+    ],
+)
+def test_the_language(template: str, expected: str) -> None:
+    assert written(template, ("user", "hi"), suffix="z") == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ .Prompt", "not closed"),
+        ('{{ " }}', "not closed"),
+        ("{{ }}", "empty"),
+        ("{{ if .Prompt }}", "no 'end'"),
+        ("{{ end }}", "ends nothing"),
+        ("{{ else }}", "ends nothing"),
+        ("{{ if .Prompt }}{{ else range .Tools }}{{ end }}", "not known"),
+        ("{{ shout .Prompt }}", "the function 'shout'"),
+        ('{{ template "x" }}', "'template' is not known"),
+        ("{{ .Nothing }}", "no field '.Nothing'"),
+        ("{{ .Prompt.Length }}", "no field '.Length'"),
+        ("{{ $x }}", "no variable '$x'"),
+        ("{{ . . }}", "a value was expected"),
+        ("{{ | len }}", "a value was expected"),
+        ("{{ (.Prompt }}", "bracket"),
+        ("{{ .Prompt ) }}", "not expected"),
+        ("{{ .Prompt & }}", "not understood"),
+        ("{{ range .Prompt }}{{ end }}", "wants a list"),
+        ("{{ len 3 }}", "other values"),
+        ("{{ index .Messages 7 }}", "other values"),
+        ("{{ slice .Messages 7 }}", "other values"),
+        ('{{ "\\q" }}', "no text"),
+        ("{{ $a, $b := .Prompt }}", "two variables"),
+        ("{{ " + "(" * 100 + ".Prompt" + ")" * 100 + " }}", "too deep"),
+        ("{{ if .Prompt }}" * 100 + "{{ end }}" * 100, "too deep"),
+        ("x" * 70_000, "longer"),
+    ],
+)
+def test_what_is_refused(template: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match="Invalid template") as refused:
+        written(template, ("user", "hi"))
+    assert (why in str(refused.value), refused.value.param) == (True, "template")
+
+
+LOOPS = "{{ range .Messages }}" * 4 + "x" + "{{ end }}" * 4
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOPS,
+        "{{" * 30_000,
+        "{{ " + " " * 60_000,
+        "{{ " + '"' * 60_001,
+        " " * 60_000 + "{{-",
+        "{{ (" + "." * 60_000,
+    ],
+)
+def test_what_is_meant_to_take_long_does_not(template: str) -> None:
+    with pytest.raises(InvalidRequest):
+        written(template, *[("user", "a"), ("assistant", "b")] * 100)
