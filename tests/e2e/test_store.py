@@ -197,7 +197,7 @@ class TestOllamasClient:
             (lambda: client.create("a", from_="first", quantize="q4_0"), 400, "quantize"),
             (lambda: client.create("a", from_="first", files={"a": "b"}), 400, "this server takes no files"),
             (lambda: client.create("a", from_="first", adapters={"a": "b"}), 400, "POST /v1/adapters"),
-            (lambda: client.create("a", from_="first", template="{{ .Prompt }}"), 400, "not Jinja"),
+            (lambda: client.create("a", from_="first", template="{{ .Prompt"), 400, "not closed"),
             (lambda: client.create("a"), 400, "from"),
             (lambda: client.create_blob(__file__), 400, "This server takes no files"),
             (lambda: client.push("first"), 400, "This server sends models nowhere."),
@@ -253,6 +253,18 @@ class TestOllamasClient:
             assert text(answered.json()) == meant.message.content, route
         counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json=chat).json()
         assert counted == {"input_tokens": meant.prompt_eval_count}
+
+    def test_a_name_may_have_a_template_of_ollamas(self, parts: Any) -> None:
+        _, client, _ = parts
+        greedy = {"temperature": 0.0, "num_predict": 6}
+        client.create(
+            "asks", from_="first", template="Q: {{ .Prompt }}\nA: {{ .Response }}", parameters=greedy
+        )
+        meant = client.generate("first", "Q: Hi.\nA: ", raw=True, options=greedy)
+        told = client.chat("asks", ASKED)
+        assert (told.message.content, told.prompt_eval_count) == (meant.response, meant.prompt_eval_count)
+        sent = client.generate("first", "Hi.", template="Q: {{ .Prompt }}\nA: ", options=greedy)
+        assert sent.response == meant.response
 
     def test_names_are_kept_for_the_next_start(self, parts: Any) -> None:
         _, client, place = parts
