@@ -6,6 +6,8 @@ functions below. Source: Go's documentation of text/template, and Ollama's of it
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,11 +106,17 @@ class GoTemplate:
             raise wrong(f"Invalid template: it is longer than {_MOST_LENGTH} characters.", path)
         self._path = path
         self._nodes = _Parser(source, path).nodes()
-        self._uses = set(re.findall(r"\.(Messages|Response)\b", source))
+        self._uses = set(re.findall(r"\.(Messages|Response|Suffix)\b", source))
+        if not self._uses & {"Messages", "Response"}:
+            self._nodes.append(_Print(_Path("", ("Response",))))
+
+    @property
+    def has_suffix(self) -> bool:
+        return "Suffix" in self._uses
 
     def prompt(self, messages: Sequence[Mapping[str, str]], suffix: str = "") -> str:
         """Of messages with `role` and `content`: up to where the model is to go on. Raises InvalidRequest."""
-        turns = _collated(messages)
+        run, turns = _Run(self._path), _collated(messages)
         system = "\n\n".join(text for role, text in turns if role == "system")
         values: dict[str, object] = {
             "System": system,
@@ -122,27 +130,18 @@ class GoTemplate:
             "Messages": [{"Role": role, "Content": text, **_NO_MORE} for role, text in turns],
         }
         if "Messages" in self._uses:
-            return self._run(values, ends=False)
+            run.turn(self._nodes, values, ends=False)
+            return "".join(run.written)
         said = {"System": "", "Prompt": "", "Response": ""}
-        written = []
         for role, text in turns:
             name = _FIELDS.get(role)
             if name is None:
                 continue
             if said["Response"] or (name == "System" and said["Prompt"]):
-                written.append(self._run(values | said, ends=False))
+                run.turn(self._nodes, values | said, ends=False)
                 said = dict.fromkeys(said, "")
             said[name] = text
-        return "".join([*written, self._run(values | said, ends=True)])
-
-    def _run(self, values: Mapping[str, object], *, ends: bool) -> str:
-        run = _Run(values, self._path, ends=ends)
-        try:
-            run.nodes(self._nodes, values)
-        except _ResponseIsNext:
-            return "".join(run.written)
-        if not self._uses:
-            run.written.append(str(values["Response"]))
+        run.turn(self._nodes, values | said, ends=True)
         return "".join(run.written)
 
 
@@ -153,14 +152,8 @@ _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "
 
 def _collated(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """Roles and what they say; neighbours of one role are one."""
-    turns: list[tuple[str, str]] = []
-    for message in messages:
-        role, text = message["role"], message["content"]
-        if turns and turns[-1][0] == role:
-            turns[-1] = role, f"{turns[-1][1]}\n\n{text}"
-        else:
-            turns.append((role, text))
-    return turns
+    by_role = itertools.groupby(messages, lambda message: message["role"])
+    return [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
 
 
 class _Parser:
@@ -320,13 +313,20 @@ def _assigned(tokens: list[_Token]) -> tuple[tuple[str, ...], list[_Token]]:
 
 
 class _Run:
-    def __init__(self, values: Mapping[str, object], path: str, *, ends: bool) -> None:
-        """`ends`: at the response."""
+    """One conversation."""
+
+    def __init__(self, path: str) -> None:
         self.written: list[str] = []
         self._path = path
-        self._ends = ends
-        self._variables: dict[str, object] = {"$": values}
+        self._ends = False
+        self._variables: dict[str, object] = {}
         self._steps = 0
+
+    def turn(self, nodes: Sequence[_Node], values: Mapping[str, object], *, ends: bool) -> None:
+        """`ends`: at the response."""
+        self._variables, self._ends = {"$": values}, ends
+        with contextlib.suppress(_ResponseIsNext):
+            self.nodes(nodes, values)
 
     def nodes(self, nodes: Sequence[_Node], dot: object) -> None:
         for node in nodes:

@@ -112,6 +112,14 @@ LOOPS = "{{ range .Messages }}" * 4 + "x" + "{{ end }}" * 4
 
 
 @pytest.mark.timeout(30)
+def test_a_hostile_conversation_takes_no_longer() -> None:
+    many = [("user", "a" * 50)] * 200_000
+    assert len(written(CHATML, *many)) > 10_000_000
+    with pytest.raises(InvalidRequest, match="too long"):
+        written(CHATML, *[("user", "a"), ("assistant", "b")] * 50_000)
+
+
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "template",
     [

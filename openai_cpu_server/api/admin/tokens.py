@@ -16,7 +16,7 @@ from openai_cpu_server.api.asking.ask import LONG_BODY, Ask, JsonObject
 from openai_cpu_server.api.asking.body import TEXT_OR_LIST
 from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.asking.prompts import PromptEnds
-from openai_cpu_server.api.asking.resolve import prompt_of
+from openai_cpu_server.api.asking.resolve import tokens_of
 from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
 from openai_cpu_server.api.chat.routes import chat_ask
@@ -260,13 +260,13 @@ def _tokens_of_messages(
         what = "begin another answer" if body.add_generation_prompt else "end with another's message"
         raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
     ends = PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
-    return prompt_of(ask, model, ends).tokens
+    return tokens_of(ask, model, ends)
 
 
 def _applied(body: ApplyTemplateBody, ask: Ask, model: ServedModel) -> AppliedTemplate:
     """Without the first token that the tokenizer adds to any prompt by itself."""
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
-    tokens, tokenizer = prompt_of(ask, model, ends).tokens, model.tokenizer
+    tokens, tokenizer = tokens_of(ask, model, ends), model.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)
     return AppliedTemplate(tokenizer.decode(tokens[int(begins) :], special=True))
 

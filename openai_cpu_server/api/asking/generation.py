@@ -21,7 +21,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
 from openai_cpu_server.api.asking.kept_streams import KeptStreams
-from openai_cpu_server.api.asking.resolve import prompt_of, resolve
+from openai_cpu_server.api.asking.resolve import resolve, tokens_of
 from openai_cpu_server.api.asking.running import (
     ReplayedGeneration,
     RunningCall,
@@ -40,7 +40,6 @@ from openai_cpu_server.errors import (
     PromptTooLong,
     QueueFull,
     ServerError,
-    wrong,
 )
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.clients import Client, account_of
@@ -61,7 +60,6 @@ from openai_cpu_server.models.routing.follow import RoutedCall, follow
 from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.models.routing.router import RouterCaller
 from openai_cpu_server.observe.ended import RouteTaken
-from openai_cpu_server.prompt.go_template import GoTemplate
 
 ROUTED_MODEL = "x-routed-model"
 ROUTED_WHY = "x-routed-why"
@@ -189,8 +187,8 @@ class GenerationService:
         """What its prompt would have. Raises InvalidRequest, EngineUnavailable."""
         ask, model = _of_chosen(ask, chosen), chosen.model
         ask = await self.attachments.taken(ask, model, context.owner)
-        prompt = await in_thread(partial(prompt_of, ask, model), is_slow=ask.is_slow)
-        return CountedPrompt(len(prompt.tokens), ask.ignored)
+        tokens = await in_thread(partial(tokens_of, ask, model), is_slow=ask.is_slow)
+        return CountedPrompt(len(tokens), ask.ignored)
 
     async def begin(
         self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
@@ -247,31 +245,7 @@ def _led(prompt: AskedConversation, preset: Preset) -> AskedConversation:
 
 
 def _of_chosen(ask: Ask, chosen: ChosenModel) -> Ask:
-    """Raises InvalidRequest for what a template of Ollama's cannot show."""
-    return _written(ask if chosen.preset is None else with_preset(ask, chosen.preset))
-
-
-def _written(ask: Ask) -> Ask:
-    """A conversation that has a template of Ollama's becomes the text that it writes."""
-    prompt = ask.prompt
-    if isinstance(prompt, AskedConversations) and any(one.template for one in prompt.each):
-        raise wrong("A template of Ollama's writes one conversation at a time.", prompt.path)
-    if not isinstance(prompt, AskedConversation) or not prompt.template:
-        return ask
-    if ask.tools is not None and ask.tools.use is not None:
-        raise wrong("A template of Ollama's shows no tools here: use the model's own.", ask.tools.path)
-    if ask.attached:
-        raise wrong("A template of Ollama's shows no media here: use the model's own.", ask.attached[0].at)
-    said = [
-        {"role": _OLLAMAS_ROLE.get(str(one.role), str(one.role)), "content": one.text}
-        for one in prompt.messages
-    ]
-    text = GoTemplate(prompt.template, "template").prompt(said)
-    whole: str | Sequence[int | str] = (*prompt.before, text) if prompt.before else text
-    return msgspec.structs.replace(ask, prompt=AskedTexts([whole], path=prompt.path))
-
-
-_OLLAMAS_ROLE = {"developer": "system"}
+    return ask if chosen.preset is None else with_preset(ask, chosen.preset)
 
 
 class _AskOnItsWay:

@@ -48,12 +48,13 @@ from openai_cpu_server.contract.media import Sound, media_in
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.errors import InvalidRequest, PromptTooLong
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.http.unheeded import TIERS
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
+from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 UNENFORCED = "x-unenforced-schema-keywords"
@@ -89,12 +90,15 @@ def resolve(ask: Ask, asking: ModelContext) -> Call:
     return _resolved(shorter, asking)
 
 
-def prompt_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> ChatPrompt:
-    """The prompt of its conversation. Raises InvalidRequest, DeadlyInput."""
+def tokens_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[int, ...]:
+    """The tokens of its conversation's prompt. Raises InvalidRequest, DeadlyInput."""
     assert isinstance(ask.prompt, AskedConversation), "nobody asks for other prompts"
     assert not ask.attached, "what is attached is found before"
+    if ask.prompt.template:
+        (made,) = text_prompts(_written(ask, ask.prompt), model.tokenizer, None)
+        return made.tokens
     maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info, ends)
-    return maker.prompt(ask.prompt.messages)
+    return maker.prompt(ask.prompt.messages).tokens
 
 
 def served_tier(asked: str, priority: Priority) -> str:
@@ -123,9 +127,31 @@ def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
         return PreparedPrompts(prompts, each[0].output, each[0].left_out)
     if prompt.is_said and model.prompts.has_template:
         return _of_conversation(ask, _said(prompt), asking)
+    return _of_texts(ask, prompt, asking)
+
+
+def _of_texts(ask: Ask, texts: AskedTexts, asking: ModelContext) -> PreparedPrompts:
+    model = asking.chosen.model
     most_tokens = asking.info.context_limit if ask.last_tokens is None else None
-    prompts = text_prompts(prompt, model.tokenizer, most_tokens)
+    prompts = text_prompts(texts, model.tokenizer, most_tokens)
     return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
+
+
+def _written(ask: Ask, conversation: AskedConversation) -> AskedTexts:
+    """The text that a template of Ollama's makes of it. Raises InvalidRequest for what such a one does not
+    show."""
+    if ask.tools is not None and ask.tools.use is not None:
+        raise wrong("A template of Ollama's shows no tools here: use the model's own.", ask.tools.path)
+    if ask.media:
+        raise wrong("A template of Ollama's shows no media here: use the model's own.", conversation.path)
+    roles = {"developer": "system"}
+    said = [
+        {"role": roles.get(str(one.role), str(one.role)), "content": one.text}
+        for one in conversation.messages
+    ]
+    text = GoTemplate(conversation.template, "template").prompt(said)
+    whole: str | Sequence[int | str] = (*conversation.before, text) if conversation.before else text
+    return AskedTexts([whole], path=conversation.path)
 
 
 def _said(prompt: AskedTexts) -> AskedConversation:
@@ -169,6 +195,8 @@ def _with_media_of(ask: Ask, conversation: AskedConversation) -> Ask:
 
 
 def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
+    if conversation.template:
+        return _of_texts(ask, _written(ask, conversation), asking)
     model, plan = asking.chosen.model, tool_plan(ask.tools)
     maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
     template = maker.template
@@ -227,7 +255,7 @@ def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
 
     def fits(messages: Sequence[AskedMessage]) -> bool:
         try:
-            return len(prompt_of(_with(ask, messages), asking.chosen.model).tokens) <= limit
+            return len(tokens_of(_with(ask, messages), asking.chosen.model)) <= limit
         except InvalidRequest as error:
             if error.code == _TOO_LONG:
                 return False

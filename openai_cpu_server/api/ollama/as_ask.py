@@ -66,8 +66,7 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
         other = "raw" if body.raw else "suffix"
         raise wrong(f"'{other}' and 'context' cannot be combined: it is no conversation.", "context")
     if body.suffix and template:
-        text = GoTemplate(template, "template").prompt([{"role": "user", "content": prompt}], body.suffix)
-        return _ask(body, AskedTexts([text]))
+        return _ask(body, AskedTexts([_filled(body, GoTemplate(template, "template"))]))
     if body.suffix:
         return _ask(body, AskedTexts([prompt], suffix=body.suffix))
     if body.raw and body.images:
@@ -82,6 +81,15 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
     conversation = AskedConversation(messages, "prompt", before=context, template=template)
     # Pictures are no tokens that could be sent again.
     return _ask(body, conversation, pictures=pictures, tells_context=not pictures)
+
+
+def _filled(body: OllamaGenerateBody, template: GoTemplate) -> str:
+    if not template.has_suffix:
+        raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
+    if body.images:
+        raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
+    said = [{"role": "system", "content": body.system}] if body.system else []
+    return template.prompt([*said, {"role": "user", "content": body.prompt or ""}], body.suffix or "")
 
 
 def _ask(
