@@ -111,7 +111,15 @@ _SYSTEM = tuple(
     )
 )
 _SINKS = (Path("/dev/null"),)
-_DRIVERS = tuple(map(Path, ("/etc/vulkan", "/etc/OpenCL", "/opt/rocm", "/usr/local/cuda")))
+_DRIVERS = tuple(
+    map(
+        Path,
+        (
+            *("/etc/nvidia", "/etc/vulkan", "/etc/OpenCL"),
+            *("/opt/rocm", "/usr/local/cuda", "/usr/local/nvidia"),
+        ),
+    )
+)
 _GPUS = ("dri", "dxg", "kfd", "nvidia*")
 """Under /dev: of Mesa and others who use the kernel's own drivers, of Windows' Linux, of AMD, of NVIDIA."""
 _THREADS = Path("/proc/self/task")
@@ -139,7 +147,8 @@ def confine(
 
     def restricted_files() -> str:
         drivers, gpus = (driver_files(), _gpus()) if computes_on_gpu else ([], [])
-        version = restrict_files([*_SYSTEM, *_code(), *drivers, *read], [*_SINKS, *write], gpus)
+        sinks = [*_SINKS, _THREADS] if computes_on_gpu else _SINKS  # CUDA names its threads, or gives up
+        version = restrict_files([*_SYSTEM, *_code(), *drivers, *read], [*sinks, *write], gpus)
         return f"v{version}{_of_threads()}"
 
     holds, lacks = [], []
@@ -147,7 +156,7 @@ def confine(
         ("no new privileges", give_up_new_privileges),
         ("few capabilities", give_up_capabilities),
         ("landlock", restricted_files),
-        ("seccomp", restrict_calls),
+        ("seccomp", lambda: restrict_calls(allows_cuda=computes_on_gpu)),
     ):
         try:
             holds.append(f"{what} {restrict() or ''}".rstrip())

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import platform
+import socket
 import struct
 import sys
 from collections.abc import Iterator
@@ -183,6 +184,9 @@ _FORBIDDEN = {
     "clock_adjtime": (305, 266),
 }
 """System call -> its number on x86_64 and on aarch64."""
+_OF_CUDA = ("bind", "listen")
+"""When CUDA begins it makes a Unix socket (with an abstract name: landlock refuses others), and finds no
+device where it cannot. It needs no connection."""
 _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))
@@ -217,13 +221,14 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
 
 
-def restrict_calls() -> None:
+def restrict_calls(*, allows_cuda: bool = False) -> None:
     """Holds for all threads. A forbidden call fails with EPERM. Raises `KernelRefused`."""
     machine = _MACHINES.get(platform.machine())
     if machine is None or struct.calcsize("P") != 8:
         raise KernelRefused(f"there is no filter for {platform.machine()}")
     steps = b"".join(
-        struct.pack("=HBBI", step.code, step.if_so, step.if_not, step.value) for step in _filter(machine)
+        struct.pack("=HBBI", step.code, step.if_so, step.if_not, step.value)
+        for step in _filter(machine, allows_cuda)
     )
     buffer = ctypes.create_string_buffer(steps, len(steps))
     program = _Program(len(steps) // 8, ctypes.addressof(buffer))
@@ -232,13 +237,19 @@ def restrict_calls() -> None:
         raise KernelRefused("another thread has a filter of its own")
 
 
-def _filter(machine: _Machine) -> Iterator[_Step]:
+def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
     at = machine.column
+    forbidden = dict(_FORBIDDEN)
     yield _Step(_LOAD, _ARCH)
     yield from (_Step(_IS, machine.arch, if_so=1), _Step(_RETURN, _FORBID))
     yield _Step(_LOAD, _NUMBER)
     yield from (_Step(_AT_LEAST, _X32, if_not=1), _Step(_RETURN, _FORBID))
-    for number in (numbers[at] for numbers in _FORBIDDEN.values()):
+    if allows_cuda:
+        number = forbidden.pop("socket")[at]
+        yield from _where(number, 0, _Step(_IS, socket.AF_UNIX, if_so=1), _Step(_RETURN, _FORBID))
+        for name in _OF_CUDA:
+            del forbidden[name]
+    for number in (numbers[at] for numbers in forbidden.values()):
         if number != _NONE:
             yield from (_Step(_IS, number, if_not=1), _Step(_RETURN, _FORBID))
     yield from (_Step(_IS, _CLONE3, if_not=1), _Step(_RETURN, _UNKNOWN))  # libc then takes clone

@@ -1,4 +1,4 @@
-"""llama.cpp with Vulkan, on Mesa's software driver: a device that computes on the CPU, and is slow."""
+"""llama.cpp with a device: CUDA where there is a GPU of NVIDIA, else Vulkan on a slow software driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,21 +18,75 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@dataclass
+class Device:
+    """What the tests need to know of it."""
+
+    name: str
+    kind: str
+    environment: dict[str, str]
+    """Of a process that finds the library, and no driver but that of the device."""
+    without: dict[str, str]
+    """What hides it."""
+    full: dict[str, str] = field(default_factory=dict)
+    """What makes ggml think that it has no room, where there is such a thing."""
+    keeps_shaders: bool = False
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Somebody else has all of its memory but 64 MiB."""
+        if self.full:
+            yield
+            return
+        command = [sys.executable, str(Path(__file__).with_name("take_memory.py")), str(64 << 20)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taker:
+            assert taker.stdout is not None
+            assert taker.stdout.readline() == b"taken\n"
+            yield
+            taker.communicate()
+
+
 @pytest.fixture(scope="session")
-def vulkan_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for Python's path: what set-up's own wheel has. It builds for half an hour, and keeps it."""
+def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
+    if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE).stdout:
+        return cuda(tmp_path_factory.mktemp("cuda"))
     if not shutil.which("glslc"):
         pytest.skip("there is no glslc (Debian: apt install glslc libvulkan-dev spirv-headers)")
-    built = subprocess.run(
-        [ROOT / "scripts/bootstrap", "wheel", "vulkan"], stdout=subprocess.PIPE, text=True, check=True
+    return vulkan(software_driver(), tmp_path_factory.mktemp("vulkan"))
+
+
+@pytest.fixture
+def device_environment(device: Device) -> dict[str, str]:
+    return device.environment
+
+
+def cuda(folder: Path) -> Device:
+    return Device("CUDA0", "gpu", with_library("cuda", folder), without={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def vulkan(driver: Path, folder: Path) -> Device:
+    # By itself ggml passes over devices that compute on the CPU.
+    environment = {"VK_ICD_FILENAMES": str(driver), "GGML_VK_VISIBLE_DEVICES": "0"}
+    return Device(
+        "Vulkan0",
+        "cpu",
+        with_library("vulkan", folder) | environment,
+        without={"VK_ICD_FILENAMES": "/dev/null", "GGML_VK_VISIBLE_DEVICES": ""},
+        full={"GGML_VK_FORCE_MAX_BUFFER_SIZE": "65536"},
+        keeps_shaders=True,
     )
-    folder = tmp_path_factory.mktemp("vulkan")
+
+
+def with_library(gpu: str, folder: Path) -> dict[str, str]:
+    """An environment whose Python finds what set-up's own wheel has. That builds for long, once."""
+    built = subprocess.run(
+        [ROOT / "scripts/bootstrap", "wheel", gpu], stdout=subprocess.PIPE, text=True, check=True
+    )
     with zipfile.ZipFile(built.stdout.strip()) as wheel:
         wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith("llama_cpp/")])
-    return folder
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "scripts")])}
 
 
-@pytest.fixture(scope="session")
 def software_driver() -> Path:
     """What the loader of Vulkan is told of it; `VK_ICD_FILENAMES` names another.
 
@@ -47,14 +105,3 @@ def software_driver() -> Path:
             "(Debian 12: apt install -t bookworm-backports mesa-vulkan-drivers)"
         )
     return found[0]
-
-
-@pytest.fixture
-def device_environment(vulkan_library: Path, software_driver: Path) -> dict[str, str]:
-    """Of a process that finds the library, and no driver but that one."""
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(vulkan_library), str(ROOT), str(ROOT / "scripts")]),
-        "VK_ICD_FILENAMES": str(software_driver),
-        # By itself ggml passes over devices that compute on the CPU.
-        "GGML_VK_VISIBLE_DEVICES": "0",
-    }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.conftest import Device
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
@@ -24,9 +25,9 @@ def inspected(environment: dict[str, str], *options: str) -> dict[str, Any]:
     return dict(told)
 
 
-def test_inspect_tells_what_would_go_to_the_device(device_environment: dict[str, str]) -> None:
-    told = inspected(device_environment, "--gpu-layers", "2")
-    assert told["device"]["name"] == "Vulkan0"
+def test_inspect_tells_what_would_go_to_the_device(device: Device) -> None:
+    told = inspected(device.environment, "--gpu-layers", "2")
+    assert told["device"]["name"] == device.name
     assert (told["asked"], told["split"], told["why"]) == (2, "2 of 3 layers", None)
     assert told["takes"]["weights"] > 0
 

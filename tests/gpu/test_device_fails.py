@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.gpu.conftest import Device
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
@@ -48,21 +49,18 @@ def expected() -> str:
         return Served.answer(server)  # type: ignore[arg-type]
 
 
-def test_a_machine_without_a_driver(device_environment: dict[str, str], expected: str) -> None:
-    without = device_environment | {"VK_ICD_FILENAMES": "/dev/null", "GGML_VK_VISIBLE_DEVICES": ""}
-    with Served(without) as server:
+def test_a_machine_without_a_driver(device: Device, expected: str) -> None:
+    with Served(device.environment | device.without) as server:
         assert server.answer() == expected
         assert "'layers': 0" in server.placement()
         assert server.says("knows no device here beside the CPU")
 
 
-def test_a_device_that_is_full(device_environment: dict[str, str], expected: str) -> None:
-    """ggml is told that it gives no buffer of that size."""
-    full = device_environment | {"GGML_VK_FORCE_MAX_BUFFER_SIZE": "65536"}
-    with Served(full) as server:
+def test_a_device_that_is_full(device: Device, expected: str) -> None:
+    with device.taken(), Served(device.environment | device.full) as server:
         assert server.answer() == expected
         assert "'layers': 0" in server.placement()
-        assert server.says("the CPU serves")
+        assert server.says("the CPU serves" if device.full else "all on the CPU: ")
 
 
 def test_a_device_that_is_lost(device_environment: dict[str, str], tmp_path: Path) -> None:

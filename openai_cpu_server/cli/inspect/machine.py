@@ -57,7 +57,7 @@ class MemoryFacts(msgspec.Struct, frozen=True):
     kv_type: str
     """The KV type that `serve` would use."""
     kv_types: list[KvCost]
-    """The cost of each KV type; [] if the model has no KV cells."""
+    """The cost of each KV type; [] if the model has no KV cells, or some on a device."""
     pool_tokens: int | None
     """The tokens that `serve` would set aside for all its requests; None: it would not start."""
     context: int | None
@@ -112,7 +112,8 @@ def _costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None) -> list[KvCo
             [SequencesThatFit(length, tokens // length) for length in lengths],
         )
         for kind, room in rooms.items()
-        if room.cell_bytes > 0 and (tokens := room.free_bytes // room.token_bytes) >= 0
+        if room.cell_bytes > 0 and not room.elsewhere.cell
+        for tokens in [room.free_bytes // room.token_bytes]
     ]
 
 
