@@ -30,6 +30,7 @@ def test_inspect_tells_what_would_go_to_the_device(device: Device) -> None:
     assert told["device"]["name"] == device.name
     assert (told["asked"], told["split"], told["why"]) == (2, "2 of 3 layers", None)
     assert told["takes"]["weights"] > 0
+    assert inspected(device.environment, "--gpu-layers", "all")["takes"]["cells"] > 0
 
 
 def test_the_fastest_split_is_measured_once(device_environment: dict[str, str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -29,6 +30,7 @@ _SPARE_BYTES = 64 * 2**20
 Faulting in fresh memory takes six times as long as copying into it."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_HUGE_PAGE = 2 * 2**20
 
 
 def _fresh(num_bytes: int) -> Bytes:
@@ -37,9 +39,14 @@ def _fresh(num_bytes: int) -> Bytes:
     if not num_bytes:
         return np.empty(0, np.uint8)
     try:
-        return np.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), np.uint8)
+        pages = mmap.mmap(-1, num_bytes, flags=_PRIVATE)
     except OSError:  # the system counts mappings
         return np.empty(num_bytes, np.uint8)
+    # A state of 20 MB is copied into fresh huge pages four times as fast as into others.
+    if num_bytes >= 2 * _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # the kernel has none
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 class SavedCells(NamedTuple):
