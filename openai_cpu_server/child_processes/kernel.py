@@ -245,8 +245,15 @@ def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
     yield _Step(_LOAD, _NUMBER)
     yield from (_Step(_AT_LEAST, _X32, if_not=1), _Step(_RETURN, _FORBID))
     if allows_cuda:
-        number = forbidden.pop("socket")[at]
-        yield from _where(number, 0, _Step(_IS, socket.AF_UNIX, if_so=1), _Step(_RETURN, _FORBID))
+        # Of that kind, which says nothing without a connection: a datagram is sent to any path.
+        kind = socket.SOCK_SEQPACKET
+        yield from _where(
+            forbidden.pop("socket")[at],
+            0,
+            *(_Step(_IS, socket.AF_UNIX, if_so=1), _Step(_RETURN, _FORBID), _Step(_LOAD, _ARGUMENTS + 8)),
+            *(_Step(_IS, kind | socket.SOCK_CLOEXEC, if_so=2), _Step(_IS, kind, if_so=1)),
+            _Step(_RETURN, _FORBID),
+        )
         for name in _OF_CUDA:
             del forbidden[name]
     for number in (numbers[at] for numbers in forbidden.values()):

@@ -39,12 +39,15 @@ def tell(what, act):
         print(what, type(error).__name__)
 
 def begin():
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+    with made() as one:
         one.bind(chr(0) + sys.argv[2])
         one.listen()
 
+def made():
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
 def reach(path):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+    with made() as one:
         one.connect(path)
 
 print(confine(computes_on_gpu=sys.argv[1] == "gpu"))
@@ -52,7 +55,8 @@ tell("a socket", begin)
 name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
 tell("the name of a thread", lambda: name.write_text("x"))
 tell("a connection", lambda: reach(sys.argv[3]))
-tell("a socket in a folder", lambda: socket.socket(socket.AF_UNIX).bind(sys.argv[3] + "2"))
+tell("a socket in a folder", lambda: made().bind(sys.argv[3] + "2"))
+tell("a datagram", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", sys.argv[3]))
 tell("the network", lambda: socket.socket(socket.AF_INET))
 """
 
@@ -111,7 +115,7 @@ def test_the_sandbox_opens_them_for_who_computes_there(
 def test_cuda_can_begin_and_reaches_nobody(computes_on: str, begins: str, tmp_path: Path) -> None:
     """On an H200 cuInit fails without either of the first two."""
     path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as listening:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(path))
         listening.listen()
         command = [sys.executable, "-c", _BEGINS, computes_on, str(tmp_path), str(path)]
@@ -124,5 +128,6 @@ def test_cuda_can_begin_and_reaches_nobody(computes_on: str, begins: str, tmp_pa
         f"the name of a thread {begins}",
         "a connection PermissionError",
         "a socket in a folder PermissionError",
+        "a datagram PermissionError",
         "the network PermissionError",
     ]
