@@ -141,9 +141,9 @@ def measured(what: str, *arguments: str | int | Path) -> bytes:
 
 
 def table(rows: list[Row]) -> str:
-    speeds = [f"{count} {'row' if count == 1 else 'rows'}, tok/s" for count in ROWS]
+    speeds = ["1.04 B: MB", *(f"{count} {'row' if count == 1 else 'rows'}, tok/s" for count in ROWS)]
     losses = ["KL mean", "ggml's", "±", "KL max", "ggml's", "perplexity"]
-    heads = ["weights", "cells", "1.04 B: MB", *speeds, "SmolLM2: MB", *losses]
+    heads = ["weights", "cells", *(speeds if rows[0].speed else ()), "SmolLM2: MB", *losses]
     lines = [heads, ["---"] * len(heads), *([*_cells(row)] for row in rows)]
     drawn = "\n".join(map(_line, lines))
     first = rows[0].loss.ours
@@ -160,8 +160,9 @@ def _line(cells: list[str]) -> str:
 def _cells(row: Row) -> Iterator[str]:
     yield row.weights.upper() if row.weights != "f16" else row.weights
     yield row.cells
-    yield f"{row.megabytes:.0f}" if row.speed else ""
-    yield from (f"{rate:.1f}" for rate in row.speed.tokens_per_s) if row.speed else ("" for _ in ROWS)
+    if row.speed:
+        yield f"{row.megabytes:.0f}"
+        yield from (f"{rate:.1f}" for rate in row.speed.tokens_per_s)
     yield f"{row.judged_megabytes:.0f}"
     both = row.loss.ours, row.loss.ggml
     yield from (f"{quality.mean_divergence:.4f}" for quality in both)

@@ -68,3 +68,13 @@ def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
     assert "Perplexity of the reference: 8.50, over 2048 tokens" in text
     assert text.endswith(f"{types.END}\nafter\n")
     assert "old" not in text
+
+
+def test_without_speeds_the_table_has_no_columns_for_them() -> None:
+    same = Quality(0.01, 0.5, 9.0, 8.5, 2048)
+    heads, _, row, *_ = types.table([Row("q4_k_m", "f16", 0.0, None, 99.0, Loss(same, same, 0.0))]).split(
+        "\n"
+    )
+    assert "tok/s" not in heads
+    assert row.startswith("| Q4_K_M | f16 | 99 |")
+    assert heads.count("|") == row.count("|")
