@@ -184,7 +184,7 @@ _FORBIDDEN = {
     "clock_adjtime": (305, 266),
 }
 """System call -> its number on x86_64 and on aarch64."""
-_OF_CUDA = ("bind", "listen")
+_OF_CUDA = ("socket", "bind", "listen")
 """When CUDA begins it makes a Unix socket (with an abstract name: landlock refuses others), and finds no
 device where it cannot. It needs no connection."""
 _CLONE3 = 435
@@ -239,7 +239,7 @@ def restrict_calls(*, allows_cuda: bool = False) -> None:
 
 def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
     at = machine.column
-    forbidden = dict(_FORBIDDEN)
+    forbidden = _FORBIDDEN.keys() - (_OF_CUDA if allows_cuda else ())
     yield _Step(_LOAD, _ARCH)
     yield from (_Step(_IS, machine.arch, if_so=1), _Step(_RETURN, _FORBID))
     yield _Step(_LOAD, _NUMBER)
@@ -248,15 +248,13 @@ def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
         # Of that kind, which says nothing without a connection: a datagram is sent to any path.
         kind = socket.SOCK_SEQPACKET
         yield from _where(
-            forbidden.pop("socket")[at],
+            _FORBIDDEN["socket"][at],
             0,
             *(_Step(_IS, socket.AF_UNIX, if_so=1), _Step(_RETURN, _FORBID), _Step(_LOAD, _ARGUMENTS + 8)),
             *(_Step(_IS, kind | socket.SOCK_CLOEXEC, if_so=2), _Step(_IS, kind, if_so=1)),
             _Step(_RETURN, _FORBID),
         )
-        for name in _OF_CUDA:
-            del forbidden[name]
-    for number in (numbers[at] for numbers in forbidden.values()):
+    for number in sorted(_FORBIDDEN[name][at] for name in forbidden):
         if number != _NONE:
             yield from (_Step(_IS, number, if_not=1), _Step(_RETURN, _FORBID))
     yield from (_Step(_IS, _CLONE3, if_not=1), _Step(_RETURN, _UNKNOWN))  # libc then takes clone

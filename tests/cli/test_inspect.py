@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.cli.inspect.facts import read_facts
-from openai_cpu_server.cli.inspect.machine import read_memory
+from openai_cpu_server.cli.inspect.machine import kv_costs, read_memory
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.errors import StartupError
@@ -28,6 +28,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
+from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
@@ -413,3 +414,19 @@ def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> Non
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("on_the_device", "expected"),
+    [(0, {"f16": 10, "q8_0": 20}), (60, {"f16": 25}), (100, {})],
+)
+def test_cells_on_a_device_take_none_of_the_machines_memory(
+    on_the_device: int, expected: dict[str, int]
+) -> None:
+    elsewhere = Elsewhere(cell=on_the_device)
+    rooms = {
+        KVType.F16: MemoryRoom(1000, 100, 0, elsewhere),
+        KVType.Q8_0: MemoryRoom(1000, 50, 0, elsewhere),
+    }
+    found = {cost.type: cost.tokens for cost in kv_costs(rooms, 512, "f16")}
+    assert found == expected

@@ -57,7 +57,7 @@ class MemoryFacts(msgspec.Struct, frozen=True):
     kv_type: str
     """The KV type that `serve` would use."""
     kv_types: list[KvCost]
-    """The cost of each KV type; [] if the model has no KV cells, or some on a device."""
+    """The cost of each KV type; [] if the machine's memory has no KV cells."""
     pool_tokens: int | None
     """The tokens that `serve` would set aside for all its requests; None: it would not start."""
     context: int | None
@@ -94,14 +94,16 @@ def read_memory(
         left_bytes=left,
         draft_model=str(draft.path) if draft is not None else None,
         kv_type=options.kv_type,
-        kv_types=_costs(rooms, trained),
+        kv_types=kv_costs(rooms, trained, options.kv_type),
         pool_tokens=pool,
         context=pool if pool is None or trained is None else min(pool, trained),
         problem=problem,
     )
 
 
-def _costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None) -> list[KvCost]:
+def kv_costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None, served: str) -> list[KvCost]:
+    """What each type takes of the machine's memory; where a device has a part of the cells, the one that is
+    `served` alone, for which that part was reckoned."""
     lengths = [length for length in _LENGTHS if trained is None or length < trained]
     lengths += [trained] if trained is not None else []
     return [
@@ -112,7 +114,8 @@ def _costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None) -> list[KvCo
             [SequencesThatFit(length, tokens // length) for length in lengths],
         )
         for kind, room in rooms.items()
-        if room.cell_bytes > 0 and not room.elsewhere.cell
+        if room.cell_bytes > 0 and room.token_bytes > 0
+        if not room.elsewhere.cell or kind.label == served
         for tokens in [room.free_bytes // room.token_bytes]
     ]
 
