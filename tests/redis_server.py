@@ -7,6 +7,7 @@ import subprocess
 import time
 from types import TracebackType
 
+from tests.waiting import DEADLINE_S
 from tests.wheels import program
 
 _START_S = 30
@@ -51,7 +52,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=DEADLINE_S) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(16).startswith(b"+PONG")
         except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import httpx
 import psutil
 
 from tests.company import HAS_COMPANY
+from tests.waiting import DEADLINE_S
 from tests.warm import BESIDE_SERVERS, WarmProcess, start
 
 
@@ -36,7 +36,8 @@ class ServerProcess:
         its start."""
         self.lines: list[str] = []
         self._is_ready_at_once = is_ready_at_once
-        self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._has_ended = False
+        self._news = threading.Condition()
         command = ["serve"]
         if "--port" not in options:
             command += ["--port", "0"]
@@ -73,18 +74,26 @@ class ServerProcess:
         if error is not None:
             sys.stderr.write(f"the server {when}, with {code}:\n{''.join(self.lines[-100:])}")
 
-    def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
-        """The first group of the first new line that matches."""
-        while (line := self._new.get(timeout=timeout_s)) is not None:
-            if found := re.search(pattern, line):
-                return found[1]
-        raise AssertionError(f"the server ended without {pattern!r}:\n" + "".join(self.lines))
+    def wait_for(self, pattern: str, count: int = 1, timeout_s: float = DEADLINE_S) -> str:
+        """Return the first group of the `count`th line that matches, of all that the server has written.
+
+        Raises:
+            AssertionError: the server ended, or the deadline passed, without that line.
+        """
+        with self._news:
+            self._news.wait_for(lambda: len(self._matches(pattern)) >= count or self._has_ended, timeout_s)
+            found = self._matches(pattern)
+        assert len(found) >= count, f"the server did not write {pattern!r}:\n" + "".join(self.lines)
+        return found[count - 1][1]
+
+    def _matches(self, pattern: str) -> list[re.Match[str]]:
+        return [found for line in self.lines if (found := re.search(pattern, line))]
 
     def stop(self, number: int) -> int:
         """Send a signal and wait for the end; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=DEADLINE_S)
         self._reader.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -107,9 +116,12 @@ class ServerProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append(line)
-            self._new.put(line)
-        self._new.put(None)
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._has_ended = True
+            self._news.notify_all()
 
 
 def engines_of(pid: int) -> list[psutil.Process]:

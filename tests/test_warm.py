@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.waiting import DEADLINE_S
+
 _ASKS = """
 import sys
 from tests.warm import Program, WarmProcess
@@ -37,4 +39,4 @@ def test_what_was_started_ends_when_its_tests_are_killed() -> None:
         asking.kill()
         # the pipe is at its end when nobody holds it any more: neither the started process nor its parent
         assert asking.stdout.read() == ""
-    started.wait(timeout=30)
+    started.wait(timeout=DEADLINE_S)

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tests.waiting import DEADLINE_S
+
 _ROOT = Path(__file__).parents[1]
 
 
@@ -113,7 +115,7 @@ class WarmProcess:
         assert self.stdout is not None
         with self.stdout:
             said = self.stdout.read()
-        self.wait(timeout=30)
+        self.wait(timeout=DEADLINE_S)
         return said
 
     def kill(self) -> None:

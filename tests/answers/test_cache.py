@@ -23,6 +23,7 @@ from openai_cpu_server.answers.store import (
 )
 from openai_cpu_server.errors import AnswersUnavailable
 from tests.answers.questions import answer, question, request
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +64,7 @@ async def kept(
     place = await cache.find(one, comparing)
     assert isinstance(place, AnswerPlace)
     cache.keep(one, place, answer(text))
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while not counts.kept:
             await asyncio.sleep(0.001)
 

@@ -12,6 +12,7 @@ import anyio
 from starlette.types import ASGIApp, Message
 
 from tests.api.asgi import scope_of
+from tests.waiting import DEADLINE_S
 
 Told = dict[str, Any]
 
@@ -45,7 +46,7 @@ class Watcher:
 
     async def next(self) -> Told:
         """The next event that is no comment."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while True:
                 piece = await self.body()
                 assert piece is not None, "the stream has ended"

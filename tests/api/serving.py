@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-import anyio
 import httpx
 from starlette.applications import Starlette
 
@@ -31,6 +30,7 @@ from tests.api.asgi import Exchange, exchange
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.grammar_check import check_grammar as known_check
 from tests.reading import model_read_here
+from tests.waiting import eventually
 
 OPTIONS = ApiOptions()
 TEMPLATE = ChatTemplate(FakeTokenizer.chat_template, bos_text="<s>", eos_text="</s>")
@@ -109,12 +109,6 @@ def rows(engine: Engine) -> RowRunner:
 
 def client(app: Starlette, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", headers=headers)
-
-
-async def eventually(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 LONG = {"prompt": "a", "ignore_eos": True}

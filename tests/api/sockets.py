@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message
 
 from tests.api.asgi import scope_of
 from tests.api.talking import MESSAGES
+from tests.waiting import DEADLINE_S
 
 ASK = {"messages": MESSAGES, "max_tokens": 8, "seed": 1, "temperature": 0}
 Json = dict[str, Any]
@@ -37,7 +38,7 @@ class Socket:
         self.to_app.put_nowait({"type": "websocket.disconnect", "code": 1000})
 
     async def next(self) -> Json:
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             message = await self.from_app.get()
         assert message["type"] == "websocket.send", message
         return dict(json.loads(message["text"]))
@@ -54,7 +55,7 @@ class Socket:
         return found
 
     async def accepted(self) -> Message:
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             message = await self.from_app.get()
         assert message["type"] == "websocket.accept", message
         return message
@@ -100,7 +101,7 @@ async def connected(
         yield socket
     finally:
         socket.close()
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             await task
 
 

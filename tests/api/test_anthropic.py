@@ -15,8 +15,9 @@ from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
+from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, messages_error_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,10 @@ from openai_cpu_server.http.body import FREE_BYTES, BodyBudget, BodyQuota
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.serving import OPTIONS, api, client, eventually, num_live, served
+from tests.api.serving import OPTIONS, api, client, num_live, served
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, error_of
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -140,7 +141,7 @@ class SlowTokenizer(FakeTokenizer):
         self.may_go_on = threading.Event()
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        self.may_go_on.wait(20)
+        self.may_go_on.wait(DEADLINE_S)
         return super().encode(text, add_special=add_special, parse_special=parse_special)
 
 

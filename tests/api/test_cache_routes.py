@@ -12,9 +12,10 @@ from openai_cpu_server.api.admin.cache import EngineCache, cache_stats
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.engine_client.client import EngineClient
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
+from tests.api.serving import OPTIONS, api, client, new_engine, running
 from tests.api.talking import complete, error_of
 from tests.fakes import FAKE_INFO
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,10 @@ from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Identity, Key
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of, sha
-from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
+from tests.api.serving import OPTIONS, api, client, locked_api, num_live
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES
+from tests.waiting import eventually
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 LONG = {"messages": MESSAGES, "ignore_eos": True}

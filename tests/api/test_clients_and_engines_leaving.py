@@ -22,19 +22,9 @@ from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import (
-    OPTIONS,
-    api,
-    busy,
-    client,
-    eventually,
-    locked_api,
-    new_engine,
-    num_live,
-    running,
-    waiting,
-)
+from tests.api.serving import OPTIONS, api, busy, client, locked_api, new_engine, num_live, running, waiting
 from tests.api.talking import MESSAGES, chat, error_of
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 

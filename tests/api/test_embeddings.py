@@ -24,11 +24,12 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, embedding_model, eventually, locked_api, num_live
+from tests.api.serving import OPTIONS, client, embedding_model, locked_api, num_live
 from tests.api.talking import error_of
 from tests.api.watching import page
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER, vector_of
 from tests.models.test_registry import model
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

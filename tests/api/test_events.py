@@ -33,8 +33,9 @@ from tests.api.asgi import exchange
 from tests.api.events import watching
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import api, client, eventually, locked_api, new_engine, running, served
+from tests.api.serving import api, client, locked_api, new_engine, running, served
 from tests.api.talking import error_of
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -228,7 +229,7 @@ async def test_a_key_that_loses_a_scope_ends_its_streams(engine: FakeEngine, tmp
         assert (await one.next())["sees"] == "all"
         key_ring(tmp_path, ann="")
         ring.reload()
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while await one.body() is not None:
                 pass
     async with watching(app, headers=of("ann")) as again:

@@ -17,9 +17,10 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
+from tests.api.serving import OPTIONS, api, client, locked_api, num_live
 from tests.api.talking import chat, complete, error_of, events
 from tests.reading import model_read_here
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]

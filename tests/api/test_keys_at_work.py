@@ -15,8 +15,9 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.key_file import KeyRing
 from tests.api.asgi import exchange
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, eventually, locked_api, num_live
+from tests.api.serving import OPTIONS, client, locked_api, num_live
 from tests.api.talking import MESSAGES, error_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

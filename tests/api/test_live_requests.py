@@ -34,7 +34,6 @@ from tests.api.serving import (
     api,
     busy,
     client,
-    eventually,
     locked_api,
     new_engine,
     num_live,
@@ -43,6 +42,7 @@ from tests.api.serving import (
 )
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.reading import model_read_here
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -20,10 +20,11 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, embedding_model, eventually, locked_api, num_live, served
+from tests.api.serving import OPTIONS, api, client, embedding_model, locked_api, num_live, served
 from tests.api.talking import complete, error_of, events
 from tests.docs.markdown import DOCS
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]

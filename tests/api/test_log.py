@@ -15,8 +15,9 @@ from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import sha
-from tests.api.serving import api, client, eventually, locked_api, rows
+from tests.api.serving import api, client, locked_api, rows
 from tests.api.talking import MESSAGES, chat
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -29,10 +29,11 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, eventually, served
+from tests.api.serving import OPTIONS, client, served
 from tests.api.sockets import opened
 from tests.api.talking import error_of, events
 from tests.tool_server import serving_tools
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -15,10 +15,11 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, served
+from tests.api.serving import OPTIONS, api, client, new_engine, served
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.api.watching import page, watched
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

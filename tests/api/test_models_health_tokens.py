@@ -12,10 +12,11 @@ from openai_cpu_server.contract.offload import Device, Placement
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live
+from tests.api.serving import OPTIONS, api, client, new_engine, num_live
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.models.test_registry import model
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

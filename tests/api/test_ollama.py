@@ -17,9 +17,10 @@ from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, embedding_model, eventually, num_live, served
+from tests.api.serving import OPTIONS, api, client, embedding_model, num_live, served
 from tests.api.talking import chat, complete
 from tests.fakes import FAKE_EMBEDDER
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]

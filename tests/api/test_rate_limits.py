@@ -22,8 +22,9 @@ from openai_cpu_server.jobs.jobs import Jobs
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
+from tests.api.serving import client, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -23,11 +23,12 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine, bias_scores
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live
+from tests.api.serving import OPTIONS, client, embedding_model, num_live
 from tests.api.talking import error_of
 from tests.api.watching import page
 from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER, vector_of
 from tests.reading import model_read_here
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -27,9 +27,10 @@ from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring
-from tests.api.serving import OPTIONS, client, eventually, served
+from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import error_of, events
 from tests.fakes import FAKE_INFO
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,9 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, eventually
+from tests.api.serving import OPTIONS, api
 from tests.api.sockets import Socket, opened
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ def quick(engine: FakeEngine) -> Starlette:
 async def until(socket: Socket, *kinds: str) -> list[Json]:
     """All events up to the first of these kinds."""
     found = [await socket.next()]
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while found[-1]["type"] not in kinds:
             found.append(await socket.next())
     return found

@@ -32,10 +32,11 @@ from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, embedding_model, eventually, named, num_live
+from tests.api.serving import OPTIONS, client, embedding_model, named, num_live
 from tests.api.sockets import content, opened
 from tests.api.talking import chat, complete, error_of, events, messages_error_of
 from tests.fakes import FAKE_EMBEDDER
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,9 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, rows, running, served
+from tests.api.serving import OPTIONS, api, client, new_engine, rows, running, served
 from tests.api.talking import MESSAGES, chat
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,9 @@ from openai_cpu_server.errors import BodyTooSlow
 from openai_cpu_server.http.body import paced
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, busy, client, eventually, num_live
+from tests.api.serving import OPTIONS, api, busy, client, num_live
 from tests.api.talking import chat, error_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

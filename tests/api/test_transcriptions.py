@@ -27,11 +27,12 @@ from openai_cpu_server.reader.decoders import decoded_sounds
 from tests.api.calls import FIGURES, PIECES, call, end, scored, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, TEMPLATE, api, client, eventually, named
+from tests.api.serving import OPTIONS, TEMPLATE, api, client, named
 from tests.api.talking import error_of, events
 from tests.fakes import FAKE_INFO
 from tests.fuzz.sounds import FILES, RATE, tone, wav
 from tests.reading import model_read_here
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]

@@ -27,9 +27,10 @@ from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of, sha
-from tests.api.serving import OPTIONS, client, embedding_model, eventually, new_engine, running, served
+from tests.api.serving import OPTIONS, client, embedding_model, new_engine, running, served
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

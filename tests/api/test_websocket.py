@@ -19,9 +19,10 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
+from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running
 from tests.api.sockets import ASK, Json, Socket, connected, content, is_last, opened
 from tests.api.talking import chat, events
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

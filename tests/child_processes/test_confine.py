@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="landlock and seccomp are Linux's")
 
 _BEGIN = """
@@ -48,7 +50,7 @@ def confined(folders: list[str], attempt: str, begin: str = "") -> str:
         f"try:\n    {attempt}\nexcept Exception as error:\n    print(type(error).__name__)\n"
     )
     command = [sys.executable, "-c", script, *folders]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
@@ -64,7 +66,7 @@ def refused_each(folders: list[str], attempts: Sequence[str]) -> dict[str, str]:
     )
     script = f"import json\n{_BEGIN}\nconfine(read=[kept], write=[written])\n{loop}"
     command = [sys.executable, "-c", script, *folders, json.dumps(attempts)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert run.returncode == 0, run.stderr
     found: dict[str, str] = json.loads(run.stdout)
     return found

@@ -11,6 +11,7 @@ import pytest
 
 from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
 from openai_cpu_server.contract.framing import framed, read_frame
+from tests.waiting import DEADLINE_S
 
 _CHILD = """
 import os, socket, sys
@@ -26,7 +27,7 @@ def test_a_child_has_its_socket_a_session_of_its_own_and_no_keys(monkeypatch: py
         command = (sys.executable, "-c", _CHILD, str(theirs.fileno()))
         process = subprocess.Popen(command, **spawn_options(theirs))
         theirs.close()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=DEADLINE_S) == 0
         assert ours.recv(1000) == b"True '' False"
         assert ours.recv(1000) == b""
 

@@ -19,6 +19,7 @@ from openai_cpu_server.jobs.store.database import open_database
 from tests import warm
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -44,7 +45,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return warm.run(*command(folder, *options), timeout=100)
+    return warm.run(*command(folder, *options), timeout=DEADLINE_S)
 
 
 def names(path: Path) -> list[str]:

@@ -19,6 +19,7 @@ from tests import warm
 from tests.hub_stand_in import Hub, Repo, running
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.thorough
 
@@ -117,7 +118,7 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
     hub.released.clear()
     hub.stall_after = 22 * _MB
     process = home.start("pull", "hf:acme/large")
-    assert hub.stalled.wait(timeout=60)
+    assert hub.stalled.wait(timeout=DEADLINE_S)
     process.send_signal(number)
     said = process.end()
     hub.released.set()

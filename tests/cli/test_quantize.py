@@ -11,9 +11,8 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -40,6 +39,7 @@ from tests.cli.in_process import Outcome, Run, runner
 from tests.llama.odd_models import gemma3, split, written
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -451,13 +451,6 @@ def worker_of(process: warm.WarmProcess) -> psutil.Process:
     return worker
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
@@ -480,7 +473,7 @@ def test_ctrl_c_reaches_the_whole_group(tiny: Path, tmp_path: Path) -> None:
     )
     wait_until(lambda: any(tmp_path.glob(".out.gguf.*.part/out.gguf")))
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert errors == b"openai-cpu-server: interrupted, nothing was written\n"
     assert left(tmp_path) == []
@@ -493,7 +486,7 @@ def test_a_command_that_is_killed_takes_its_worker_and_the_partial_file_along(
         worker = worker_of(process)
         process.kill()
         process.wait()
-        worker.wait(30)
+        worker.wait(DEADLINE_S)
     assert left(tmp_path) == []
 
 

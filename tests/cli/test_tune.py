@@ -28,6 +28,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile, save_profile
 from tests import warm
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.thorough
 
@@ -204,7 +205,7 @@ def test_ctrl_c_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
     while not psutil.Process(process.pid).children():  # the first of its measurements
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert not list(tmp_path.iterdir())

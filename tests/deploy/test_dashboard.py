@@ -31,6 +31,7 @@ from tests.page.browser import running_browser
 from tests.server_process import ServerProcess
 from tests.tiny_bert import TinyBert
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(1200)]
 
@@ -110,7 +111,7 @@ def _load(server: ServerProcess, end: float) -> None:
         {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": {"prompt": f"{i}"}}
         for i in range(20)
     ]
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client:
         lines = "\n".join(json.dumps(row) for row in rows).encode()
         file = client.post("/v1/files", files={"file": ("b.jsonl", lines)}, data={"purpose": "batch"}).json()
         batch = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}

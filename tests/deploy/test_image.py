@@ -23,6 +23,7 @@ import pytest
 from openai_cpu_server.kernels.build import LEVELS, level_library
 from tests.deploy.builder import Image, build
 from tests.deploy.dockerfile import DOCKERFILE, stages
+from tests.waiting import DEADLINE_S
 
 _TOOLS = ("debootstrap", "bwrap", "setpriv")
 _LOAD_S = 120
@@ -84,7 +85,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     inside = psutil.Process(process.pid).children()
     try:
         inside[0].terminate()
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_S) == 0
     finally:
         for one in inside:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -112,7 +113,9 @@ def test_it_serves_as_nobody_special_from_a_root_that_is_read_only(image: Image,
     check = stages()[-1].last("HEALTHCHECK").value.partition(" CMD ")[2]
     with served(image, tmp_path / "data") as url:
         _ask_until_loaded(url)
-        answer = httpx.post(url + "/v1/completions", json={"prompt": "Hello", "max_tokens": 8}, timeout=60)
+        answer = httpx.post(
+            url + "/v1/completions", json={"prompt": "Hello", "max_tokens": 8}, timeout=DEADLINE_S
+        )
         health = httpx.get(url + "/health").json()
         environment = {**image.environment, "OCS_PORT": url.rpartition(":")[2]}
         healthy = subprocess.run(

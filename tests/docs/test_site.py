@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import DOCS, ROOT
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.thorough
 _LOADED = re.compile(
@@ -27,7 +28,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(DOCS, folder / "docs")
     shutil.copy(ROOT / "zensical.toml", folder)
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    built = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     return folder / "site"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ def sdk(server: ServerProcess, key: str = "none", **more: Any) -> openai.OpenAI:
 
 def async_sdk(server: ServerProcess, key: str = "none", **more: Any) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, **more)
-
-
-def eventually(is_so: Callable[[], object], timeout_s: float = 100) -> None:
-    """Each look costs the server, which has other work: the longer it takes, the rarer they are."""
-    begin_s = time.monotonic()
-    while not is_so():
-        waited_s = time.monotonic() - begin_s
-        assert waited_s < timeout_s
-        time.sleep(max(0.03, waited_s / 10))
 
 
 def num_live(server: ServerProcess) -> int:

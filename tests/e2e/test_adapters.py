@@ -19,6 +19,7 @@ from tests.adapters import make_adapter
 from tests.e2e.serving import sdk, tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -46,7 +47,9 @@ class Served:
         return str(answer.choices[0].text)
 
     def load(self, name: str, path: str) -> httpx.Response:
-        return httpx.post(f"{self.process.url}/v1/adapters", json={"name": name, "path": path}, timeout=60)
+        return httpx.post(
+            f"{self.process.url}/v1/adapters", json={"name": name, "path": path}, timeout=DEADLINE_S
+        )
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     options = ("--adapter", f"one={paths[0]}", "--adapter", f"tiny/two={paths[1]}@0.8")
     with (
         tiny_server("--threads", "1", *options, "--adapter-dir", str(folder)) as process,
-        sdk(process, timeout=60) as client,
+        sdk(process, timeout=DEADLINE_S) as client,
     ):
         yield Served(process, client, folder)
 

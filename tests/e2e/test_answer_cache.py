@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.serving import eventually, key_file, sdk
+from tests.e2e.serving import key_file, sdk
 from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S, wait_until
 from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -44,7 +45,7 @@ def server(smollm2: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory
 
 def load(server: ServerProcess, model: str) -> None:
     url = f"{server.url}/v1/models/{model}/load"
-    assert httpx.post(url, headers={"x-api-key": "ann"}, timeout=60).status_code == 200
+    assert httpx.post(url, headers={"x-api-key": "ann"}, timeout=DEADLINE_S).status_code == 200
 
 
 def ask(
@@ -53,7 +54,7 @@ def ask(
     """What the cache did, and the answer. A question that is embedded too late, on a machine that is busy
     elsewhere, is compared with none: it is asked again."""
     asked = {"model": "smollm2", "messages": [*before, {"role": "user", "content": text}], "max_tokens": 4}
-    with sdk(server, key, timeout=60) as client:
+    with sdk(server, key, timeout=DEADLINE_S) as client:
         while True:
             raw = client.chat.completions.with_raw_response.create(**asked, **fields)  # type: ignore[call-overload]
             if raw.headers["x-cache"] != "bypass" or "extra_body" in fields:
@@ -63,7 +64,7 @@ def ask(
 def stream(server: ServerProcess, text: str) -> tuple[str, str]:
     asked: Any = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
     said = "bypass"
-    with sdk(server, "ann", timeout=60) as client:
+    with sdk(server, "ann", timeout=DEADLINE_S) as client:
         while said == "bypass":
             with client.chat.completions.with_streaming_response.create(**asked, stream=True) as raw:
                 deltas = [choice.delta.content or "" for chunk in raw.parse() for choice in chunk.choices]
@@ -74,7 +75,7 @@ def stream(server: ServerProcess, text: str) -> tuple[str, str]:
 def kept(server: ServerProcess, at_least: int) -> None:
     """Answers are written while the server goes on."""
     url, headers = server.url + "/v1/cache/stats", {"x-api-key": "ann"}
-    eventually(lambda: httpx.get(url, headers=headers).json()["answers"]["entries"] >= at_least)
+    wait_until(lambda: httpx.get(url, headers=headers).json()["answers"]["entries"] >= at_least)
 
 
 def clear(server: ServerProcess) -> None:
@@ -118,7 +119,7 @@ TINY_OPTIONS = ("--ctx-size", "512", "--cache-mb", "0")
 
 def complete(server: ServerProcess) -> tuple[str, str]:
     body = {"prompt": "x", "max_tokens": 9, "seed": 3}
-    while (answer := httpx.post(server.url + "/v1/completions", json=body, timeout=60)).headers[
+    while (answer := httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)).headers[
         "x-cache"
     ] == "bypass":  # the store came late, on a machine that is busy elsewhere
         time.sleep(0.1)

@@ -13,8 +13,9 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.e2e.serving import eventually, key_file, sdk, tiny_server
+from tests.e2e.serving import key_file, sdk, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -54,7 +55,7 @@ def begin(client: openai.OpenAI, content: bytes, window: str = "24h", endpoint: 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Batch:
     ends = ("completed", "failed", "expired", "cancelled")
-    eventually(lambda: client.batches.retrieve(batch_id).status in ends)
+    wait_until(lambda: client.batches.retrieve(batch_id).status in ends)
     return client.batches.retrieve(batch_id)
 
 
@@ -63,7 +64,7 @@ def until_some_are_done(client: openai.OpenAI, batch_id: str, num_rows: int) -> 
         counts = client.batches.retrieve(batch_id).request_counts
         return counts is not None and counts.completed >= num_rows
 
-    eventually(are_done)
+    wait_until(are_done)
 
 
 def counted(batch: Batch) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+from tests.waiting import DEADLINE_S
 from tests.warm import run
 
 COMMANDS = ("serve", "batch", "grammar", "inspect", "key", "quantize", "tune", "version")
@@ -13,7 +14,7 @@ COMMANDS = ("serve", "batch", "grammar", "inspect", "key", "quantize", "tune", "
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 def said(*arguments: str) -> subprocess.CompletedProcess[str]:

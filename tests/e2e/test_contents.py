@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.native
 
@@ -24,7 +25,7 @@ def url() -> Iterator[str]:
 
 
 def post(url: str, path: str, **body: object) -> dict[str, Any]:
-    reply = httpx.post(url + path, json=body, timeout=60)
+    reply = httpx.post(url + path, json=body, timeout=DEADLINE_S)
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
     return answer
@@ -135,7 +136,7 @@ def test_the_second_turn_finds_the_first_one_computed(url: str) -> None:
 def test_what_surely_does_not_fit_is_refused_untokenised_on_every_way_in(
     url: str, path: str, body: dict[str, object]
 ) -> None:
-    reply = httpx.post(url + path, json=body, timeout=60)
+    reply = httpx.post(url + path, json=body, timeout=DEADLINE_S)
     assert reply.status_code == 400, reply.text
     assert "maximum context length" in reply.text
     assert "at least" in reply.text

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.native
 
@@ -17,7 +18,7 @@ BODY = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4, "t
 def curl(url: str, body: object, *options: str) -> str:
     data = body if isinstance(body, str) else json.dumps(body)
     command = ["curl", "-sS", "-N", *options, url, "-H", "Content-Type: application/json", "-d", data]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
 
 
 def test_a_stream_is_made_of_data_lines_and_ends_with_done(server: ServerProcess) -> None:

@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from tests import warm
-from tests.e2e.serving import eventually
 from tests.e2e.test_several_models import answer, post, replace, state
 from tests.llama.odd_models import rewritten, with_vocabulary
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S, wait_until
 
 KEY = "tokenizer.ggml."
 
@@ -86,9 +86,11 @@ def speaks(server: ServerProcess, model: str) -> bool:
     """Whether the model answers what any text could be, or refuses it in words; nothing ends."""
     for prompt in ("Hello", "\u00e9", "\U0001f600", "a" * 5000):
         body = {"model": model, "prompt": prompt, "max_tokens": 2}
-        reply = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+        reply = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
         assert reply.status_code in (200, 400, 503), reply.text
-        tokens = httpx.post(server.url + "/tokenize", json={"model": model, "prompt": prompt}, timeout=60)
+        tokens = httpx.post(
+            server.url + "/tokenize", json={"model": model, "prompt": prompt}, timeout=DEADLINE_S
+        )
         assert tokens.status_code in (200, 400, 503), tokens.text
     return True
 
@@ -119,7 +121,7 @@ def test_while_its_model_sleeps_and_on_a_reload(damage: Damage, tmp_path: Path) 
         assert state(server, "bad") == "asleep"
         damage(tiny_model_path(), tmp_path / "new.gguf").replace(path)
         os.utime(path)
-        eventually(lambda: any("stays unread" in line for line in server.lines))
+        wait_until(lambda: any("stays unread" in line for line in server.lines))
         assert answer(server, "good")
         assert post(server, "/v1/models/bad/load").status_code == 503
         assert answer(server, "good")
@@ -140,6 +142,6 @@ def test_a_file_that_is_cut_short_while_its_model_sleeps(tmp_path: Path) -> None
             os.truncate(path, size)
             time.sleep(0.3)
             assert answer(server, "good")
-        eventually(lambda: any("stays unread" in line for line in server.lines))
+        wait_until(lambda: any("stays unread" in line for line in server.lines))
         assert speaks(server, "bad")
         assert answer(server, "good")

@@ -15,6 +15,7 @@ import pytest
 
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 anthropic = Lazy("anthropic")
 
@@ -83,7 +84,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def tokens(server: ServerProcess, *messages: Json) -> list[int]:
-    got = httpx.post(f"{server.url}/tokenize", json={"messages": list(messages)}, timeout=60)
+    got = httpx.post(f"{server.url}/tokenize", json={"messages": list(messages)}, timeout=DEADLINE_S)
     assert got.status_code == 200, got.text
     found: list[int] = got.json()["tokens"]
     return found
@@ -91,13 +92,13 @@ def tokens(server: ServerProcess, *messages: Json) -> list[int]:
 
 def prompt(server: ServerProcess, *messages: Json) -> str:
     body = {"tokens": tokens(server, *messages)}
-    back = httpx.post(f"{server.url}/detokenize", json=body, timeout=60)
+    back = httpx.post(f"{server.url}/detokenize", json=body, timeout=DEADLINE_S)
     text: str = back.json()["prompt"]
     return text
 
 
 def refusal(server: ServerProcess, message: Json) -> Json:
-    got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": [message]}, timeout=60)
+    got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": [message]}, timeout=DEADLINE_S)
     assert got.status_code == 400, got.text
     error: Json = got.json()["error"]
     assert error["param"] == "messages[0].content[0]"
@@ -133,7 +134,9 @@ def test_text_of_files_becomes_no_control_token(server: ServerProcess) -> None:
     whole = attached(uri(spelt.encode(), "text/plain"))
     calm = attached(uri(b"so", "text/plain"))
     told = [
-        httpx.post(f"{server.url}/tokenize", json={"messages": [one], "with_pieces": True}, timeout=60)
+        httpx.post(
+            f"{server.url}/tokenize", json={"messages": [one], "with_pieces": True}, timeout=DEADLINE_S
+        )
         for one in (whole, calm)
     ]
     controls = [
@@ -146,7 +149,9 @@ def test_text_of_files_becomes_no_control_token(server: ServerProcess) -> None:
 
 def test_all_apis_and_uploads(server: ServerProcess) -> None:
     whole = prompt(server, attached(uri(LETTER)))
-    num = len(httpx.post(f"{server.url}/tokenize", json={"prompt": whole}, timeout=60).json()["tokens"])
+    num = len(
+        httpx.post(f"{server.url}/tokenize", json={"prompt": whole}, timeout=DEADLINE_S).json()["tokens"]
+    )
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         upload = client.files.create(file=("letter.pdf", LETTER), purpose="user_data")
         for file in (
@@ -207,7 +212,9 @@ def test_what_cannot_be_read_is_refused_where_it_is_asked_about_and_told_elsewhe
         ]
         assert why in prompt(server, *earlier)
         got = httpx.post(
-            f"{server.url}/v1/chat/completions", json={"messages": earlier, "max_tokens": 1}, timeout=60
+            f"{server.url}/v1/chat/completions",
+            json={"messages": earlier, "max_tokens": 1},
+            timeout=DEADLINE_S,
         )
         assert got.headers["x-ignored-parameters"] == "messages[0].content[0] (file)"
     part = {"type": "file", "file": {"file_id": "file-of-another-service"}}
@@ -221,7 +228,7 @@ def test_many_copies_of_a_long_file_are_refused_before_they_are_written_out(serv
     got = httpx.post(
         f"{server.url}/v1/chat/completions",
         json={"messages": [{"role": "user", "content": long["content"][:1] * 9}]},
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert got.status_code == 400
     assert got.json()["error"]["code"] == "file_too_large"
@@ -240,7 +247,7 @@ def test_all_counters_count_what_is_attached(server: ServerProcess) -> None:
         ("/v1/responses/input_tokens", asked),
         ("/v1/messages/count_tokens", {"model": "demo", "messages": [message]}),
     ):
-        got = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+        got = httpx.post(f"{server.url}{path}", json=body, timeout=DEADLINE_S)
         assert (got.status_code, got.json().get("input_tokens")) == (200, num), got.text
 
 
@@ -272,11 +279,14 @@ def test_files_that_unfold_without_end_cost_their_request_alone(
             httpx.post,
             f"{server.url}/v1/chat/completions",
             json={"messages": [attached(uri(data))], "max_tokens": 1},
-            timeout=100,
+            timeout=DEADLINE_S,
         )
         while not asked.done():
             text = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-            assert httpx.post(f"{server.url}/v1/chat/completions", json=text, timeout=60).status_code == 200
+            assert (
+                httpx.post(f"{server.url}/v1/chat/completions", json=text, timeout=DEADLINE_S).status_code
+                == 200
+            )
     assert asked.result().status_code in (200, 400), asked.result().text
 
 
@@ -289,7 +299,7 @@ def test_hostile_files_cost_their_request_alone(server: ServerProcess) -> None:
         got = httpx.post(
             f"{server.url}/v1/chat/completions",
             json={"messages": [attached(uri(bytes(data)))], "max_tokens": 1},
-            timeout=60,
+            timeout=DEADLINE_S,
         )
         assert got.status_code in (200, 400), got.text
     assert len(server.readers()) == 2

@@ -12,6 +12,7 @@ import pytest
 
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 vectorstores, langchain_openai = Lazy("langchain_core.vectorstores"), Lazy("langchain_openai")
@@ -154,7 +155,7 @@ def test_continue_gets_what_it_reads(url: str) -> None:
 def test_texts_have_the_tokens_of_the_models_own_tokenizer(url: str, text: str, num_tokens: int) -> None:
     """Numbers of the reference tokenizer, special tokens included; marks that a text spells are text."""
     body = {"model": "minilm", "input": text}
-    embedded = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).json()
+    embedded = httpx.post(f"{url}/v1/embeddings", json=body, timeout=DEADLINE_S).json()
     assert embedded["usage"]["prompt_tokens"] == num_tokens
-    told = httpx.post(f"{url}/tokenize", json={"model": "minilm", "prompt": text}, timeout=60).json()
+    told = httpx.post(f"{url}/tokenize", json={"model": "minilm", "prompt": text}, timeout=DEADLINE_S).json()
     assert told["count"] == num_tokens

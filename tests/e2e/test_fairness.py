@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.serving import eventually, num_live
+from tests.e2e.serving import num_live
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -30,7 +31,7 @@ def http(server: ServerProcess, address: str, user: str = "") -> httpx.AsyncClie
     """Comes from this address of the machine; a proxy says for whom it speaks."""
     headers = {"x-api-key": "root", **({"x-forwarded-for": user} if user else {})}
     transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(max_connections=None))
-    return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=600)
+    return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=None)
 
 
 async def num_done_before(
@@ -40,7 +41,7 @@ async def num_done_before(
     a user of its own."""
     bodies = [{**BODY, "user": f"user{number}"} if has_names else BODY for number in range(NUM_QUEUED)]
     tasks = [asyncio.create_task(greedy.post("/v1/completions", json=body)) for body in bodies]
-    await asyncio.to_thread(eventually, lambda: num_live(server) >= NUM_QUEUED // 2)
+    await asyncio.to_thread(wait_until, lambda: num_live(server) >= NUM_QUEUED // 2)
     done_at_first = sum(task.done() for task in tasks)
     assert (await other.post("/v1/completions", json=BODY)).status_code == 200
     done = [task for task in tasks if task.done()]

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from tests.e2e.serving import async_sdk
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
@@ -126,7 +127,7 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
     async with httpx.AsyncClient() as http:
         llm = llama_index(server, is_function_calling_model=True, async_http_client=http)
         agent = workflow.FunctionAgent(
-            tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60
+            tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=DEADLINE_S
         )
         answer = await agent.run("Is the water high?", max_iterations=3)
     assert called == ["high"]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.serving import key_file, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -34,7 +35,7 @@ class Holders:
     def cached(self, holder: str, path: str) -> int:
         """The cached tokens of an answer, under whatever name its API has for them."""
         headers = {"x-api-key": _name(holder, path)}
-        answer = httpx.post(self._server.url + path, json=BODIES[path], headers=headers, timeout=60)
+        answer = httpx.post(self._server.url + path, json=BODIES[path], headers=headers, timeout=DEADLINE_S)
         assert answer.status_code == 200, answer.text
         return _cached(answer.json())
 

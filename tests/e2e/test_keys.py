@@ -21,6 +21,7 @@ from tests.hub_stand_in import Repo
 from tests.hub_stand_in import running as hub_running
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -84,7 +85,7 @@ def test_sighup_while_the_model_is_downloaded_waits_until_it_is_there(tmp_path: 
         env = {**own, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}
         server = ServerProcess("--model", "hf:acme/tiny/tiny.gguf", "--api-keys", str(path), env=env)
         try:
-            assert hub.stalled.wait(timeout=60)
+            assert hub.stalled.wait(timeout=DEADLINE_S)
             os.kill(server.process.pid, signal.SIGHUP)
             hub.released.set()
             server.wait_for("(1 API keys read)")
@@ -124,7 +125,7 @@ def certificate(folder: Path, *password: str) -> tuple[Path, Path]:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "1", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", *protection]
     command += ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
     return key, cert
 
 

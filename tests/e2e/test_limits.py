@@ -12,8 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.serving import eventually, num_live, tiny_server
+from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 from tests.wire import connect, everything, everything_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -59,11 +60,11 @@ def test_a_client_that_stops_reading_is_dropped(strict: ServerProcess) -> None:
     with connect(strict, receive_bytes=4096) as sock:
         sock.sendall(post({**LONG, "n": 4, "max_tokens": 3500}, request_id="stops-reading"))
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        eventually(lambda: "status=499" in log_of(strict, "stops-reading"))
+        wait_until(lambda: "status=499" in log_of(strict, "stops-reading"))
         rest = everything(sock)
     assert b"data: " in rest
     assert b"[DONE]" not in rest
-    eventually(lambda: num_live(strict) == 0)
+    wait_until(lambda: num_live(strict) == 0)
 
 
 def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
@@ -73,7 +74,7 @@ def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
         with connect(server, receive_bytes=4096) as sock:
             sock.sendall(post({**LONG, "n": 4, "max_tokens": 3500}))
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
-            eventually(lambda: num_live(server) == 0)
+            wait_until(lambda: num_live(server) == 0)
             grown = server.status()["memory"]["rss_bytes"] - before
             assert b"reader_too_slow" in everything_until(sock, b"reader_too_slow")
     assert grown < 64 * 2**20
@@ -97,7 +98,7 @@ def test_who_sends_headers_drop_by_drop_is_dropped(strict: ServerProcess) -> Non
     with connect(strict) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
         sock.settimeout(0.1)
-        eventually(lambda: not _drip(sock))
+        wait_until(lambda: not _drip(sock))
 
 
 def _drip(sock: socket.socket) -> bool:
@@ -163,7 +164,7 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
         finally:
             for sock in idle:
                 sock.close()
-        eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+        wait_until(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
 
 
 def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> None:
@@ -183,7 +184,7 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> N
         finally:
             for sock in idle:
                 sock.close()
-        eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+        wait_until(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
 
 
 # -- many large bodies at once ---------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def almost_all(server: ServerProcess) -> socket.socket:
 def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
     """None where the answer is lost: refused while it was sent."""
     try:
-        return httpx.post(server.url + "/v1/completions", content=body, timeout=60)
+        return httpx.post(server.url + "/v1/completions", content=body, timeout=DEADLINE_S)
     except httpx.TransportError:
         return None
 
@@ -256,10 +257,10 @@ def test_a_flood_of_large_bodies(bounded: ServerProcess) -> None:
         return False
 
     try:
-        eventually(are_held)
+        wait_until(are_held)
         held += [almost_all(server) for _ in range(40)]
         assert rss_bytes(server) - before < 64 * MIB  # without a bound: 160 MiB, and as much to join them
-        small = httpx.post(server.url + "/v1/completions", json=SHORT, timeout=60)
+        small = httpx.post(server.url + "/v1/completions", json=SHORT, timeout=DEADLINE_S)
         assert small.status_code == 200
         for sock in held[:2]:
             sock.sendall(LARGE[-1:])
@@ -267,5 +268,5 @@ def test_a_flood_of_large_bodies(bounded: ServerProcess) -> None:
     finally:
         for sock in held:
             sock.close()
-    eventually(lambda: (answer := posted(server, LARGE)) is not None and answer.status_code == 200)
+    wait_until(lambda: (answer := posted(server, LARGE)) is not None and answer.status_code == 200)
     assert server.status()["restarts"] == 0

@@ -12,8 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.serving import eventually, num_live, tiny_server
+from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -60,9 +61,9 @@ async def stream(port: int, data: bytes = BODY) -> bytes:
 async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[list[bytes], int]:
     """The answers, and what the processes hold while all are live: long ones keep the slots until then."""
     long = [asyncio.create_task(stream(port, body(3900))) for _ in range(SLOTS)]
-    await asyncio.to_thread(eventually, lambda: num_live(server) >= SLOTS)
+    await asyncio.to_thread(wait_until, lambda: num_live(server) >= SLOTS)
     short = [asyncio.create_task(stream(port)) for _ in range(number)]
-    await asyncio.to_thread(eventually, lambda: num_live(server) >= number)
+    await asyncio.to_thread(wait_until, lambda: num_live(server) >= number)
     held = tree_bytes(server)
     for one in long:
         one.cancel()
@@ -96,9 +97,9 @@ def test_half_open_connections_hold_nobody_up(busy: ServerProcess) -> None:
     try:
         for index, sock in enumerate(held):
             sock.sendall(starts[index % len(starts)])
-        answer = httpx.post(busy.url + "/v1/chat/completions", content=BODY, timeout=30)
+        answer = httpx.post(busy.url + "/v1/chat/completions", content=BODY, timeout=DEADLINE_S)
         assert "data: [DONE]" in answer.text
     finally:
         for sock in held:
             sock.close()
-    eventually(lambda: num_live(busy) == 0)
+    wait_until(lambda: num_live(busy) == 0)

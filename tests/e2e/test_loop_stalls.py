@@ -13,6 +13,7 @@ from websockets.sync.client import connect
 from tests.loop_watch import MARK
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -128,7 +129,7 @@ def check_no_stall(server: ServerProcess, send: Callable[[], None]) -> None:
     for _ in range(3):
         before = len(server.lines)
         send()
-        assert httpx.get(server.url + "/health", timeout=60).status_code == 200
+        assert httpx.get(server.url + "/health", timeout=DEADLINE_S).status_code == 200
         stalls = [line for line in server.lines[before:] if MARK in line]
         if not stalls:
             return
@@ -137,7 +138,7 @@ def check_no_stall(server: ServerProcess, send: Callable[[], None]) -> None:
 
 def status(server: ServerProcess, name: str) -> int:
     path, body = POSTS[name]
-    return httpx.post(server.url + path, content=body(), timeout=120).status_code
+    return httpx.post(server.url + path, content=body(), timeout=DEADLINE_S).status_code
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,6 @@ def test_a_hostile_message(server: ServerProcess, path: str, name: str) -> None:
     def send() -> None:
         with connect(server.url.replace("http", "ws") + path, max_size=None) as socket:
             socket.send(MESSAGES[name](), text=True)
-            assert '"error"' in str(socket.recv(timeout=120))
+            assert '"error"' in str(socket.recv(timeout=DEADLINE_S))
 
     check_no_stall(server, send)

@@ -11,8 +11,9 @@ import psutil
 import pytest
 from openai.types.responses.response_output_item import McpCall
 
-from tests.e2e.serving import eventually, sdk
+from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def test_a_model_calls_a_tool_and_the_tools_process_ends_with_the_server(
         (child,) = children(server.process.pid)
         assert "mcp_calls=1" in server.wait_for("(id=.* route=POST /v1/responses .*)")
         server.stop(signal.SIGKILL)
-        eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def children(pid: int) -> list[psutil.Process]:

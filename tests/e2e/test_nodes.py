@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from openai_cpu_server.llama.host import usable_cpus
-from tests.e2e.serving import eventually
 from tests.fuzz.pictures import encoded
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [
     pytest.mark.native,
@@ -37,8 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     model, eyes = tiny_model_path(sees=True), tiny_projector_path("gemma3", rows_width=256)
     made_up = ("--numa", "--numa-folder", str(folder))
     with ServerProcess("--model", str(model), "--mmproj", str(eyes), *made_up) as started:
-        eventually(lambda: {node["state"] for node in nodes(started).values()} == {"ready"})
-        eventually(lambda: started.status()["status"] == "ready")  # the nodes tell the server, now and then
+        wait_until(lambda: {node["state"] for node in nodes(started).values()} == {"ready"})
+        wait_until(lambda: started.status()["status"] == "ready")  # the nodes tell the server, now and then
         yield started
 
 
@@ -50,7 +50,7 @@ def nodes(server: ServerProcess) -> dict[str, dict[str, object]]:
 
 def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str, object]:
     body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
-    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -83,7 +83,7 @@ def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> Non
 def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:
     prompt = "word " * 200
     completion(server, prompt, 1)
-    eventually(lambda: all(sum(one["queue"]["interactive"].values()) == 0 for one in nodes(server).values()))  # type: ignore[attr-defined]
+    wait_until(lambda: all(sum(one["queue"]["interactive"].values()) == 0 for one in nodes(server).values()))  # type: ignore[attr-defined]
     time.sleep(0.3)
     for _ in range(4):
         usage = completion(server, prompt + "again", 1)["usage"]
@@ -98,7 +98,7 @@ def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -
 
     def ask(_: object = None) -> tuple[str, int]:
         body = {"messages": said, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=DEADLINE_S)
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]["prompt_tokens_details"]
         return answer.json()["choices"][0]["message"]["content"], usage["image_tokens"]
@@ -107,10 +107,10 @@ def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -
     assert expected[1] == 16
     with ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(ask) for _ in range(4)]
-        eventually(lambda: busy_engines(server))
+        wait_until(lambda: busy_engines(server))
         busy_engines(server)[0].send_signal(signal.SIGKILL)
         assert {answer.result() for answer in answers} == {expected}
-    eventually(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})
+    wait_until(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})
 
 
 @pytest.mark.slow
@@ -119,9 +119,9 @@ def test_nobody_loses_a_request_when_the_engine_of_a_node_is_killed(server: Serv
     expected = completion(server, "x", 300)["choices"]
     with ThreadPoolExecutor(6) as threads:
         answers = [threads.submit(completion, server, "x", 300) for _ in range(6)]
-        eventually(lambda: busy_engines(server))
+        wait_until(lambda: busy_engines(server))
         busy_engines(server)[0].send_signal(signal.SIGKILL)
         for answer in answers:
             assert answer.result()["choices"] == expected
     assert sum(one["restarts"] for one in nodes(server).values()) == before + 1  # type: ignore[misc]
-    eventually(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})
+    wait_until(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})

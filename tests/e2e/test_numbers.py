@@ -15,6 +15,7 @@ from websockets.asyncio.client import connect
 from tests.api.test_numbers import FLOATS, INTEGERS, NO_NUMBERS
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
@@ -77,7 +78,7 @@ async def post(http: httpx.AsyncClient, path: str, fields: dict[str, str]) -> in
 async def test_no_number_kills_the_engine(server: ServerProcess, every: int) -> None:
     """Ordinarily each family takes each 19th case, another one than the others do."""
     all_cases = [*singly(), *COMBINED]
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as http:
         for first, path in enumerate(FAMILIES):
             cases = all_cases[first % every :: every]
             statuses: Counter[int] = Counter()

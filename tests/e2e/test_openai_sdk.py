@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.serving import async_sdk, eventually, num_live, sdk
+from tests.e2e.serving import async_sdk, num_live, sdk
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -147,7 +148,7 @@ def test_a_client_that_leaves_frees_its_slot(server: ServerProcess, client: open
         next(iter(stream))
     with sdk(server, timeout=0.3) as hasty, pytest.raises(openai.APITimeoutError):
         hasty.completions.create(**asked)
-    eventually(lambda: num_live(server) == 0 and server.status()["memory"]["kv_tokens_used"] == 0)
+    wait_until(lambda: num_live(server) == 0 and server.status()["memory"]["kv_tokens_used"] == 0)
 
 
 def test_an_answer_of_the_sdk_may_be_sent_back_as_it_came_and_its_hints_are_named(

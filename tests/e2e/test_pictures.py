@@ -22,12 +22,12 @@ from bench.peer_setup import built_llama_server
 from bench.servers import free_port
 from PIL import Image
 
-from tests.e2e.serving import eventually
 from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
 from tests.lazy import Lazy
 from tests.llama.test_pictures import KINDS, Kind, files
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
+from tests.waiting import DEADLINE_S, wait_until
 
 anthropic = Lazy("anthropic")
 langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
@@ -87,7 +87,9 @@ def answer(client: openai.OpenAI, url: str, **more: object) -> str:
 
 
 def refusal(server: ServerProcess, url: str, **more: object) -> dict[str, str]:
-    got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": shown(url, **more)}, timeout=60)
+    got = httpx.post(
+        f"{server.url}/v1/chat/completions", json={"messages": shown(url, **more)}, timeout=DEADLINE_S
+    )
     assert got.status_code == 400, got.text
     error: dict[str, str] = got.json()["error"]
     assert error["param"] == "messages[0].content[1]"
@@ -260,7 +262,7 @@ def test_it_answers_as_llama_server_does(kind: Kind, tmp_path: Path) -> None:
         said = [greedy(server.url, messages) for messages in asked]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(theirs, stdout=log, stderr=log) as process:
         try:
-            eventually(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+            wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
             assert said == [greedy(f"http://127.0.0.1:{port}", messages) for messages in asked]
         finally:
             process.terminate()
@@ -271,7 +273,7 @@ ANSWERED = [{"role": "assistant", "content": "It is flat."}]
 
 def greedy(url: str, messages: list[dict[str, object]]) -> str:
     body = {"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
     assert got.status_code == 200, got.text
     return str(got.json()["choices"][0]["message"]["content"])
 
@@ -413,7 +415,7 @@ def test_of_several_pictures_the_wrong_one_is_blamed(server: ServerProcess) -> N
     for wrong in (encoded(Image.new("RGB", (3, 900))), plain()[:70]):
         parts = [*shown(uri(plain()))[0]["content"], *shown(uri(wrong))[0]["content"]]  # type: ignore[misc]
         body = {"messages": [{"role": "user", "content": parts}]}
-        error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+        error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=DEADLINE_S).json()["error"]
         assert error["param"] == "messages[0].content[3]", error
         assert error["message"].startswith("'messages[0].content[3]': "), error
 
@@ -426,9 +428,9 @@ def test_a_bomb_is_refused_before_it_goes_off(server: ServerProcess) -> None:
 
 def test_pictures_of_a_conversation_are_bounded_together(server: ServerProcess) -> None:
     """Each of them is a file of some kilobytes and may be shown."""
-    got = httpx.post(f"{server.url}/v1/chat/completions", json=_large(range(3)), timeout=60)
+    got = httpx.post(f"{server.url}/v1/chat/completions", json=_large(range(3)), timeout=DEADLINE_S)
     assert got.status_code == 200, got.text
-    got = httpx.post(f"{server.url}/v1/chat/completions", json=_large(range(5)), timeout=60)
+    got = httpx.post(f"{server.url}/v1/chat/completions", json=_large(range(5)), timeout=DEADLINE_S)
     assert got.status_code == 400
     assert (got.json()["error"]["code"], got.json()["error"]["param"]) == (
         "image_too_large",
@@ -437,7 +439,7 @@ def test_pictures_of_a_conversation_are_bounded_together(server: ServerProcess) 
 
 
 def test_pictures_of_all_requests_are_bounded_until_they_are_answered(server: ServerProcess) -> None:
-    with httpx.Client(base_url=server.url, timeout=60) as http, contextlib.ExitStack() as streams:
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http, contextlib.ExitStack() as streams:
         read = []  # whoever drops one of these has closed its stream
         for number in range(4):
             body = _large(range(10 + 3 * number, 13 + 3 * number), max_tokens=2_000, stream=True)
@@ -467,7 +469,7 @@ def _large(levels: Iterable[int], **more: object) -> dict[str, object]:
 
 def test_what_nobody_finds_by_chance_is_refused(server: ServerProcess) -> None:
     for name, data in oddities():
-        got = httpx.post(f"{server.url}/v1/chat/completions", json=_asked(data), timeout=60)
+        got = httpx.post(f"{server.url}/v1/chat/completions", json=_asked(data), timeout=DEADLINE_S)
         assert got.status_code == (200 if "can be taken" in name else 400), (name, got.text)
         if got.status_code == 400:
             assert got.json()["error"]["param"] == "messages[0].content[1]", name
@@ -481,7 +483,7 @@ def test_hostile_pictures_lose_nothing_but_their_requests(server: ServerProcess,
     sent = [spoilt(rng, rng.choice(good)) for _ in range(number)]
     health = httpx.get(f"{server.url}/health").json()
     neighbours = _neighbours(server)
-    with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(5) as pool:
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http, ThreadPoolExecutor(5) as pool:
         is_over, asked = threading.Event(), list[list[str]]()
         beside = pool.submit(lambda: asked.extend(neighbours() for _ in iter(is_over.is_set, True)))
         attack = pool.map(lambda data: http.post("/v1/chat/completions", json=_asked(data)), sent)
@@ -510,7 +512,9 @@ def _neighbours(server: ServerProcess) -> Callable[[], list[str]]:
     bodies = text, {**_asked(plain()), "max_tokens": 4}
 
     def answers() -> list[str]:
-        got = [httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120) for body in bodies]
+        got = [
+            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=DEADLINE_S) for body in bodies
+        ]
         return [one.json()["choices"][0]["message"]["content"] if one.is_success else one.text for one in got]
 
     usual = answers()

@@ -14,6 +14,7 @@ from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, chat_row, ended, ids_of, jsonl, names, slow_row, until_some_are_done
 from tests.postgres import PostgresServer
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -53,7 +54,7 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
         postgres.stop()
         try:
             for _ in range(2):
-                refused = httpx.get(server.url + "/v1/batches", timeout=30)
+                refused = httpx.get(server.url + "/v1/batches", timeout=DEADLINE_S)
                 assert refused.status_code == 503, refused.text
                 assert refused.json()["error"]["code"] == "jobs_unavailable"
                 assert int(refused.headers["retry-after"]) > 0
@@ -61,7 +62,9 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
                 client.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
             assert upload.value.status_code == 503
             body = {"prompt": "x", "max_tokens": 3}
-            assert httpx.post(server.url + "/v1/completions", json=body, timeout=30).status_code == 200
+            assert (
+                httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S).status_code == 200
+            )
             assert httpx.get(server.url + "/ready").status_code == 200
             assert any("the jobs database failed: " in line for line in server.lines)
             server.wait_for("(the jobs database is away): ")

@@ -20,6 +20,7 @@ from openai_cpu_server.kernels.library import obstacle
 from tests.e2e.serving import async_sdk, tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 from tests.warm import run
 
 pytestmark = pytest.mark.native
@@ -255,7 +256,7 @@ def test_costs_are_measured_while_nobody_wants_anything(tmp_path: Path) -> None:
 
         def answer() -> str:
             body = {"prompt": "measured", "max_tokens": 8, "temperature": 0}
-            reply = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+            reply = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
             return str(reply.raise_for_status().json()["choices"][0]["text"])
 
         before = answer()

@@ -12,9 +12,10 @@ import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from tests.e2e.serving import eventually, sdk, tiny_server
+from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, counted, ended, jsonl, lines_of
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -207,7 +208,7 @@ def test_a_client_that_leaves_ends_its_response(server: ServerProcess) -> None:
     asked = {**HI, "max_output_tokens": 1500}
     with sdk(server, timeout=0.5) as hasty, pytest.raises(openai.APITimeoutError):
         hasty.responses.create(**asked, extra_body={"ignore_eos": True})
-    eventually(lambda: httpx.get(server.url + "/v1/requests").json()["data"] == [])
+    wait_until(lambda: httpx.get(server.url + "/v1/requests").json()["data"] == [])
 
 
 def test_responses_are_rows_of_a_batch(client: openai.OpenAI) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -50,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with sdk(server, timeout=60) as client:
+    with sdk(server, timeout=DEADLINE_S) as client:
         yield client
 
 

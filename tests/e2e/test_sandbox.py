@@ -18,6 +18,7 @@ from tests.e2e.test_several_models import replace
 from tests.llama.odd_models import split
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [
     pytest.mark.native,
@@ -44,7 +45,7 @@ def threads(process: psutil.Process, field: str) -> set[str]:
 
 def answered(server: ServerProcess, model: str) -> httpx.Response:
     body = {"model": model, "prompt": "The quick brown fox " * 30, "max_tokens": 4, "temperature": 0}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=DEADLINE_S)
 
 
 def test_an_engine_knows_no_secrets_and_has_few_rights() -> None:
@@ -83,14 +84,18 @@ def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
     )
     with ServerProcess(*options, env=env, is_fresh=True) as server:
         late = make_adapter(adapters / "late.gguf", "--seed", "1")
-        loaded = httpx.post(f"{server.url}/v1/adapters", json={"name": "late", "path": late.name}, timeout=60)
+        loaded = httpx.post(
+            f"{server.url}/v1/adapters", json={"name": "late", "path": late.name}, timeout=DEADLINE_S
+        )
         assert loaded.status_code == 200, loaded.text
         before = answered(server, "tiny:late").json()["choices"]
         server.engine.send_signal(signal.SIGKILL)
         assert answered(server, "tiny:late").json()["choices"] == before
         old = server.engine.pid
         replace(model, tiny_model_path())
-        answer = httpx.post(f"{server.url}/v1/models/tiny/load", params={"reload": "true"}, timeout=60)
+        answer = httpx.post(
+            f"{server.url}/v1/models/tiny/load", params={"reload": "true"}, timeout=DEADLINE_S
+        )
         assert answer.status_code == 200, answer.text
         while psutil.pid_exists(old):  # it ends what it has begun
             time.sleep(0.05)

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.serving import eventually, key_file, sdk
+from tests.e2e.serving import key_file, sdk
 from tests.e2e.test_batches import COMPLETIONS, begin, counted, ended, jsonl, lines_of
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -48,13 +49,13 @@ def state(server: ServerProcess, name: str) -> str:
 
 def answer(server: ServerProcess, model: str, **fields: object) -> str:
     body = {**QUESTION, "model": model, **fields}
-    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
 
 
 def post(server: ServerProcess, path: str) -> httpx.Response:
-    return httpx.post(server.url + path, timeout=60)
+    return httpx.post(server.url + path, timeout=DEADLINE_S)
 
 
 def num_engines(server: ServerProcess) -> int:
@@ -66,12 +67,12 @@ def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
         assert (state(server, "one"), state(server, "two")) == ("ready", "asleep")
         assert card(server, "two")["meta"]["context_length"] == 1024
         body = {**QUESTION, "model": "two", "stream": True}
-        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as stream:
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=DEADLINE_S) as stream:
             lines = list(stream.iter_lines())
         assert lines[0] == ": model is loading (0 %)"
         assert "data: [DONE]" in lines
         assert answer(server, "one") == answer(server, "two")
-        eventually(lambda: num_engines(server) == 0)
+        wait_until(lambda: num_engines(server) == 0)
         assert httpx.get(server.url + "/ready").status_code == 200
         assert answer(server, "one") == answer(server, "two")
 
@@ -100,7 +101,7 @@ def test_by_hand() -> None:
         assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
         later = post(server, "/v1/models/two/load?wait=false")
         assert (later.status_code, later.json()["state"]) == (202, "loading")
-        eventually(lambda: state(server, "two") == "ready")
+        wait_until(lambda: state(server, "two") == "ready")
         unknown = post(server, "/v1/models/three/load")
         assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
         for wrong in ("wait=perhaps", "force=true"):
@@ -151,7 +152,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
             texts = [text for client in clients for text in client.result()]
         assert set(texts) == {wanted}
         assert "has been loaded anew" in "".join(server.lines)
-        eventually(lambda: num_engines(server) == 1)
+        wait_until(lambda: num_engines(server) == 1)
 
 
 def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_the_models_of_a_folder_come_when_they_are_asked_for(tmp_path: Path) -> 
 
     def asked(model: str, key: str = "all") -> tuple[int, str]:
         body, headers = {**QUESTION, "max_tokens": 1, "model": model}, {"x-api-key": key}
-        reply = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=60)
+        reply = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
         return reply.status_code, reply.text
 
     folder.mkdir()
@@ -259,7 +260,7 @@ def test_the_models_of_a_folder_come_when_they_are_asked_for(tmp_path: Path) -> 
         assert {one["name"]: one["size"] for one in tags}["cut"] == 100_000
         put("c.gguf", whole)
         (folder / "b.gguf").unlink()
-        eventually(lambda: "c" in listed())
+        wait_until(lambda: "c" in listed())
         assert "b" not in listed()
         put("cut.gguf", whole)
-        eventually(lambda: asked("cut")[0] == 200)
+        wait_until(lambda: asked("cut")[0] == 200)

@@ -14,8 +14,9 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from tests.engine_client.test_client import collect, eventually, running
+from tests.engine_client.test_client import collect, running
 from tests.tiny_model import tiny_model_path
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 

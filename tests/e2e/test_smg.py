@@ -18,8 +18,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.serving import eventually
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
@@ -53,11 +53,11 @@ def gateway(policy: str, *servers: ServerProcess) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        eventually(lambda: len(healthy(url)) == len(servers))
+        wait_until(lambda: len(healthy(url)) == len(servers))
         yield url
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=DEADLINE_S)
 
 
 def free_port() -> int:
@@ -96,7 +96,7 @@ async def chats(url: str, *, at_once: int, on_answer=lambda number: None) -> lis
             answers.append(await http.post(url + "/v1/chat/completions", json=body))
             on_answer(len(answers))
 
-    async with httpx.AsyncClient(timeout=120, headers={"authorization": f"Bearer {KEY}"}) as http:
+    async with httpx.AsyncClient(timeout=DEADLINE_S, headers={"authorization": f"Bearer {KEY}"}) as http:
         await asyncio.gather(*(ask(http, *one) for one in asked))
     return answers
 
@@ -112,7 +112,7 @@ def test_affinity_keeps_the_hit_rate_of_one_server() -> None:
     for policy in ("cache_aware", "round_robin"):
         with server() as one, server() as other, gateway(policy, one, other) as url:
             assert {worker["runtime_type"] for worker in workers(url)} == {"vllm"}
-            eventually(lambda url=url: all("engine_load" in worker for worker in workers(url)))
+            wait_until(lambda url=url: all("engine_load" in worker for worker in workers(url)))
             answers = asyncio.run(chats(url, at_once=2))
             assert [answer.status_code for answer in answers] == [200] * GROUPS * ROWS
             found[policy] = hit_rate(answers)
@@ -143,11 +143,11 @@ def test_a_server_that_is_killed_costs_no_answer() -> None:
 
         answers = asyncio.run(chats(url, at_once=6, on_answer=kill))
         assert [answer.status_code for answer in answers] == [200] * GROUPS * ROWS
-        eventually(lambda: [worker["url"] for worker in healthy(url)] == [other.url])
+        wait_until(lambda: [worker["url"] for worker in healthy(url)] == [other.url])
 
 
 def test_without_a_key_nobody_is_answered_through_it() -> None:
     with server() as one, gateway("cache_aware", one) as url:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-        refused = httpx.post(url + "/v1/chat/completions", json=body, timeout=60)
+        refused = httpx.post(url + "/v1/chat/completions", json=body, timeout=DEADLINE_S)
         assert refused.status_code == 401

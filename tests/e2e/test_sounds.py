@@ -20,10 +20,11 @@ import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 from openai.types.audio.transcription import UsageTokens
 
-from tests.e2e.serving import eventually, num_live
+from tests.e2e.serving import num_live
 from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, spoilt, tone, wav
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
+from tests.waiting import DEADLINE_S, wait_until
 
 Json = dict[str, Any]
 HOSTILE = 16
@@ -60,7 +61,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 def asked(server: ServerProcess, messages: list[Json], **more: object) -> httpx.Response:
     body = {"messages": messages, "max_tokens": 8, "temperature": 0, **more}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
 
 
 def answer(server: ServerProcess, messages: list[Json]) -> str:
@@ -161,7 +162,7 @@ def heard(server: ServerProcess, number: int, data: bytes) -> httpx.Response:
     if number % 3:
         return asked(server, played(data))
     form = {"file": ("a.wav", data), "max_completion_tokens": (None, "8")}
-    return httpx.post(f"{server.url}/v1/audio/transcriptions", files=form, timeout=60)
+    return httpx.post(f"{server.url}/v1/audio/transcriptions", files=form, timeout=DEADLINE_S)
 
 
 SHORT = {"max_completion_tokens": 6, "ignore_eos": True}
@@ -245,10 +246,10 @@ def test_what_is_refused_names_its_field(client: openai.OpenAI) -> None:
 def test_who_leaves_a_recording_ends_it(server: ServerProcess) -> None:
     form = {"file": ("a.wav", TWO_PIECES), "stream": (None, "true"), "ignore_eos": (None, "true")}
     with httpx.stream(
-        "POST", f"{server.url}/v1/audio/transcriptions", files=form, timeout=60, verify=False
+        "POST", f"{server.url}/v1/audio/transcriptions", files=form, timeout=DEADLINE_S, verify=False
     ) as got:
         assert next(got.iter_lines())
-    eventually(lambda: num_live(server) == 0)
+    wait_until(lambda: num_live(server) == 0)
 
 
 @pytest.mark.slow

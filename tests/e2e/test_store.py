@@ -17,6 +17,7 @@ import pytest
 from tests.hub_stand_in import Hub, Repo, running
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.thorough
 
@@ -65,7 +66,7 @@ def names(server: ServerProcess) -> list[str]:
 
 def pull(server: ServerProcess, model: str) -> list[dict[str, Any]]:
     body = {"model": model, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=60) as told:
+    with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=DEADLINE_S) as told:
         lines = [line for line in told.iter_lines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
@@ -78,7 +79,9 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         assert told[-1]["name"] == "hf:acme/tiny/tiny-Q4_0.gguf"
         assert names(server) == ["first", "hf:acme/tiny"]
         ask = {**HI, "model": "hf:acme/tiny"}
-        assert httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=60).status_code == 200
+        assert (
+            httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=DEADLINE_S).status_code == 200
+        )
         for name, said in (
             ("hf:acme/nothing", "There is no repository acme/nothing on "),
             ("hf:acme/huge", "Not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
@@ -87,14 +90,14 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
             (*_, last) = pull(server, name)
             assert last["error"]["message"].startswith(said)
             assert last["error"]["code"] == "pull_failed"
-        torn = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/torn"}, timeout=60)
+        torn = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/torn"}, timeout=DEADLINE_S)
         assert torn.status_code == 503
         assert "torn.gguf" in torn.json()["error"]["message"]
     hub.requests.clear()
     with place.server("--allow-pull") as server:
         assert names(server) == ["first", "hf:acme/tiny"]
         assert hub.requests == []
-        gone = httpx.delete(f"{server.url}/v1/models/hf:acme/tiny", timeout=60)
+        gone = httpx.delete(f"{server.url}/v1/models/hf:acme/tiny", timeout=DEADLINE_S)
         assert gone.json() == {"id": "hf:acme/tiny", "deleted": True, "object": "model"}
         assert names(server) == ["first"]
         assert "models--acme--tiny" not in place.repos
@@ -118,7 +121,7 @@ def test_who_asks_for_what_is_coming_joins_it(place: Place, hub: Hub) -> None:
                 return [line async for line in lines if line][-1]
 
     async def stay(server: ServerProcess) -> str:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
             return await told(client)
 
     with place.server("--allow-pull") as server:
@@ -132,12 +135,12 @@ def test_it_ends_with_the_last_who_listens(place: Place, hub: Hub) -> None:
     with place.server("--allow-pull") as server:
         hub.stall_after = 1000
         body = {"model": "hf:acme/tiny", "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=60):
-            assert hub.stalled.wait(60)
+        with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=DEADLINE_S):
+            assert hub.stalled.wait(DEADLINE_S)
             (pulling,) = [
                 child for child in psutil.Process(server.process.pid).children() if "pull" in child.cmdline()
             ]
-        pulling.wait(timeout=60)
+        pulling.wait(timeout=DEADLINE_S)
         assert names(server) == ["first"]
 
 
@@ -249,7 +252,7 @@ class TestOllamasClient:
                 lambda told: told["output"][0]["content"][0]["text"],
             ),
         ):
-            answered = httpx.post(f"{server.url}{route}", json=body, timeout=60)
+            answered = httpx.post(f"{server.url}{route}", json=body, timeout=DEADLINE_S)
             assert text(answered.json()) == meant.message.content, route
         counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json=chat).json()
         assert counted == {"input_tokens": meant.prompt_eval_count}

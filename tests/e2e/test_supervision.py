@@ -17,10 +17,11 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.serving import eventually, sdk, tiny_server
+from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -34,7 +35,7 @@ def body(max_tokens: int) -> dict[str, object]:
 def streaming(server: ServerProcess, max_tokens: int) -> Iterator[Iterator[str]]:
     """The lines of a stream whose first has come."""
     url = server.url + "/v1/completions"
-    with httpx.stream("POST", url, json=body(max_tokens), timeout=60) as stream:
+    with httpx.stream("POST", url, json=body(max_tokens), timeout=DEADLINE_S) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
         yield lines
@@ -61,7 +62,7 @@ def taken_up(server: ServerProcess, heard: list[str]) -> list[str]:
     """The lines behind the last event that was heard whole."""
     last = max(ids_of(heard))
     url = server.url + "/v1/chat/completions/left/stream"
-    rest = httpx.get(url, headers={"last-event-id": str(last)}, timeout=60).text
+    rest = httpx.get(url, headers={"last-event-id": str(last)}, timeout=DEADLINE_S).text
     known = heard[: heard.index("", heard.index(f"id: {last}")) + 1]
     return [line for line in [*known, *rest.splitlines()] if not line.startswith(":")]
 
@@ -100,8 +101,8 @@ def test_after_five_crashes_in_a_minute_it_is_not_ready_says_why_and_comes_back(
     with tiny_server() as server:
         for _ in range(5):
             os.kill(server.engine.pid, signal.SIGSEGV)
-            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
-            eventually(lambda: server.status()["status"] in ("ready", "failed"))
+            wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            wait_until(lambda: server.status()["status"] in ("ready", "failed"))
         for _ in range(2):
             refused = httpx.get(server.url + "/ready")
             assert refused.status_code == 503
@@ -113,7 +114,7 @@ def test_after_five_crashes_in_a_minute_it_is_not_ready_says_why_and_comes_back(
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "server_error"
         assert "retry-after" in answer.headers
-        eventually(lambda: httpx.get(server.url + "/ready").status_code == 200)
+        wait_until(lambda: httpx.get(server.url + "/ready").status_code == 200)
         assert httpx.post(server.url + "/v1/completions", json=body(5)).status_code == 200
 
 
@@ -123,7 +124,7 @@ def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_pa
     with ServerProcess("--model", str(model)) as server:
         model.unlink()
         os.kill(server.engine.pid, signal.SIGKILL)
-        eventually(lambda: server.status()["status"] == "failed")
+        wait_until(lambda: server.status()["status"] == "failed")
         refused = httpx.get(server.url + "/ready")
         assert refused.status_code == 503
         assert re.match(r"5 (crashes within a minute|starts in a row that failed)", refused.json()["reason"])
@@ -141,7 +142,7 @@ def test_the_engine_goes_with_the_server_even_if_it_hangs(
         if is_stopped:
             engine.suspend()
         server.process.send_signal(signal.SIGKILL)
-        psutil.wait_procs([engine], timeout=10)
+        psutil.wait_procs([engine], timeout=DEADLINE_S)
         assert not engine.is_running()
 
 
@@ -163,16 +164,16 @@ def test_one_signal_ends_a_server_whose_engine_loads(number: signal.Signals, tmp
     with hung_in_load(tmp_path / "cache") as server:
         engine = server.engine
         assert server.stop(number) == (0 if number == signal.SIGTERM else -number)
-        psutil.wait_procs([engine], timeout=10)
+        psutil.wait_procs([engine], timeout=DEADLINE_S)
         assert not engine.is_running()
 
 
 def test_a_signal_drains() -> None:
     with tiny_server("--drain-seconds", "600", "--max-seqs", "1") as server:
-        with streaming(server, 300) as lines, httpx.Client(base_url=server.url, timeout=60) as http:
+        with streaming(server, 300) as lines, httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http:
             server.engine.suspend()
             server.process.send_signal(signal.SIGINT)
-            eventually(lambda: http.get("/ready").status_code == 503)
+            wait_until(lambda: http.get("/ready").status_code == 503)
             assert http.get("/ready").json()["status"] == "draining"
             assert http.get("/health").status_code == 200
             refused = http.post("/v1/completions", json=body(5))
@@ -182,7 +183,7 @@ def test_a_signal_drains() -> None:
             assert "draining" in refused.json()["error"]["message"]
             server.engine.resume()
             assert num_tokens(list(lines)) == 300
-        assert server.process.wait(timeout=20) == 0
+        assert server.process.wait(timeout=DEADLINE_S) == 0
 
 
 def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() -> None:
@@ -193,7 +194,7 @@ def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() ->
         with streaming(server, 300) as lines:
             server.engine.suspend()
             server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
             new = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
             form = {"purpose": "batch"}
             rows = {"file": ("rows.jsonl", jsonl([slow_row(0)] * 5000))}
@@ -211,7 +212,7 @@ def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() ->
             assert client.batches.cancel(batch.id).status == "cancelling"
             server.engine.resume()
             assert num_tokens(list(lines)) == 300
-        assert server.process.wait(timeout=20) == 0
+        assert server.process.wait(timeout=DEADLINE_S) == 0
 
 
 @pytest.mark.slow
@@ -221,10 +222,10 @@ def test_what_ends_during_a_drain_is_in_the_book_though_the_server_is_killed_the
     with tiny_server("--jobs-db", str(path), "--drain-seconds", "600") as server:
         with streaming(server, 4000), streaming(server, 100) as short:
             server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+            wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
             assert num_tokens(list(short)) == 100
             server.engine.suspend()  # the other one holds the drain up
-            eventually(lambda: used(path) == (1, 100))
+            wait_until(lambda: used(path) == (1, 100))
             assert server.process.poll() is None
             server.stop(signal.SIGKILL)
         assert used(path) == (1, 100)
@@ -247,11 +248,11 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
         with streaming(server, 4000) as lines:
             server.process.send_signal(signal.SIGTERM)
             for _ in range(more_signals):
-                eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+                wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
                 server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert "shutting down" in rest[-2]
-        assert server.process.wait(timeout=20) == 0
+        assert server.process.wait(timeout=DEADLINE_S) == 0
         assert not engine.is_running()
 
 
@@ -263,4 +264,4 @@ def test_signals_to_the_whole_group_drain_too() -> None:
             for process in (server.engine, psutil.Process(server.process.pid)):
                 process.send_signal(signal.SIGTERM)
             assert num_tokens(list(lines)) == 300
-        assert server.process.wait(timeout=20) == 0
+        assert server.process.wait(timeout=DEADLINE_S) == 0

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from tests.access_table import ADMIN, INFERENCE, METRICS, NEEDED, OPEN, with_an_end
-from tests.e2e.serving import eventually, key_file, num_live, tiny_server
+from tests.e2e.serving import key_file, num_live, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 from tests.wire import connect
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -49,13 +50,13 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def http(server: ServerProcess, key: str) -> httpx.Client:
-    return httpx.Client(base_url=server.url, headers=bearer(key), timeout=60)
+    return httpx.Client(base_url=server.url, headers=bearer(key), timeout=DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
 def nobody(tight: ServerProcess) -> Iterator[httpx.Client]:
     """A client without a key."""
-    with httpx.Client(base_url=tight.url, timeout=60) as client:
+    with httpx.Client(base_url=tight.url, timeout=DEADLINE_S) as client:
         yield client
 
 
@@ -63,7 +64,7 @@ def nobody(tight: ServerProcess) -> Iterator[httpx.Client]:
 def user(tight: ServerProcess) -> Iterator[httpx.Client]:
     with http(tight, "user") as client:
         yield client
-    eventually(lambda: num_live(tight) == 0)
+    wait_until(lambda: num_live(tight) == 0)
 
 
 def complete(client: httpx.Client, **fields: object) -> httpx.Response:
@@ -78,7 +79,7 @@ def test_a_full_queue(tight: ServerProcess, user: httpx.Client) -> None:
     with ExitStack() as held:
         for number in range(1, 4):
             held.enter_context(connect(tight)).sendall(ASK)
-            eventually(lambda number=number: num_live(tight) == number)  # type: ignore[misc]
+            wait_until(lambda number=number: num_live(tight) == number)  # type: ignore[misc]
         refused = complete(user)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
@@ -98,7 +99,7 @@ def test_a_call_ends_when_its_time_is_over(
 ) -> None:
     """The field's or the server's, whichever is shorter."""
     with user.stream("POST", "/v1/completions", json=LONG):
-        eventually(lambda: num_live(tight) == 1)
+        wait_until(lambda: num_live(tight) == 1)
         late = complete(user, **{**LONG, **fields, "stream": False})
     assert (late.status_code, error_of(late)["code"]) == (408, "request_timeout")
     assert said in str(error_of(late)["message"])

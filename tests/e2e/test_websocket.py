@@ -12,8 +12,9 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.e2e.serving import eventually, num_live, tiny_server
+from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
@@ -83,6 +84,6 @@ async def test_who_stops_reading_is_dropped_and_its_work_ends(locked: ServerProc
         for name in ("a", "b"):
             await socket.send(json.dumps({**long, "request_id": name}))
         for is_so in (lambda: num_live(locked), lambda: not num_live(locked)):
-            await asyncio.to_thread(eventually, is_so)
+            await asyncio.to_thread(wait_until, is_so)
         with pytest.raises(websockets.ConnectionClosedError):
             assert not [message async for message in socket]

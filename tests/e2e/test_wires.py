@@ -17,6 +17,7 @@ import pytest
 
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
@@ -57,7 +58,7 @@ def proxy(command: list[str], port: int) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=DEADLINE_S)
 
 
 @pytest.fixture(scope="module", params=["nginx", "haproxy"])
@@ -96,7 +97,7 @@ def url(
 def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> None:
     """Its first event is here while the server still writes."""
     body = {**BODY, "stream": True, "max_tokens": 2_000}
-    with httpx.stream("POST", url + CHAT, json=body, timeout=60) as answer:
+    with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE_S) as answer:
         events = answer.iter_lines()
         assert next(events).startswith("data: ")
         running = httpx.get(server.url + "/v1/requests").json()
@@ -109,7 +110,7 @@ def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> 
 
 
 def test_whole_answers_streams_and_errors_pass(url: str) -> None:
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
         for number in range(20):
             assert client.post(CHAT, json=BODY).json()["usage"]["completion_tokens"] == 30
             lines = client.post(CHAT, content=STREAMED).text.splitlines()
@@ -124,7 +125,7 @@ def test_whole_answers_streams_and_errors_pass(url: str) -> None:
 
 def test_a_connection_that_a_proxy_has_kept_is_good_for_the_next_request(url: str) -> None:
     """Longer than servers keep them by default, and than this one waits for the rest of a request's head."""
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
         assert client.get("/health").status_code == 200
         time.sleep(31)
         assert client.post(CHAT, json=BODY).status_code == 200
@@ -134,7 +135,7 @@ def test_a_connection_that_a_proxy_has_kept_is_good_for_the_next_request(url: st
 def test_curl(server: ServerProcess, through: str) -> None:
     """HTTP/2 without TLS is what this server does not speak: a request that only offers it is answered."""
     command = [tool("curl"), "-sS", "-N", through, server.url + CHAT, "-d", STREAMED, "-w", "%{http_code}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     if through == "--http2-prior-knowledge":
         assert done.returncode != 0
         return
@@ -145,7 +146,7 @@ def test_curl(server: ServerProcess, through: str) -> None:
 def test_javas_client(server: ServerProcess) -> None:
     command = [tool("java"), str(_SOURCES / "Wire.java"), server.url + CHAT]
     for body, last in ((STREAMED, "data: [DONE]"), (json.dumps(BODY), "}")):
-        done = subprocess.run([*command, body, "5"], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([*command, body, "5"], capture_output=True, text=True, timeout=DEADLINE_S)
         lines = done.stdout.splitlines()
         assert len(lines) == 5, done.stderr
         assert all(line.startswith("200\t") and line.endswith(last) for line in lines)
@@ -155,10 +156,10 @@ def test_a_reader_that_ends_events_at_every_empty_line(server: ServerProcess) ->
     """Also beside so many others that it waits, and is told so in comments."""
     tool("go")
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(timeout=100))
+        client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
         body = {**BODY, "stream": True, "max_tokens": 1_500}
         for _ in range(8):
             stack.enter_context(client.stream("POST", server.url + CHAT, json=body))
         command = ["go", "run", str(_SOURCES / "wire.go"), server.url + CHAT, STREAMED, "20"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert [line.split()[::2] for line in done.stdout.splitlines()] == [["200", "true"]] * 20, done.stdout

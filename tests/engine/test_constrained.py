@@ -14,7 +14,6 @@ from tests.engine.test_core import Engine
 from tests.engine_client.test_client import (
     client,
     collect,
-    eventually,
     expected_text,
     have_advanced,
     kill_engine,
@@ -23,6 +22,7 @@ from tests.engine_client.test_client import (
 )
 from tests.fakes import CONTROL_TOKEN, END_TOKEN
 from tests.scheduler.driver import alone, request
+from tests.waiting import eventually
 
 
 def constrained(

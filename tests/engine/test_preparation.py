@@ -19,6 +19,7 @@ from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S
 
 Message = Work | Handling | MediaMeasured
 
@@ -39,11 +40,11 @@ class Story:
 
     def prepare(self, submit: Submit) -> PreparedRequest:
         self._begun.release()
-        assert self._may_end.acquire(timeout=20)
+        assert self._may_end.acquire(timeout=DEADLINE_S)
         return PreparedRequest(submit, ())
 
     def wait_for_one_to_begin(self) -> None:
-        assert self._begun.acquire(timeout=20)
+        assert self._begun.acquire(timeout=DEADLINE_S)
 
     def let_go_on(self, times: int = 1) -> None:
         self._may_end.release(times)

@@ -15,18 +15,11 @@ from openai_cpu_server.engine_client.adapters import AdapterTable
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
-from tests.engine_client.test_client import (
-    collect,
-    eventually,
-    have_advanced,
-    kill_engine,
-    running,
-    text,
-    until,
-)
+from tests.engine_client.test_client import collect, have_advanced, kill_engine, running, text, until
 from tests.fake_engine import COMMAND
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.scheduler.driver import alone, request
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-import anyio
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
@@ -34,6 +33,7 @@ from openai_cpu_server.errors import (
 )
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.scheduler.driver import alone, request
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -103,12 +103,6 @@ def finish_of(events: list[TokenEvent]) -> Finish:
     assert not any(event.finish for event in before)
     assert last.finish is not None
     return last.finish
-
-
-async def eventually(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 def kill_engine(engine: EngineClient, number: signal.Signals = signal.SIGKILL) -> None:

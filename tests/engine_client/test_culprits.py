@@ -13,8 +13,9 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
-from tests.engine_client.test_client import client, collect, eventually, expected_text, running, text, until
+from tests.engine_client.test_client import client, collect, expected_text, running, text, until
 from tests.scheduler.driver import request
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.thorough
 POISON = 300

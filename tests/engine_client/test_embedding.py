@@ -20,9 +20,10 @@ from openai_cpu_server.errors import (
     QueueFull,
     RequestCancelled,
 )
-from tests.engine_client.test_client import client, eventually, kill_engine, running
+from tests.engine_client.test_client import client, kill_engine, running
 from tests.fakes import FAKE_EMBEDDER, vector_of
 from tests.scheduler.driver import request as generation
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -42,7 +43,7 @@ def expected(request: EmbedRequest) -> bytes:
 
 
 async def vectors(engine: EngineClient, request: EmbedRequest) -> bytes:
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         async with engine.embed(request) as embedding:
             return await embedding.vectors()
 

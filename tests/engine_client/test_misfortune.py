@@ -21,7 +21,6 @@ from tests.engine_client.test_client import (
     begun,
     client,
     collect,
-    eventually,
     expected_text,
     is_served,
     kill_engine,
@@ -30,6 +29,7 @@ from tests.engine_client.test_client import (
     until,
 )
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -130,7 +130,7 @@ async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more() -> Non
     engine = client("build_s=0.3")
     task = asyncio.create_task(engine.run())
     waited_for = operator.attrgetter("_fut_waiter")
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while engine.status().timed is None or not waited_for(task).done():
             await asyncio.sleep(0)
     assert engine.state is EngineState.LOADING
@@ -149,7 +149,7 @@ async def test_a_client_that_is_closed_while_its_engine_spawns_or_loads(ticks: i
         await asyncio.sleep(0)
     if ticks is None:
         await eventually(lambda: engine.engine_pid is not None)
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         await engine.close()
         await task
 
@@ -181,7 +181,7 @@ async def test_a_kill_ends_a_close_that_waits_for_the_cache(tmp_path: Path) -> N
         await eventually(lambda: engine.engine_pid is None)
         assert not closing.done()
         engine.kill()
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             await closing
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -22,7 +22,6 @@ from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import RequestCancelled
 from tests.engine_client.test_client import (
     collect,
-    eventually,
     expected_text,
     is_served,
     kill_engine,
@@ -31,6 +30,7 @@ from tests.engine_client.test_client import (
     until,
 )
 from tests.scheduler.driver import request
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 

@@ -19,10 +19,11 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, client, eventually, locked_api, new_engine, num_live, running
+from tests.api.serving import OPTIONS, client, locked_api, new_engine, num_live, running
 from tests.api.talking import chat, told_error
 from tests.fuzz.hostile import Bodies
 from tests.fuzz.rich_bodies import RichBodies
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +73,7 @@ async def of_document(http: httpx.AsyncClient, seed: int) -> Bodies:
 
 
 async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         answer = await http.post(path, content=body, headers={"content-type": "application/json"})
     shown = (path, body[:2000], answer.text)
     assert answer.status_code < 500 or told_error(answer)["message"] == FAKES_LIMIT.decode(), shown

@@ -19,6 +19,7 @@ from tests.fuzz.odd_requests import OddRequests
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 schemathesis, checks = Lazy("schemathesis"), Lazy("schemathesis.specs.openapi.checks")
 
@@ -47,10 +48,10 @@ async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Coun
 
     async def send() -> None:
         for request in waiting:
-            with anyio.fail_after(60):
+            with anyio.fail_after(DEADLINE_S):
                 statuses[await status_of(http, request)] += 1
 
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
         await asyncio.gather(*(send() for _ in range(AT_ONCE)))
         good = await http.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
     assert good.status_code == 200, good.text
@@ -114,7 +115,7 @@ def check_operation(server: ServerProcess, operation: Any, examples: int) -> Non
     )
     @given(operation.as_strategy())
     def check(case: Any) -> None:
-        answer = case.call(base_url=server.url, timeout=60)
+        answer = case.call(base_url=server.url, timeout=DEADLINE_S)
         assert answer.status_code < 500, (case.as_curl_command(), answer.text)
         described = ("status_code", "content_type", "response_schema")
         case.validate_response(answer, checks=[getattr(checks, f"{each}_conformance") for each in described])

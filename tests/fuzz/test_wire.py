@@ -12,6 +12,7 @@ import pytest
 
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 from tests.wire import CHAT, END, answered, connect, everything_until, frame, status_of, upgraded
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -29,7 +30,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def check_serves(server: ServerProcess) -> None:
-    answer = httpx.post(server.url + CHAT, content=BODY, timeout=30)
+    answer = httpx.post(server.url + CHAT, content=BODY, timeout=DEADLINE_S)
     assert answer.status_code == 200, answer.text
     assert server.status()["restarts"] == 0
 

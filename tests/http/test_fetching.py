@@ -16,6 +16,7 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.fetching import Fetched, fetch
+from tests.waiting import DEADLINE_S
 
 ADDRESS = "1.2.3.4"
 TIMEOUT_S = 1.0
@@ -26,7 +27,7 @@ def test_what_stands_at_a_url_is_fetched_within_its_bounds() -> None:
     if subprocess.run([*ALONE, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("no network of one's own can be had")
     command = [*ALONE, sys.executable, "-m", "tests.http.test_fetching"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert json.loads(done.stdout) == {
         "sized": "picture",
         "of_http_1_0": "picture",

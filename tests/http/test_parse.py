@@ -19,6 +19,7 @@ from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored, parse, parse_form, path_of
 from openai_cpu_server.http.unheeded import GENERATION_HINTS, GENERATION_REFUSALS, Hint, Refusal
+from tests.waiting import DEADLINE_S
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -77,7 +78,7 @@ def test_threads_that_need_a_body_first_all_get_it() -> None:
         together = threading.Barrier(8)
 
         def read(schema: type[Fresh] = Fresh, together: threading.Barrier = together) -> int:
-            together.wait(10)
+            together.wait(DEADLINE_S)
             return parse(schema, chat(own=7), lenient=False)[0].own
 
         with ThreadPoolExecutor(8) as threads:

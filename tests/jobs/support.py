@@ -16,6 +16,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, JobOptions
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.database import open_database
+from tests.waiting import DEADLINE_S
 
 URL = "/v1/completions"
 OPTIONS = JobOptions(model="m", poll_s=0.05, concurrency=4)
@@ -66,7 +67,7 @@ async def begin(jobs: Jobs, content: bytes, *, window: str = "24h", owner: str =
 
 
 async def ended(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         while not batch.status.has_ended:
             await anyio.sleep(0.01)
             batch = await jobs.batch(batch.owner, batch.id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.waiting import DEADLINE_S
+
 _READS = """
 import sys, threading
 import msgspec
@@ -30,4 +32,4 @@ for n in range(200):
 
 
 def test_threads_may_be_the_first_to_read_a_kind_of_record() -> None:
-    assert subprocess.run([sys.executable, "-c", _READS], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", _READS], timeout=DEADLINE_S).returncode == 0

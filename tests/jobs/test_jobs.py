@@ -23,6 +23,7 @@ from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.database import files, open_database, parts
 from openai_cpu_server.jobs.store.files import PART_BYTES
 from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -53,13 +54,13 @@ class Counting:
 
 
 async def is_begun(jobs: Jobs, batch: BatchRecord) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         while (await jobs.batch(batch.owner, batch.id)).status is not BatchStatus.IN_PROGRESS:
             await anyio.sleep(0.005)
 
 
 async def run_so_many(jobs: Jobs, batch: BatchRecord, num_rows: int) -> BatchRecord:
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         while (batch := await jobs.batch(batch.owner, batch.id)).completed < num_rows:
             await anyio.sleep(0.005)
     return batch
@@ -130,7 +131,7 @@ async def test_an_owner_who_has_to_wait_holds_up_nobody_else(place: str) -> None
 
     async with jobs_at(place, evil_waits) as jobs:
         waiting = await begin(jobs, jsonl(1000), owner="evil")
-        with anyio.fail_after(30):
+        with anyio.fail_after(DEADLINE_S):
             while not begun:
                 await anyio.sleep(0.001)
         done = await ended(jobs, await begin(jobs, jsonl(100), owner="ann"))

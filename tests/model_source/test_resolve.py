@@ -33,6 +33,7 @@ from openai_cpu_server.model_source.names import (
 from openai_cpu_server.model_source.package import Package, PackagedModel
 from tests.hub_stand_in import Hub, Repo, running
 from tests.tiny_model import tiny_model_path, tiny_projector_path
+from tests.waiting import DEADLINE_S
 from tests.warm import Program, completed
 
 pytestmark = pytest.mark.thorough
@@ -403,7 +404,7 @@ class TestFailures:
     def test_interrupted(self, user: User, hub: Hub) -> None:
         hub.stall_after = 1_000_000
         process = user.start("hf:acme/large")
-        assert hub.stalled.wait(timeout=60)
+        assert hub.stalled.wait(timeout=DEADLINE_S)
         process.send_signal(signal.SIGINT)
         said = "interrupted while fetching a model of acme/large: the next try goes on from there"
         assert failure_of(ended(process)) == said

@@ -15,6 +15,7 @@ from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoad
 from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
 from tests.clock import Clock
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -127,7 +128,7 @@ async def until(engine: FakeSleeper, state: EngineState) -> None:
 
 
 async def until_so(is_so: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(DEADLINE_S):
         while not is_so():
             meanwhile()
             await asyncio.sleep(0.01)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from openai_cpu_server.models.grammars import LruCache
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -41,17 +42,17 @@ def test_what_several_want_at_once_is_made_once(texts: LruCache[str]) -> None:
     made: list[str] = []
 
     def make() -> str:
-        goes_on.wait(10)
+        goes_on.wait(DEADLINE_S)
         made.append("a")
         return "a"
 
     def get() -> str:
-        others.wait(10)
+        others.wait(DEADLINE_S)
         return texts.get_or_make("a", make, len)
 
     with ThreadPoolExecutor(3) as pool:
         wanted = [pool.submit(get) for _ in range(3)]
-        others.wait(10)
+        others.wait(DEADLINE_S)
         goes_on.set()
         assert [each.result(10) for each in wanted] == ["a", "a", "a"]
     assert made == ["a"]

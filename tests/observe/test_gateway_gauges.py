@@ -16,11 +16,11 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.gauges import GatewayGauges
 from openai_cpu_server.observe.metrics import text_of
 from tests.api.fake_engine import READY, FakeEngine
-from tests.api.serving import eventually
 from tests.api.talking import chat
 from tests.api.test_adapters import adapter
 from tests.api.watching import Page, page, watched
 from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_LIVE
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from opentelemetry.trace import StatusCode
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.tracing import Tracing, open_tracing, traces_url
 from tests.api.asgi import exchange
-from tests.api.serving import eventually
 from tests.api.talking import MESSAGES, chat
 from tests.api.watching import watched
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +117,6 @@ def test_nothing_of_it_is_imported_when_it_is_off() -> None:
         "import openai_cpu_server.server.run, sys; print([m for m in sys.modules if m.startswith('opentel')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S
     )
     assert done.stdout.strip() == "[]"

@@ -14,6 +14,7 @@ from tests.page.browser import visiting
 from tests.page.conftest import ANN
 from tests.page.talking import answers, endless, limit, say, whole_answer
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -52,7 +53,7 @@ def test_the_text_goes_on_when_the_engine_dies(browser: Browser) -> None:
         before = prose.inner_text()
         os.kill(server.engine.pid, signal.SIGKILL)
         figures = answers(page).last.locator(".figures")
-        expect(figures).to_contain_text("400 tokens", timeout=90_000)
+        expect(figures).to_contain_text("400 tokens", timeout=DEADLINE_S * 1000)
         assert prose.inner_text().startswith(before[:20])
         assert httpx.get(server.url + "/health").json()["restarts"] == 1
 
@@ -72,7 +73,7 @@ def test_a_server_that_comes_back_goes_on_where_it_was(browser: Browser) -> None
         before = prose.inner_text()
         with ServerProcess(*options):
             expect(page.get_by_text("The server does not answer.")).to_have_count(0)
-            expect(answers(page).last.locator(".figures")).to_be_visible(timeout=90_000)
+            expect(answers(page).last.locator(".figures")).to_be_visible(timeout=DEADLINE_S * 1000)
             assert prose.inner_text().startswith(before[: len(before) // 2])
             assert len(prose.inner_text()) > len(before)
 
@@ -101,7 +102,7 @@ def test_a_full_queue_says_when_it_is_tried_again(browser: Browser) -> None:
             "button", name="Two", exact=True
         ).click()
         expect(answers(page).get_by_role("status")).to_contain_text("in the queue")
-        expect(answers(page).locator(".figures")).to_be_visible(timeout=90_000)
+        expect(answers(page).locator(".figures")).to_be_visible(timeout=DEADLINE_S * 1000)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.browser import Visit
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
 
@@ -19,7 +20,7 @@ LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "u
 def generating(server: ServerProcess, **more: object) -> Iterator[None]:
     """A request that goes on until somebody ends it, or until its reader leaves."""
     with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=60
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=DEADLINE_S
     ) as answer:
         assert answer.status_code == 200
         reader = threading.Thread(target=_read, args=(answer,), daemon=True)

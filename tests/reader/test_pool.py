@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from openai_cpu_server.reader.pool import ReaderPool
 from tests.llama.odd_models import rewritten
 from tests.reader.conftest import DEMO, opened
 from tests.tiny_model import tiny_model_path
+from tests.waiting import wait_until
 
 USER = {"role": "user", "content": "Hello there"}
 TEXTS = ["", "Hello", "Grüße, 世界 👋🏽", "nul \0 inside", "<|im_start|>user", "x" * 70_000]
@@ -45,13 +45,6 @@ def encoded(model: ReadModel, *texts: str) -> list[tuple[int, ...]]:
 
 def templated(pool: ReaderPool, source: str) -> ReadModel:
     return ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("path", [DEMO, tiny_model_path()])
@@ -82,7 +75,7 @@ def test_who_comes_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPo
     deaths, pid = pool.deaths, pool.pids[0]
     os.kill(pid, number)
     if number != signal.SIGTERM:  # the main thread dies of it, and the one that works may still answer before
-        until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert demo.prompts.prompt(Conversation(messages=[USER])) == wanted
     # SIGTERM is ignored: it is for the parent, which decides what it means.
     assert pool.deaths == deaths + (number != signal.SIGTERM)
@@ -106,7 +99,7 @@ def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills:
     def kill() -> None:
         for number in range(kills):
             seen = num_done
-            until(lambda: num_done > seen + 1)  # noqa: B023 (called at once)
+            wait_until(lambda: num_done > seen + 1)  # noqa: B023 (called at once)
             time.sleep(0.002 * (number % 5))
             for pid in pool.pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -149,7 +142,7 @@ def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadMod
 def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
     pool = ReaderPool(children=(ReaderChild(), ReaderChild()))
     model = opened(pool, DEMO)
-    until(lambda: len(pool.pids) == 2)
+    wait_until(lambda: len(pool.pids) == 2)
     children = [psutil.Process(pid) for pid in pool.pids]
     pool.close()
     assert not any(child.is_running() for child in children)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
-import anyio
 import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
@@ -213,9 +212,3 @@ def busy(wait_ms: float, *, interactive: int = 0, batch: int = 0) -> Forecast:
 
 def expected(request: GenerationRequest) -> str:
     return "".join(f"{token} " for token in alone(request))
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    with anyio.fail_after(5):
-        while not is_so():
-            await asyncio.sleep(0)

@@ -21,9 +21,10 @@ from openai_cpu_server.replicas.host.host import ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import encode_orders, read_news
-from tests.engine_client.test_client import eventually, expected_text
+from tests.engine_client.test_client import expected_text
 from tests.fake_engine import COMMAND
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -55,7 +56,7 @@ async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[ReplicaHo
     host = ReplicaHost(supervisor, lease_s=lease_s, spending=spending)
     running = asyncio.create_task(host.run())
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             await host.settled()
         yield host
     finally:
@@ -112,7 +113,7 @@ async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_t
         await eventually(lambda: not host.num_live)
         await asyncio.sleep(1.2)  # by now it would be told, if it listened
         await leaver.aclose()  # type: ignore[attr-defined]
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             async for payload in host.attend("heir"):
                 if read_news(payload).spent_ms.get("mine"):
                     break
@@ -139,7 +140,7 @@ async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> Non
         assert read_news(await anext(news)).report is not None
         submit = Submit(request=request("a", output=2000))
         assert host.tell("silent", encode_orders([submit]))
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             async for payload in news:
                 assert not read_news(payload).ended
         assert host.num_live == 0

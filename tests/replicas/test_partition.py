@@ -23,6 +23,7 @@ from tests.engine_client.test_client import expected_text
 from tests.replicas.test_host import hosting, until
 from tests.replicas.test_stream import link, opened, remote
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -62,7 +63,7 @@ class Far:
 
     async def has(self, num_requests: int) -> None:
         """Wait until it computes so many."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(DEADLINE_S):
             while await self._process.stdout.readline() != b"%d\n" % num_requests:
                 pass
 

@@ -14,6 +14,7 @@ from openai_cpu_server.errors import GenerationFailed
 from tests.replicas.fake_replica import FakeReplica, expected
 from tests.replicas.test_remote_engine import FOREIGN, Cluster, cluster, settle
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ class Doomed:
             replica.killer = KILLER
 
     async def run(self, *tasks: asyncio.Task[str]) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while not all(task.done() for task in tasks):
                 await self.step()
 

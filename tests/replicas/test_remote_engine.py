@@ -32,8 +32,9 @@ from openai_cpu_server.replicas.remote.adapters import SETTLED_S
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import CancelCall, EndReason, HostReport, ReplicaNews, RequestEnd
 from tests.fakes import FAKE_INFO, FAKE_LIVE
-from tests.replicas.fake_replica import STATUS, FakeReplica, busy, expected, until
+from tests.replicas.fake_replica import STATUS, FakeReplica, busy, expected
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +81,7 @@ class Cluster:
             return "".join([event.text async for event in generation])
 
     async def run_until_done(self, *tasks: asyncio.Task[str]) -> list[str]:
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             while not all(task.done() for task in tasks):
                 for replica in self.replicas.values():
                     replica.step()
@@ -122,7 +123,7 @@ async def cluster(num: int = 2, **options: float) -> AsyncIterator[Cluster]:
     try:
         made.start(**{f"r{number}": FakeReplica() for number in range(num)})
         if num:
-            await until(lambda: made.engine.state is EngineState.READY)
+            await eventually(lambda: made.engine.state is EngineState.READY)
             await settle()
         yield made
     finally:
@@ -147,7 +148,7 @@ async def test_what_stands_for_a_picture_is_told_by_whoever_can() -> None:
         newcomer = FakeReplica()
         newcomer.sees = True
         made.start(new=newcomer)
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             assert await asking == (((7,),), ((7,),))
             assert await made.engine.shapes([size]) == (((7,),),), "it is known"
         assert len([order for order in newcomer.orders if isinstance(order, MeasureMedia)]) == 1
@@ -203,7 +204,7 @@ async def test_what_arrives_late_from_a_replica_that_was_given_up_is_not_taken_t
         await settle()
         cut_off.is_deaf = True
         made.start(r1=FakeReplica())
-        await until(lambda: made.replicas["r1"].live)
+        await eventually(lambda: made.replicas["r1"].live)
         for _ in range(3):
             cut_off.step()
         made.replicas["r1"].step()
@@ -215,7 +216,7 @@ async def test_without_a_replica_requests_wait_for_the_next() -> None:
     async with cluster(1) as made:
         (asked,) = await made.asked(one)
         made.remove("r0").die()
-        await until(lambda: made.engine.state is EngineState.RESTARTING)
+        await eventually(lambda: made.engine.state is EngineState.RESTARTING)
         late = made.ask(request("b", output=2))
         await settle()
         assert made.engine.status().waiting == {"interactive": 2, "batch": 0}
@@ -247,7 +248,7 @@ async def test_a_replica_that_is_to_go_goes_on_until_another_is_ready() -> None:
         await settle()
         assert asked[0].result() == expected(one)
         made.start(r1=FakeReplica())
-        await until(lambda: made.replicas["r1"].live)
+        await eventually(lambda: made.replicas["r1"].live)
         assert await made.run_until_done(asked[1]) == [expected(two)]
 
 
@@ -271,11 +272,11 @@ async def test_a_replica_that_cannot_load_is_told_and_only_where_none_can_reques
         with pytest.raises(EngineUnavailable, match="loading"):
             made.engine.generate([request("a")])
         made.start(broken=FakeReplica(state=EngineState.FAILED, reason=why))
-        await until(lambda: made.engine.state is EngineState.FAILED)
+        await eventually(lambda: made.engine.state is EngineState.FAILED)
         with pytest.raises(EngineUnavailable, match=why):
             made.engine.generate([request("a")])
         made.start(r1=FakeReplica())
-        await until(lambda: made.engine.state is EngineState.READY)
+        await eventually(lambda: made.engine.state is EngineState.READY)
         assert made.engine.status().reason == f"the replica broken: {why}"
         assert len(await made.run_until_done(*[made.ask(request(f"{i}")) for i in range(4)])) == 4
         assert made.replicas["broken"].submitted() == []
@@ -285,7 +286,7 @@ async def test_a_request_that_replicas_die_of_fails_alone() -> None:
     async with cluster(1) as made:
         asked = made.ask(request("poison", output=5))
         for number in range(3):
-            await until(lambda: any(one.live for one in made.replicas.values()))
+            await eventually(lambda: any(one.live for one in made.replicas.values()))
             (name,) = made.replicas
             (wire,) = made.replicas[name].live
             made.replicas[name].say(ReplicaNews(started=(wire,)))
@@ -354,7 +355,7 @@ async def test_interactive_requests_are_replayed_first() -> None:
         asked = await made.asked(request("b", priority=Priority.BATCH), request("i"))
         made.remove("r0").die()
         made.start(r1=FakeReplica())
-        await until(lambda: len(made.replicas["r1"].live) == 2)
+        await eventually(lambda: len(made.replicas["r1"].live) == 2)
         assert [one.request.priority for one in made.replicas["r1"].submitted()] == list(Priority)
         await made.run_until_done(*asked)
 
@@ -367,7 +368,7 @@ async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
         made.replicas["r0"].say(ReplicaNews(places=places))
         await made.tell(r0=busy(60_000.0, interactive=4))
         made.start(r1=FakeReplica())
-        await until(lambda: len(made.replicas["r1"].live) == 2)
+        await eventually(lambda: len(made.replicas["r1"].live) == 2)
         assert len(made.replicas["r0"].live) == 2
         assert await made.run_until_done(*asked) == [expected(request(f"{i}", output=3)) for i in range(4)]
 
@@ -410,7 +411,7 @@ async def test_adapters_are_loaded_everywhere_and_by_those_who_come_later() -> N
         await settle()
         assert all("pirate" in replica.adapters for replica in made.replicas.values())
         made.start(r2=FakeReplica())
-        await until(lambda: "pirate" in made.replicas["r2"].adapters)
+        await eventually(lambda: "pirate" in made.replicas["r2"].adapters)
         (asked,) = await made.asked(request("a", adapter="pirate"))
         (submitted,) = made.replicas[made.holder("a")].submitted()
         assert isinstance(submitted.request, GenerationRequest)
@@ -434,7 +435,7 @@ async def test_adapters_of_an_api_process_that_is_gone_reach_those_who_come_late
         await settle()
         made.later_s = SETTLED_S
         made.start(r1=FakeReplica())
-        await until(lambda: "pirate" in made.replicas["r1"].adapters)
+        await eventually(lambda: "pirate" in made.replicas["r1"].adapters)
         await settle()
         assert "poet" not in made.replicas["r1"].adapters
         first.tell_state()
@@ -480,7 +481,7 @@ async def test_all_replicas_clear_their_caches_and_figures_are_sums_over_them() 
         made.engine.clear_cache()
         await settle()
         assert all(ClearCache() in replica.orders for replica in made.replicas.values())
-        await until(lambda: made.engine.status().kv_tokens == 300)
+        await eventually(lambda: made.engine.status().kv_tokens == 300)
         assert made.engine.status().rss_bytes == 3000
         for replica in made.replicas.values():
             replica.say(ReplicaNews(spent_ms={"mine": 5.0}))
@@ -518,7 +519,7 @@ async def test_a_replica_that_answers_and_tells_nothing_is_given_up() -> None:
         (other,) = made.replicas.keys() - {silent}
         made.later_s = 60.0
         made.replicas[other].tell_state()
-        await until(lambda: made.replicas[other].live)
+        await eventually(lambda: made.replicas[other].live)
         assert await made.run_until_done(asked) == [expected(one)]
 
 
@@ -526,7 +527,7 @@ async def test_a_request_that_engines_are_given_up_for_fails_alone() -> None:
     async with cluster(4) as made:
         asked = made.ask(request("poison", output=5))
         for _ in range(3):
-            await until(lambda: any(one.live for one in made.replicas.values()))
+            await eventually(lambda: any(one.live for one in made.replicas.values()))
             replica = made.replicas[made.holder("poison")]
             (wire,) = replica.live
             replica.live.clear()

@@ -29,6 +29,7 @@ from openai_cpu_server.replicas.wire import (
 from tests.engine_client.test_client import expected_text
 from tests.replicas.test_host import hosting, until
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -112,7 +113,7 @@ async def remote(*plates: DoorAddress, lease_s: float = 60.0) -> AsyncIterator[R
 async def read(engine: RemoteEngine, name: str, *, at_5: Callable[[], None] = lambda: None) -> None:
     """Compare all its text with what is to come. `at_5` is called once, after five characters."""
     one, text, is_called = request(name, output=60), "", False
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         async with engine.generate([one]) as generation:
             async for event in generation:
                 text += event.text
@@ -151,7 +152,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_the_other_replica_
             reading = asyncio.create_task(read(engine, "a", at_5=fall_silent))
             engine.replicas_are({"r0": link(way), "r1": link(way_to_other)})
             await reading
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             await host.left()
         assert host.num_live == 0
 
@@ -168,7 +169,7 @@ async def test_who_sends_much_before_the_token_is_cut_off() -> None:
     async with hosting() as host, opened(host) as plate:
         reader, writer = await asyncio.open_connection(plate.address, plate.port)
         writer.write(LENGTH.pack(1 << 31) + b"x" * 100)
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             assert not await _some(reader)
         writer.close()
 
@@ -183,7 +184,7 @@ async def test_half_a_frame_at_the_end_is_nothing() -> None:
         for payload in (hello, first):
             writer.write(LENGTH.pack(len(payload)) + payload)
         writer.write(LENGTH.pack(len(second)) + second[: len(second) // 2])
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             while host.num_live != 1:
                 await asyncio.sleep(0.01)
             writer.transport.abort()
@@ -203,7 +204,7 @@ async def test_who_takes_nothing_is_given_up() -> None:
         for payload in (hello, orders):
             writer.write(LENGTH.pack(len(payload)) + payload)
         renewals = (LENGTH.pack(1) + encode_orders([])) * 20_000
-        with anyio.fail_after(60):
+        with anyio.fail_after(DEADLINE_S):
             while not host.num_live:
                 await asyncio.sleep(0.01)
             while host.num_live:
@@ -225,11 +226,11 @@ async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
             there.send(num_sent.to_bytes(4, "big"), bytes(50_000))
             num_sent += 1
             await there.sent()
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         came = [await ends[0].receive() for _ in range(num_sent)]
     assert [frame and int.from_bytes(frame[:4], "big") for frame in came] == list(range(num_sent))
     there.close()
-    with anyio.fail_after(5):
+    with anyio.fail_after(DEADLINE_S):
         assert await ends[0].receive() is None
     server.close()
 
@@ -238,7 +239,7 @@ async def test_a_session_that_the_replica_ends_is_no_death() -> None:
     async with hosting() as host, opened(host) as plate, aclosing(link(plate).attend("me")) as news:
         assert read_news(await anext(news)).report is not None
         await host.close()
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             assert [payload async for payload in news] == []
 
 
@@ -249,7 +250,7 @@ async def test_orders_of_a_session_that_is_not_there_are_told_so() -> None:
         stream.send(msgspec.msgpack.encode(SessionHello(plate.token, "me")))
         assert (await stream.receive() or b"")[:1] == NewsFrame.NEWS
         stream.send(encode_orders([]))
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             while (frame := await stream.receive()) is not None and frame[:1] == NewsFrame.NEWS:
                 pass
         assert frame == NewsFrame.TAKEN

@@ -14,6 +14,7 @@ from chaos_parts.ray_server import RayServer
 
 from tests.tiny_bert import TinyBert
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
 
@@ -34,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
 
 def ask(server: RayServer, text: str) -> tuple[str, str]:
     """What the cache did, and the answer."""
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as sdk:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=DEADLINE_S) as sdk:
         raw = sdk.chat.completions.with_raw_response.create(
             model="chaos", messages=[{"role": "user", "content": text}], max_tokens=12, temperature=0
         )

@@ -19,8 +19,8 @@ import websockets.sync.client
 from bench.servers import free_port
 from chaos_parts.ray_server import RayServer
 
-from tests.e2e.serving import eventually
 from tests.tiny_model import tiny_model_path
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
 
@@ -69,9 +69,9 @@ def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI)
 
 def test_a_client_who_leaves_ends_its_request(server: RayServer) -> None:
     body = {"model": "chaos", "prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=DEADLINE_S) as response:
         next(response.iter_lines())
-    eventually(lambda: not any(httpx.get(server.url + "/health").json()["queue"]["interactive"].values()), 10)
+    wait_until(lambda: not any(httpx.get(server.url + "/health").json()["queue"]["interactive"].values()))
 
 
 def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
@@ -80,7 +80,7 @@ def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
         socket.send(json.dumps({"type": "response.create", "model": "chaos", "input": "hello"}))
         kinds = set()
         while "response.completed" not in kinds and "response.incomplete" not in kinds:
-            kinds.add(json.loads(socket.recv(timeout=30))["type"])
+            kinds.add(json.loads(socket.recv(timeout=DEADLINE_S))["type"])
     assert "response.output_text.delta" in kinds
 
 
@@ -100,7 +100,7 @@ def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
     time.sleep(1.0)
     assert server.kill_api()
     server.wait_until_ready()
-    eventually(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed"), 120)
+    wait_until(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed"))
     answers = client.files.content(client.batches.retrieve(batch.id).output_file_id).text.splitlines()
     assert sorted(json.loads(line)["custom_id"] for line in answers) == sorted(names)
 
@@ -137,7 +137,7 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
     model.rename(away)
     try:
         assert server.kill_engine()
-        eventually(lambda: httpx.get(server.url + "/ready").json()["reason"] is not None, 60)
+        wait_until(lambda: httpx.get(server.url + "/ready").json()["reason"] is not None)
         assert httpx.get(server.url + "/ready").json()["status"] == "degraded"
         assert stream(client, "still", 5)
     finally:
@@ -164,17 +164,17 @@ def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, ingres
     command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(file)]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: running.poll() is not None or is_ready(f"http://127.0.0.1:{port}"), 120)
+        wait_until(lambda: running.poll() is not None or is_ready(f"http://127.0.0.1:{port}"))
         assert running.poll() is None
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as sdk:
             assert stream(sdk, "once", 20, model="model")
     finally:
         running.send_signal(signal.SIGINT)
-        running.wait(timeout=60)
+        running.wait(timeout=DEADLINE_S)
 
 
 def is_ready(url: str) -> bool:
     try:
-        return httpx.get(url + "/ready", timeout=5).status_code == 200
+        return httpx.get(url + "/ready", timeout=DEADLINE_S).status_code == 200
     except httpx.HTTPError:
         return False
