@@ -104,9 +104,7 @@ def draft_along(
 ) -> dict[int, Drafted]:
     """A step in which all of the slots draft, in this order; takes over what it brings."""
     spans = tuple(
-        Span(
-            slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=num_to_read
-        )
+        Span(slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=most)
         for slot, text in texts.items()
     )
     result = backend.execute(Step(spans=spans))

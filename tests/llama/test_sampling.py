@@ -56,11 +56,11 @@ def nucleus(order: list[int], top_p: float) -> set[int]:
     return set(order[:kept])
 
 
-def test_greedy_takes_the_best_and_of_equals_the_first() -> None:
-    assert samples(3, temperature=0) == BEST_FIRST[:1] * 3
+def test_of_equals_the_first_is_the_best_and_greed_takes_it() -> None:
     tied = np.zeros(SIZE, np.float32)
     tied[[40, 50]] = 1
     assert samples(1, tied, temperature=0) == [40]
+    assert samples(3, temperature=0) == BEST_FIRST[:1] * 3
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -79,27 +79,23 @@ def test_temperature_sharpens_and_flattens(temperature: float, share: float) -> 
     assert expected == pytest.approx(share, abs=0.05)
 
 
-def test_the_smallest_temperatures_are_greedy() -> None:
-    assert set(samples(50, temperature=1e-300)) == {BEST_FIRST[0]}
-
-
-def test_top_k_draws_among_the_k_best_only() -> None:
-    assert set(samples(2000, top_k=3)) == set(BEST_FIRST[:3])
-    assert set(samples(50, top_k=1)) == {BEST_FIRST[0]}
-    assert samples(50, top_k=10**6) == samples(50, top_k=SIZE)
-
-
-def test_top_p_draws_in_the_nucleus_only() -> None:
-    allowed = nucleus(BEST_FIRST, 0.3)
-    assert 3 < len(allowed) < 50
-    assert set(samples(3000, top_p=0.3)) == allowed
-    assert set(samples(50, top_p=0.0)) == {BEST_FIRST[0]}
-
-
-def test_min_p_draws_what_is_not_much_less_likely_than_the_best() -> None:
-    allowed = set(np.flatnonzero(0.1 * PROBABILITIES.max() <= PROBABILITIES))
-    assert 3 < len(allowed) < 50
-    assert set(samples(3000, min_p=0.1)) == allowed
+@pytest.mark.parametrize(
+    ("parameters", "allowed"),
+    [
+        ({"temperature": 1e-300}, set(BEST_FIRST[:1])),
+        ({"top_k": 1}, set(BEST_FIRST[:1])),
+        ({"top_k": 3}, set(BEST_FIRST[:3])),
+        ({"top_p": 0.0}, set(BEST_FIRST[:1])),
+        ({"top_p": 0.3}, nucleus(BEST_FIRST, 0.3)),
+        ({"top_p": 0.3, "temperature": 50.0}, nucleus(BEST_FIRST, 0.3)),  # which is the model's own nucleus
+        ({"min_p": 0.1}, set(np.flatnonzero(0.1 * PROBABILITIES.max() <= PROBABILITIES))),
+        ({"top_k": 20, "top_p": 0.9, "min_p": 0.2, "typical_p": 0.95}, set(BEST_FIRST[:4])),
+    ],
+    ids=str,
+)
+def test_truncation_leaves_these_tokens(parameters: dict[str, float], allowed: set[int]) -> None:
+    assert len(allowed) < 50
+    assert set(samples(4000, **parameters)) == allowed
 
 
 def test_typical_draws_near_the_expected_surprise_only() -> None:
@@ -111,25 +107,8 @@ def test_typical_draws_near_the_expected_surprise_only() -> None:
     assert found <= allowed
     assert len(found) > 0.9 * len(allowed)
     assert BEST_FIRST[0] not in found
-
-
-def test_typical_bears_tokens_of_no_probability() -> None:
-    """llama.cpp multiplies 0 by the logarithm of 0 there."""
-    banned = {BEST_FIRST[0]: -100.0, BEST_FIRST[1]: -np.inf}
-    found = set(samples(2000, typical_p=0.2, logit_bias=banned))
-    assert found
-    assert not found & set(BEST_FIRST[:2])
-
-
-def test_truncations_add_up() -> None:
-    found = set(samples(3000, top_k=20, top_p=0.9, min_p=0.2, typical_p=0.95))
-    assert found <= set(BEST_FIRST[:20])
-    assert len(found) > 1
-
-
-def test_temperature_comes_after_truncation() -> None:
-    """The nucleus is that of the model's distribution, however flat it is made afterwards."""
-    assert set(samples(4000, top_p=0.3, temperature=50.0)) == nucleus(BEST_FIRST, 0.3)
+    banned = {BEST_FIRST[0]: -100.0, BEST_FIRST[1]: -np.inf}  # llama.cpp multiplies 0 by its logarithm there
+    assert not set(samples(2000, typical_p=0.2, logit_bias=banned)) & set(BEST_FIRST[:2])
 
 
 @pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_k": 5}, {"typical_p": 0.5}])
@@ -227,32 +206,31 @@ def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float],
         sampler().score(logits, 3, 2)
 
 
-EXTREMES = [
-    *({"repeat_penalty": penalty} for penalty in (1e-300, 1e-45, 1e-40, 1e-38, 0.01, 100.0, 1e38, 1e300)),
-    *({"min_p": share} for share in (5e-324, 1e-300, 1e-40, 1e-6, 0.999999, 1.0)),
-    *({"top_p": share} for share in (0.0, 5e-324, 1e-40, 1e-6, 1 - 1e-16)),
-    *({"typical_p": share} for share in (5e-324, 1e-40, 1e-3, 1 - 1e-16)),
-    *({"temperature": warmth} for warmth in (5e-324, 1e-300, 1e-40, 1e-5, 2.0)),
-    *({"presence_penalty": penalty} for penalty in (-2.0, 1e-320, 2.0)),
-    *({"frequency_penalty": penalty} for penalty in (-2.0, 1e-320, 2.0)),
-    *({"logit_bias": {5: bias, 6: -bias}} for bias in (1e-320, 100.0, 3e38)),
-    *({"top_k": count} for count in (1, 2**31 - 1)),
-    {"repeat_last_n": 2**31 - 1, "repeat_penalty": 1e-40, "presence_penalty": -2.0, "min_p": 0.1},
-]
+EXTREMES = {
+    "repeat_penalty": (1e-300, 1e-45, 1e-40, 1e-38, 0.01, 100.0, 1e38, 1e300),
+    "min_p": (5e-324, 1e-300, 1e-40, 1e-6, 0.999999, 1.0),
+    "top_p": (0.0, 5e-324, 1e-40, 1e-6, 1 - 1e-16),
+    "typical_p": (5e-324, 1e-40, 1e-3, 1 - 1e-16),
+    "temperature": (5e-324, 1e-300, 1e-40, 1e-5, 2.0),
+    "presence_penalty": (-2.0, 1e-320, 2.0),
+    "frequency_penalty": (-2.0, 1e-320, 2.0),
+    "logit_bias": tuple({5: bias, 6: -bias} for bias in (1e-320, 100.0, 3e38)),
+    "top_k": (1, 2**31 - 1),
+}
+SEVERAL = {"repeat_last_n": 2**31 - 1, "repeat_penalty": 1e-40, "presence_penalty": -2.0, "min_p": 0.1}
 LARGEST = np.finfo(np.float32).max
-
-
 NARROWINGS = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.99}, {"typical_p": 0.5}]
 
 
-@pytest.mark.parametrize("parameters", EXTREMES, ids=str)
-def test_no_parameter_makes_what_no_sampler_can_take(parameters: dict[str, object]) -> None:
+@pytest.mark.parametrize("name", [*EXTREMES, "several"])
+def test_no_parameter_makes_what_no_sampler_can_take(name: str) -> None:
     """The API lets few of these pass; to the sampler it must not matter."""
-    for scale, narrowing in itertools.product((1.0, 1e4, 1e30, LARGEST / 10), NARROWINGS):
+    extremes = [SEVERAL] if name == "several" else [{name: value} for value in EXTREMES[name]]
+    for scale, narrowing, parameters in itertools.product((1.0, 1e30, LARGEST / 10), NARROWINGS, extremes):
         logits = (LOGITS / np.abs(LOGITS).max() * scale).astype(np.float32)
         logits[7] = -np.inf
         found = samples(3, logits, prompt=tuple(range(20)), **{**narrowing, **parameters})
-        assert all(0 <= token < SIZE for token in found)
+        assert all(0 <= token < SIZE for token in found), parameters
 
 
 def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stays_so() -> None:
@@ -317,13 +295,6 @@ def test_a_mask_leaves_the_distribution_of_what_it_allows(
         assert sampler().choose(alone) == chosen
 
 
-def test_a_grammar_wins_over_a_bias_that_forbids_all_that_it_allows() -> None:
-    allowed = np.zeros(SIZE, np.bool_)
-    allowed[[3, 4]] = True
-    banned = {3: -np.inf, 4: -np.inf}
-    assert sampler(logit_bias=banned, temperature=0).choose(LOGITS, allowed) == max(3, 4, key=LOGITS.item)
-
-
 def test_of_equally_good_ones_the_first_are_told() -> None:
     found = sampler().score(np.zeros(SIZE, np.float32), 5, 3)
     assert [token for token, _ in found.top] == [0, 1, 2]
@@ -350,7 +321,7 @@ def test_top_choices_are_left_out_but_for_the_last() -> None:
     assert set(samples(50, logits, xtc_probability=1.0, temperature=0)) == {4}, "greedy is greedy"
 
 
-def test_nothing_ends_before_the_least_number_of_tokens() -> None:
+def test_nothing_ends_before_the_least_number_of_tokens_and_ignoring_the_end_forbids_no_stop_token() -> None:
     logits = np.zeros(SIZE, np.float32)
     logits[[2, 10, 77]] = [30.0, 20.0, 25.0]
     found = samples(6, logits, temperature=0, min_tokens=3, stop_tokens=(77,))
@@ -358,6 +329,10 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
     assert not {2, 10, 77} & set(found[:3])
     resumed = sampler(output=(5, 5), temperature=0, min_tokens=3)
     assert resumed.choose(logits) not in (2, 10)
+    for least, is_stop in ((0, True), (1, False)):
+        chooser = sampler(temperature=0, ignore_eos=True, stop_tokens=(77,), min_tokens=least)
+        assert (chooser.choose(logits) == 77) == is_stop
+        assert chooser.choose(logits) not in (2, 10)
 
 
 def test_rows_of_tokens_are_not_ended() -> None:
@@ -369,16 +344,8 @@ def test_rows_of_tokens_are_not_ended() -> None:
     assert sampler(prompt=(20,), **never).choose(logits) == 20, "the prompt does not count"
 
 
-def test_ignoring_the_end_forbids_no_stop_token() -> None:
-    logits = np.zeros(100, np.float32)
-    logits[[2, 77]] = [9, 8]
-    assert sampler(temperature=0, ignore_eos=True, stop_tokens=(77,)).choose(logits) == 77
-    both = sampler(temperature=0, ignore_eos=True, stop_tokens=(77,), min_tokens=1)
-    assert both.choose(logits) not in (2, 77)
-
-
 @pytest.mark.native
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(8))
 def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, seed: int) -> None:
     rng = random.Random(seed)
     known = [vocabulary.encode(text, add_special=False, parse_special=False)[0] for text in "abcde\n:"]
