@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from openai_cpu_server.kernels.tensors import Computing, Floats
 _ALPHA, _LIMIT = 1.702, 7.0
 """gpt-oss'."""
 _SHAPES = [(1, 1, 16), (3, 4, 64), (2, 1, 5, 1024)]
+_FOR_SEVERAL_ROWS = [(1, 4, 1), (3, 1, 1), (1, 1, 1)]
 
 
 def numbers(*shape: int) -> Floats:
@@ -45,50 +48,53 @@ def gelu(x: Floats) -> Floats:
     return np.asarray(wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))))
 
 
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_rows_times_a_number_each(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
-    rows, factors = numbers(*shape), numbers(*shape[:-1], 1)
-    assert np.array_equal(computed(library, graphs.scaling(rows, factors)), rows * factors)
+@pytest.mark.parametrize(
+    ("shape", "factors"),
+    [*((shape, (*shape[:-1], 1)) for shape in _SHAPES), *(((3, 4, 64), own) for own in _FOR_SEVERAL_ROWS)],
+)
+def test_rows_times_a_number_each_or_one_for_several(
+    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...], factors: tuple[int, ...]
+) -> None:
+    rows, of_rows = numbers(*shape), numbers(*factors)
+    assert np.array_equal(computed(library, graphs.scaling(rows, of_rows)), rows * of_rows)
 
 
-def test_one_number_may_be_for_several_rows(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    rows = numbers(3, 4, 64)
-    for factors in (numbers(1, 4, 1), numbers(3, 1, 1), numbers(1, 1, 1)):
-        assert np.array_equal(computed(library, graphs.scaling(rows, factors)), rows * factors)
+class Gate(NamedTuple):
+    by_kernel: Callable[[GgmlGraphs, Floats, Floats], AbstractContextManager[Computing]]
+    exact: Callable[[Floats, Floats], Floats]
+    ends: tuple[float, ...]
+    rtol: float = 1e-5
 
 
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_gates(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
-    gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
-    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
-    assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
+GATES = {
+    "clamped": Gate(
+        lambda graphs, gates, ups: graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT),
+        gated,
+        (0, 7, 7.5, 1e30, -7, -50, -1000, -1e30),
+    ),
+    "gelu": Gate(
+        lambda graphs, gates, ups: graphs.gating_by_gelu(gates, ups),
+        lambda gates, ups: gelu(gates) * ups,
+        (0, 1e-30, 3, 10, 1e18, -1e-30, -3, -9, -10, -50, -1e18),
+        1e-4,
+    ),
+}
 
 
-def test_gates_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """And what is no number is seen."""
-    ends = np.array([0, 7, 7.5, 1e30, -7, -50, -1000, -1e30], np.float32)
-    gates, ups = (np.ascontiguousarray(one) for one in np.meshgrid(np.repeat(ends, 2), ends))
-    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
-    assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
-    gates[0, 0] = ups[1, 1] = np.nan
-    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
-    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
-
-
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_gates_by_gelu(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
-    gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
-    found = computed(library, graphs.gating_by_gelu(gates, ups))
-    assert np.allclose(found, gelu(gates) * ups, rtol=1e-5, atol=1e-6)
-
-
-def test_gates_by_gelu_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    ends = np.array([0, 1e-30, 3, 10, 1e18, -1e-30, -3, -9, -10, -50, -1e18], np.float32)
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_gates_also_at_the_ends_and_of_what_is_no_number(
+    library: KernelLibrary, graphs: GgmlGraphs, gate: Gate
+) -> None:
+    for shape in _SHAPES:
+        gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
+        found = computed(library, gate.by_kernel(graphs, gates, ups))
+        assert np.allclose(found, gate.exact(gates, ups), rtol=1e-5, atol=1e-6)
+    ends = np.array(gate.ends, np.float32)
     gates, ups = (np.ascontiguousarray(one) for one in np.meshgrid(np.resize(ends, 16), ends))
-    found = computed(library, graphs.gating_by_gelu(gates, ups))
-    assert np.allclose(found, gelu(gates) * ups, rtol=1e-4, atol=1e-6)
+    found = computed(library, gate.by_kernel(graphs, gates, ups))
+    assert np.allclose(found, gate.exact(gates, ups), rtol=gate.rtol, atol=1e-6)
     gates[0, 0] = ups[1, 1] = np.nan
-    found = computed(library, graphs.gating_by_gelu(gates, ups))
+    found = computed(library, gate.by_kernel(graphs, gates, ups))
     assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
 
 

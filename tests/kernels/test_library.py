@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
 from openai_cpu_server.kernels.graphs import GgmlGraphs
-from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest, obstacle
+from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.kernels.tensors import Computing, Floats
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -32,12 +32,6 @@ def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
         build("no-such-compiler", target=target)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_or_broken_library_is_an_obstacle(tmp_path: Path) -> None:
-    assert "not built" in (obstacle(tmp_path / "none.so") or "")
-    (tmp_path / "broken.so").write_bytes(b"no library")
-    assert "cannot be loaded" in (obstacle(tmp_path / "broken.so") or "")
 
 
 @pytest.mark.slow
