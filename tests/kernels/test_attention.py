@@ -12,6 +12,7 @@ import pytest
 from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.tensors import Floats, GgmlType
+from tests.kernels.library import by_kernel
 from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
 
 _EXACT = 5e-6
@@ -24,17 +25,18 @@ Check = Callable[..., None]
 @pytest.fixture
 def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(random: np.random.Generator, mask: Floats | None, **more: Any) -> None:
-        """With one thread and several: the kernel does it, and is nearly exact."""
+        """With one thread and several it is nearly exact."""
         case = attention_case(random, mask, **more)
         exact = exact_attention(graphs, case)
-        library.switch_on(Kernel.ATTENTION)
         for threads in (1, 2, 3):
-            num_done = library.num_done(Kernel.ATTENTION)
-            found = graphs.attention(case, threads=threads)
-            assert library.num_done(Kernel.ATTENTION) == num_done + 1
-            assert error(found, exact) < _EXACT
+            assert error(attention(library, graphs, case, threads), exact) < _EXACT
 
     return check
+
+
+def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, threads: int = 2) -> Floats:
+    with graphs.attending(case) as compute:
+        return by_kernel(library, Kernel.ATTENTION, compute, threads)
 
 
 F16, BF16, F32, Q8_0 = GgmlType.F16, GgmlType.BF16, GgmlType.F32, GgmlType.Q8_0
@@ -96,17 +98,20 @@ def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: G
                     mask[:] = random.permuted(mask, axis=1)
 
 
-@pytest.mark.parametrize("width", [16, 48, 80, 112])
-def test_head_sizes_that_fill_no_vector(check: Check, width: int) -> None:
-    random = np.random.default_rng(width)
-    check(random, random_pool(random, 100), width=width)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1)])
-def test_groups_of_heads(check: Check, heads: int, kv_heads: int) -> None:
-    random = np.random.default_rng(heads)
-    pool = random_pool(random, 130)
-    check(random, pool, heads=heads, kv_heads=kv_heads)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *({"width": width} for width in (16, 48, 80, 112)),  # they fill no vector
+        *(
+            {"heads": n, "kv_heads": kv}
+            for n, kv in ((1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1))
+        ),
+    ],
+    ids=str,
+)
+def test_other_head_sizes_and_groups_of_heads(check: Check, shape: dict[str, int]) -> None:
+    random = np.random.default_rng(0)
+    check(random, random_pool(random, 130), **shape)
 
 
 @pytest.mark.parametrize("cells", [1, 31, 32, 33, 63, 65, 127, 300])
@@ -120,8 +125,7 @@ def test_ragged_ends_with_and_without_a_mask(check: Check, cells: int) -> None:
 def test_who_sees_nothing_gets_nothing(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     nobody = attention_case(random, sees_to_mask(np.zeros((3, 64), np.bool_)))
-    library.switch_on(Kernel.ATTENTION)
-    assert not graphs.attention(nobody, threads=2).any()
+    assert not attention(library, graphs, nobody).any()
 
 
 def test_a_long_sequence_is_cut_into_parts_for_several_threads(check: Check) -> None:
@@ -151,9 +155,7 @@ def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
         case = AttentionCase(
             q=factor * case.q, k=case.k, v=case.v, mask=case.mask, cell_type=GgmlType.F32, scale=0.1
         )
-        library.switch_on(Kernel.ATTENTION)
-        found, exact = graphs.attention(case, threads=2), exact_attention(graphs, case)
-        assert error(found, exact) < 1e-6 * factor
+        assert error(attention(library, graphs, case), exact_attention(graphs, case)) < 1e-6 * factor
 
 
 @pytest.mark.parametrize("seed", range(18))
@@ -168,15 +170,4 @@ def test_it_is_nearer_to_the_definition_than_ggml(library: KernelLibrary, graphs
     case = attention_case(random, random_pool(random, 400))
     exact = exact_attention(graphs, case)
     theirs = error(graphs.attention(case, threads=2), exact)
-    library.switch_on(Kernel.ATTENTION)
-    assert error(graphs.attention(case, threads=2), exact) < theirs
-
-
-def test_what_it_does_not_do_is_left_to_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    random = np.random.default_rng(0)
-    case = attention_case(random, random_pool(random, 96), width=64, cell_type=GgmlType.Q4_0)
-    theirs = graphs.attention(case, threads=2)
-    library.switch_on(Kernel.ATTENTION)
-    num_done = library.num_done(Kernel.ATTENTION)
-    assert np.array_equal(graphs.attention(case, threads=2), theirs)
-    assert library.num_done(Kernel.ATTENTION) == num_done
+    assert error(attention(library, graphs, case), exact) < theirs

@@ -18,7 +18,8 @@ from openai_cpu_server.kernels.graphs import (
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType, Ints
+from openai_cpu_server.kernels.tensors import Floats, GgmlType, Ints
+from tests.kernels.library import by_kernel
 
 Doubles = npt.NDArray[np.float64]
 
@@ -105,17 +106,7 @@ def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
 
 def computed(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> Floats:
     with graphs.multiplying(case) as compute:
-        return by_kernel(library, compute, threads=2)
-
-
-def by_kernel(library: KernelLibrary, compute: Computing, *, threads: int) -> Floats:
-    """By the kernel, for sure."""
-    num_done = library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    found = compute(threads)
-    library.switch_off(Kernel.PRODUCTS)
-    assert library.num_done(Kernel.PRODUCTS) == num_done + 1
-    return found
+        return by_kernel(library, Kernel.PRODUCTS, compute)
 
 
 Check = Callable[[ProductCase], None]
@@ -132,10 +123,10 @@ def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(case: ProductCase) -> None:
         weights = stored_weights(graphs, case)
         with graphs.multiplying(case) as compute:
-            found = by_kernel(library, compute, threads=1)
+            found = by_kernel(library, Kernel.PRODUCTS, compute, 1)
             assert np.all(np.abs(found - exact_product(case, weights)) <= largest_error(case, weights))
             for threads in (2, 3):
-                assert np.array_equal(by_kernel(library, compute, threads=threads), found)
+                assert np.array_equal(by_kernel(library, Kernel.PRODUCTS, compute, threads), found)
 
     return check
 
@@ -238,28 +229,6 @@ def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
         check(product_case(random, GgmlType.Q8_0, rows=rows, outputs=32, depth=1024))
 
 
-@pytest.mark.parametrize(
-    ("weight_type", "outputs"),
-    [(GgmlType.F32, 64), (GgmlType.F16, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
-)
-def test_what_it_does_not_do_is_left_to_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs, weight_type: GgmlType, outputs: int
-) -> None:
-    random = np.random.default_rng(0)
-    activations = random.standard_normal((3, 256), np.float32)
-    floats = {GgmlType.F32: np.float32, GgmlType.F16: np.float16}
-    if weight_type in floats:
-        weights = random.standard_normal((outputs, 256)).astype(floats[weight_type]).view(np.uint8)
-    else:
-        weights = random_weights(weight_type, outputs, 256, random)
-    case = ProductCase(weights=weights, activations=activations, weight_type=weight_type)
-    theirs = graphs.product(case, threads=2)
-    num_done = library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    assert np.array_equal(graphs.product(case, threads=2), theirs)
-    assert library.num_done(Kernel.PRODUCTS) == num_done
-
-
 @pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
 def test_experts(check: Check, kind: GgmlType) -> None:
     """Of 12, four for each token; with 40 tokens each has some 13 rows. Routers of real models need not
@@ -319,44 +288,31 @@ def test_an_expert_that_there_is_not_gives_zeros(
     assert np.array_equal(computed(library, graphs, case), expected)
 
 
-@pytest.mark.parametrize("batches", [3, 6])
-def test_a_matrix_for_each_batch_or_for_several(check: Check, batches: int) -> None:
-    random = np.random.default_rng(0)
-    for rows in (1, 20):
-        plain = product_case(random, GgmlType.Q8_0, rows=batches * rows, outputs=3 * 40, depth=128)
-        check(
-            msgspec.structs.replace(
-                plain,
-                weights=plain.weights.reshape(3, 40, -1),
-                activations=plain.activations.reshape(batches, rows, 128),
-            )
-        )
-
-
-@pytest.mark.parametrize("shape", [(16, 1), (2, 3), (2, 4, 1)])
-def test_one_matrix_for_all_batches(
-    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("batches", "matrices", "rows"),
+    [
+        *(((number,), 3, rows) for number in (3, 6) for rows in (1, 20)),  # a matrix for each, or for several
+        *(
+            ((16,), 1, 1),
+            ((2,), 1, 3),
+            ((2, 4), 1, 1),
+            ((3, 2), 1, 5),
+        ),  # as recurrent layers
+    ],
+)
+def test_batches(
+    check: Check,
+    library: KernelLibrary,
+    graphs: GgmlGraphs,
+    batches: tuple[int, ...],
+    matrices: int,
+    rows: int,
 ) -> None:
-    """Recurrent layers have a batch for each sequence."""
-    rows = math.prod(shape)
-    case = product_case(np.random.default_rng(0), GgmlType.Q4_K, rows=rows, outputs=70, depth=512)
-    several = msgspec.structs.replace(case, activations=case.activations.reshape(*shape, 512))
-    found = computed(library, graphs, several)
-    assert np.array_equal(found.reshape(rows, 70), computed(library, graphs, case))
-
-
-@pytest.mark.parametrize("matrices", [2, 1])
-def test_batches_of_batches(library: KernelLibrary, graphs: GgmlGraphs, matrices: int) -> None:
-    """With one matrix for each of two they are left to ggml."""
-    random = np.random.default_rng(0)
-    plain = product_case(random, GgmlType.Q8_0, rows=3 * 2 * 5, outputs=matrices * 40, depth=128)
-    case = msgspec.structs.replace(
-        plain,
-        weights=plain.weights.reshape(matrices, 40, -1),
-        activations=plain.activations.reshape(3, 2, 5, 128),
-    )
-    theirs, num_done = graphs.product(case, threads=2), library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    found = graphs.product(case, threads=2)
-    assert library.num_done(Kernel.PRODUCTS) - num_done == (matrices == 1)
-    assert np.allclose(found, theirs, rtol=0, atol=5e-3 * np.abs(theirs).max())
+    random, num_rows = np.random.default_rng(0), math.prod(batches) * rows
+    plain = product_case(random, GgmlType.Q4_K, rows=num_rows, outputs=matrices * 40, depth=512)
+    case = msgspec.structs.replace(plain, activations=plain.activations.reshape(*batches, rows, 512))
+    if matrices > 1:
+        check(msgspec.structs.replace(case, weights=plain.weights.reshape(matrices, 40, -1)))
+    else:
+        found = computed(library, graphs, case)
+        assert np.array_equal(found.reshape(num_rows, 40), computed(library, graphs, plain))

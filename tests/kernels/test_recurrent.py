@@ -21,6 +21,7 @@ from openai_cpu_server.kernels.graphs import (
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.tensors import Floats
 from openai_cpu_server.llama.backend import LlamaBackend
+from tests.kernels.library import by_kernel
 from tests.llama.driver import loaded, opened
 from tests.tiny_model import tiny_model_path
 
@@ -156,12 +157,7 @@ def compute(library: KernelLibrary, graphs: GgmlGraphs) -> Callable[..., Floats]
 
     def compute(case: RecurrentCase, *, threads: int = 2) -> Floats:
         with graphs.recurring(case) as run:
-            num_done = library.num_done(Kernel.RECURRENT)
-            library.switch_on(Kernel.RECURRENT)
-            found = run(threads)
-            library.switch_off(Kernel.RECURRENT)
-        assert library.num_done(Kernel.RECURRENT) > num_done
-        return found
+            return by_kernel(library, Kernel.RECURRENT, run, threads)
 
     return compute
 
@@ -244,19 +240,6 @@ def test_it_is_as_near_to_exact_as_ggml_and_a_broken_sequence_spoils_no_other(
         assert not np.isfinite(found[size : 2 * size]).all()
         for first, last in ((0, size), (2 * size, 3 * size)):
             assert np.array_equal(found[first:last], healthy[first:last])
-
-
-def test_what_it_does_not_do_is_left_to_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    for case in (
-        delta_net(tokens=2, reads=(1, 2), width=48),
-        convolution(tokens=2, reads=(1, 2), taps=5),
-    ):
-        with graphs.recurring(case) as run:
-            theirs, num_done = run(2), library.num_done(Kernel.RECURRENT)
-            library.switch_on(Kernel.RECURRENT)
-            assert np.array_equal(run(2), theirs)
-            library.switch_off(Kernel.RECURRENT)
-            assert library.num_done(Kernel.RECURRENT) == num_done
 
 
 @pytest.mark.parametrize("name", ["tiny-mamba", "tiny-qwen35", "tiny-granitehybrid", "tiny-lfm2"])
