@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Open, Span, Step, TokenLogprob
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.llama.driver import GREEDY, TEXT, TOLERANCE, feed, generate, loaded, opened, sampled
+from tests.structured.making import gbnf_to_lark
 
 PROMPT = TEXT[:60]
 
@@ -73,9 +74,12 @@ def test_a_token_can_be_target_and_sample_at_once(backend: LlamaBackend) -> None
 
 def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(backend: LlamaBackend) -> None:
     tops = []
-    for sampling in (GREEDY, Sampling(seed=1, temperature=3.0, logit_bias={9: 50.0}, repeat_penalty=2.0)):
-        with opened(backend, 0, PROMPT, sampling, top_logprobs=backend.info.vocab_size):
-            sample = sampled(backend, 0, 0, PROMPT)
+    odd = Sampling(seed=1, temperature=3.0, logit_bias={9: 50.0}, repeat_penalty=2.0)
+    letters = Constraint(grammar=gbnf_to_lark("root ::= [a-z]{3,8}"))
+    for sampling, constraint in ((GREEDY, None), (odd, None), (GREEDY, letters)):
+        backend.execute(Step((Open(0, sampling, PROMPT, (), backend.info.vocab_size, constraint),)))
+        sample = sampled(backend, 0, 0, PROMPT)
+        backend.execute(Step((Close(0),)))
         assert sample.logprob is not None
         tops.append(sample.logprob.top)
         assert dict(tops[-1])[sample.token] == sample.logprob.logprob
@@ -83,7 +87,7 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
     assert len({token for token, _ in tops[0]}) == backend.info.vocab_size
     assert np.exp(logprobs).sum() == pytest.approx(1)
     assert logprobs == sorted(logprobs, reverse=True)
-    assert tops[0] == tops[1]
+    assert tops[0] == tops[1] == tops[2]
 
 
 def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: LlamaBackend) -> None:

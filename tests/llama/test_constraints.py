@@ -260,20 +260,6 @@ def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature:
     assert sampler.choose(logits, np.arange(8) == 5) == 5
 
 
-def test_log_probabilities_are_the_models_own(roomy: LlamaBackend) -> None:
-    prompt = (5, 6, 7)
-    found = []
-    for constraint in (None, Constraint(grammar=LETTERS)):
-        roomy.execute(Step(verbs=(Open(0, GREEDY, prompt, (), roomy.info.vocab_size, constraint),)))
-        (sample,) = roomy.execute(Step(spans=(Span(0, 0, prompt, True),))).samples.values()
-        roomy.execute(Step(verbs=(Close(0),)))
-        assert sample.logprob is not None
-        found.append(sample.logprob)
-    free, held = found
-    assert dict(free.top) == pytest.approx(dict(held.top))
-    assert held.logprob == pytest.approx(dict(free.top)[held.token])
-
-
 def test_an_interrupted_step_leaves_the_constraint_where_it_was(roomy: LlamaBackend) -> None:
     prompt = tuple(range(5, 400))
     constraint = Constraint(grammar=LETTERS)

@@ -63,14 +63,19 @@ def drafted(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int],
     return [result.samples[slot].token, *(sample.token for sample in result.further.get(slot, ()))]
 
 
-def test_what_it_drafts_for_itself_is_right(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
-    for prompt in prompts:
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_what_it_drafts_for_itself_is_right_also_behind_an_interrupted_step(
+    sure: LlamaBackend, prompts: list[tuple[int, ...]], interrupts: bool
+) -> None:
+    for prompt in (*prompts, (prompts[0] * 30)[:250]):
         expected = generate(sure, prompt, 12)
         with opened(sure, 0, prompt):
+            if interrupts:
+                step = Step(spans=(Span(0, 0, prompt, True, num_to_draft=4),))
+                assert execute_and_press(sure, step).interrupted
             found = drafted(sure, 0, 0, prompt, 4)
             while len(found) < 9:
-                start = len(prompt) + len(found) - 1
-                found += drafted(sure, 0, start, found[-1:], 4)
+                found += drafted(sure, 0, len(prompt) + len(found) - 1, found[-1:], 4)
         assert found[:9] == expected[:9]
 
 
@@ -171,18 +176,6 @@ def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: list[t
     assert [True, True] in num_known
     assert num_known[-1] == [False, True]
     assert drafted[1].num_known >= 300
-
-
-def test_interrupted_drafts_leave_no_trace(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
-    prompt = (prompts[0] * 30)[:250]
-    expected = generate(sure, prompt, 6)
-    with opened(sure, 0, prompt):
-        step = Step(spans=(Span(0, 0, prompt, True, num_to_draft=4),))
-        assert execute_and_press(sure, step).interrupted
-        found = drafted(sure, 0, 0, prompt, 4)
-        while len(found) < 6:
-            found += drafted(sure, 0, len(prompt) + len(found) - 1, found[-1:], 4)
-    assert found[:6] == expected
 
 
 def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:

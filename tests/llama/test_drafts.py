@@ -149,23 +149,13 @@ def test_the_very_tokens_are_those_of_one_step_each(parameters: dict[str, float]
 
 
 def stepwise(
-    backend: LlamaBackend, verb: Open, count: int, draft_of: int = 0, wrong: int = 0
+    backend: LlamaBackend, verb: Open, known: Sequence[Sample] = (), right: int = 0, wrong: int = 0
 ) -> list[Sample]:
-    """Samples of a request whose drafts are `draft_of` tokens of a first run, `wrong` ones behind them."""
-    expected: list[Sample] = []
-    for drafts in (False, True) if draft_of or wrong else (False,):
-        found = _run(backend, verb, count, expected if drafts else [], draft_of, wrong)
-        expected = expected or found
-    return found
-
-
-def _run(
-    backend: LlamaBackend, verb: Open, count: int, known: list[Sample], right: int, wrong: int
-) -> list[Sample]:
+    """Up to 40 samples of a request. Its drafts are tokens `known` of a first run, and wrong ones."""
     backend.execute(Step(verbs=(verb,)))
     tokens, samples, start = list(verb.prompt), list[Sample](), 0
     truth = [token for sample in known for token in (sample.token, *sample.forced)]
-    while len(samples) < count and not (samples and samples[-1].token in backend.info.end_tokens):
+    while len(samples) < 40 and not (samples and samples[-1].token in backend.info.end_tokens):
         at = len(tokens) - len(verb.prompt)
         draft = truth[at : at + right]
         draft += [(token + 3) % 900 + 5 for token in truth[at + right : at + right + wrong]]
@@ -181,26 +171,32 @@ def _run(
     return samples
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(3, 0), (0, 4), (2, 2), (7, 1)])
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=0.8, repeat_penalty=1.2)], ids=str)
-def test_real_tokens_do_not_depend_on_drafts(
-    backend: LlamaBackend, sampling: Sampling, right: int, wrong: int
+LETTERS = Constraint(
+    grammar=gbnf_to_lark('root ::= "<" [a-z]{5} "-" [a-z]{5} " and so on, for ever" [a-z]{3} ">"')
+)
+REQUESTS = {
+    "greedy": Open(0, GREEDY, PROMPT),
+    "penalised": Open(0, Sampling(seed=5, temperature=0.8, repeat_penalty=1.2), PROMPT),
+    "scored": Open(0, GREEDY, PROMPT, top_logprobs=3),
+    "grammar": Open(0, Sampling(seed=3), PROMPT, (), None, LETTERS),
+    "grammar, scored": Open(0, Sampling(seed=3), PROMPT, (), 0, LETTERS),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(4, 0), (0, 3), (2, 2), (12, 2)])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_real_tokens_and_their_scores_do_not_depend_on_drafts(
+    backend: LlamaBackend, name: str, right: int, wrong: int
 ) -> None:
-    verb = Open(0, sampling, PROMPT)
-    plain = stepwise(backend, verb, 40)
-    drafted = stepwise(backend, verb, 40, right, wrong)
-    assert [sample.token for sample in drafted][:40] == [sample.token for sample in plain]
-
-
-def test_log_probabilities_are_those_of_the_accepted_tokens(backend: LlamaBackend) -> None:
-    verb = Open(0, GREEDY, PROMPT, top_logprobs=3)
-    plain, drafted = stepwise(backend, verb, 20), stepwise(backend, verb, 20, 4, 2)
-    for one, other in zip(plain, drafted, strict=False):
-        assert one.logprob is not None
-        assert other.logprob is not None
-        assert other.logprob.token == one.logprob.token == one.token
-        assert other.logprob.logprob == pytest.approx(one.logprob.logprob, abs=TOLERANCE)
-        assert dict(other.logprob.top) == pytest.approx(dict(one.logprob.top), abs=TOLERANCE)
+    plain = stepwise(backend, REQUESTS[name])
+    drafted = stepwise(backend, REQUESTS[name], plain, right, wrong)[: len(plain)]
+    assert [(s.token, s.forced) for s in drafted] == [(s.token, s.forced) for s in plain]
+    for one, other in zip(plain, drafted, strict=True):
+        assert (one.logprob is None) == (other.logprob is None) == ("scored" not in name)
+        if one.logprob is not None and other.logprob is not None:
+            assert other.logprob.token == one.logprob.token == one.token
+            assert other.logprob.logprob == pytest.approx(one.logprob.logprob, abs=TOLERANCE)
+            assert dict(other.logprob.top) == pytest.approx(dict(one.logprob.top), abs=TOLERANCE)
 
 
 def test_drafts_share_a_step_with_others(backend: LlamaBackend) -> None:
@@ -239,21 +235,6 @@ def test_an_interrupted_draft_leaves_no_trace(backend: LlamaBackend) -> None:
     with opened(backend, 0, head + tail):
         backend.execute(Step(spans=(Span(0, 0, head, False),)))
         assert backend.execute(step) == result
-
-
-LETTERS = Constraint(
-    grammar=gbnf_to_lark('root ::= "<" [a-z]{5} "-" [a-z]{5} " and so on, for ever" [a-z]{3} ">"')
-)
-
-
-@pytest.mark.parametrize("top_logprobs", [None, 0])
-@pytest.mark.parametrize(("right", "wrong"), [(4, 0), (0, 3), (2, 3), (12, 2)])
-def test_grammars_hold_with_drafts(
-    backend: LlamaBackend, right: int, wrong: int, top_logprobs: int | None
-) -> None:
-    verb = Open(0, Sampling(seed=3), PROMPT, (), top_logprobs, LETTERS)
-    plain, drafted = stepwise(backend, verb, 60), stepwise(backend, verb, 60, right, wrong)
-    assert [(s.token, s.forced) for s in drafted] == [(s.token, s.forced) for s in plain]
 
 
 def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabulary: Vocabulary) -> None:

@@ -31,58 +31,36 @@ def test_without_limits_the_system_counts(tmp_path: Path) -> None:
     assert 0 < nowhere.free_memory() <= nowhere.total_memory()
 
 
-LIMITS = {
-    "the narrowest group on the way up counts": (
-        "0::/pod/box\n",
-        {
-            "memory.max": "max",
-            "pod/memory.max": f"{GIB // 64}",
-            "pod/memory.current": f"{GIB // 128}",
-            "pod/memory.stat": f"anon 1\ninactive_file {GIB // 512}\nactive_file {GIB // 512}",
-            "pod/box/memory.max": f"{GIB // 2}",
-            "pod/box/memory.current": "0",
-        },
-        {"free_memory": GIB // 64 - GIB // 128 + GIB // 256},
-    ),
-    "a container has what its group may take": (
-        "0::/box\n",
-        {"memory.max": f"{GIB // 2}", "box/memory.max": "max"},
-        {"total_memory": GIB // 2},
-    ),
-    "version one": (
-        "4:memory:/box\n3:cpu,cpuacct:/box\n0::/\n",
-        {
-            "memory/box/memory.limit_in_bytes": f"{GIB // 32}",
-            "memory/box/memory.usage_in_bytes": f"{GIB // 64}",
-            "memory/box/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB // 128}",
-            "cpu,cpuacct/box/cpu.cfs_quota_us": "150000",
-            "cpu,cpuacct/box/cpu.cfs_period_us": "100000",
-        },
-        {"free_memory": GIB // 64 + GIB // 128, "num_threads": 1},
-    ),
-    "where it is slowed down counts as its limit": (
-        "0::/box\n",
-        {
-            "box/memory.max": f"{GIB // 16}",
-            "box/memory.high": f"{GIB // 32}",
-            "box/memory.current": f"{GIB // 64}",
-        },
-        {"free_memory": GIB // 64, "total_memory": GIB // 32},
-    ),
-    "over its limit it has nothing free": (
-        "0::/\n",
-        {"memory.max": "1000", "memory.current": "2000"},
-        {"free_memory": 0},
-    ),
-    "half a core is one": ("0::/\n", {"cpu.max": "50000 100000"}, {"num_threads": 1}),
-}
-
-
-@pytest.mark.parametrize(("membership", "files", "expected"), LIMITS.values(), ids=LIMITS)
-def test_limits_of_groups(
-    tmp_path: Path, membership: str, files: dict[str, str], expected: dict[str, int]
-) -> None:
-    limited = machine(tmp_path, membership, {name: f"{content}\n" for name, content in files.items()})
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        (  # the narrowest group on the way up
+            "0::/pod/box\n",
+            """memory.max: max; pod/memory.max: 64000; pod/memory.current: 32000;
+            pod/memory.stat: anon 1\ninactive_file 8000\nactive_file 8000;
+            pod/box/memory.max: 90000; pod/box/memory.current: 0""",
+            {"free_memory": 64_000 - 32_000 + 16_000},
+        ),
+        ("0::/box\n", f"memory.max: {GIB // 2}; box/memory.max: max", {"total_memory": GIB // 2}),
+        (
+            "4:memory:/box\n3:cpu,cpuacct:/box\n0::/\n",
+            """memory/box/memory.limit_in_bytes: 64000; memory/box/memory.usage_in_bytes: 32000;
+            memory/box/memory.stat: inactive_file 5\ntotal_inactive_file 16000;
+            cpu,cpuacct/box/cpu.cfs_quota_us: 150000; cpu,cpuacct/box/cpu.cfs_period_us: 100000""",
+            {"free_memory": 64_000 - 32_000 + 16_000, "num_threads": 1},
+        ),
+        (  # where it is slowed down
+            "0::/box\n",
+            "box/memory.max: 64000; box/memory.high: 32000; box/memory.current: 16000",
+            {"free_memory": 16_000, "total_memory": 32_000},
+        ),
+        ("0::/\n", "memory.max: 1000; memory.current: 2000", {"free_memory": 0}),
+        ("0::/\n", "cpu.max: 50000 100000", {"num_threads": 1}),
+    ],
+)
+def test_limits_of_groups(tmp_path: Path, membership: str, files: str, expected: dict[str, int]) -> None:
+    contents = dict(file.strip().split(": ") for file in files.split(";"))
+    limited = machine(tmp_path, membership, {name: f"{content}\n" for name, content in contents.items()})
     assert {name: getattr(limited, name)() for name in expected} == expected
 
 

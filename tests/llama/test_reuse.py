@@ -68,15 +68,6 @@ def nexts(backend: LlamaBackend, slot: int, start: int) -> tuple[Logprobs, Logpr
     return one, logprobs(backend, slot, start + 1, TEXT[start + 1 : start + 33])
 
 
-def test_a_shared_prefix_continues_as_a_computed_one(pool: LlamaBackend) -> None:
-    text = TEXT[:100] + OTHER[:20]
-    with holding(pool, 0, text[:119]):
-        expected = logprobs(pool, 0, 119, text[119:])
-    with holding(pool, 0, TEXT[:128]), holding(pool, 3):
-        do(pool, ShareCells(source=0, slot=3, end=100))
-        assert_close(logprobs(pool, 3, 100, text[100:]), expected)
-
-
 def test_sharers_do_not_see_each_other(pool: LlamaBackend) -> None:
     texts = {slot: TEXT[:100] + OTHER[10 * slot : 10 * slot + 10] for slot in range(1, 5)}
     outputs: dict[int, list[int]] = {slot: [] for slot in texts}
