@@ -182,5 +182,5 @@ async def test_who_kills_while_it_is_prepared_fails_alone() -> None:
         with pytest.raises(GenerationFailed, match="died each time"):
             await collect(engine, constrained("poison", "#"))
         results = await asyncio.gather(*streams)
-        assert engine.status().restarts == 2
+        assert engine.status().restarts >= 2
     assert [text(events) for events in results] == [expected_text(one) for one in innocent]

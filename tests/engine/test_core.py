@@ -1,8 +1,7 @@
-"""The engine's core with the fake backend, step by step, on a clock of our own."""
+"""The engine's core with the fake backend, step by step, on a clock that stands still."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,14 +48,9 @@ OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
 class Engine:
     """A core whose messages are kept."""
 
-    def __init__(
-        self,
-        options: EngineOptions = OPTIONS,
-        backend: FakeBackend | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, options: EngineOptions = OPTIONS, backend: FakeBackend | None = None) -> None:
         self.backend = backend or FakeBackend()
-        self.core: EngineCore = build_core(options, self.backend, CURVE, clock=clock)
+        self.core: EngineCore = build_core(options, self.backend, CURVE, clock=lambda: 0.0)
         self.events: list[TokenEvent] = []
         self.started: list[tuple[str, ...]] = []
         self.queues: list[QueueState] = []
@@ -372,7 +366,7 @@ def test_an_interactive_newcomer_interrupts_batch_work_only(
     running: Priority, newcomer: Priority, interrupts: bool
 ) -> None:
     backend = BusyBackend()
-    engine = Engine(backend=backend, clock=lambda: 0.0)
+    engine = Engine(backend=backend)
     one = request("one", prompt=100, priority=running)
     engine.submit(one)
     command = Submit(request("two", priority=newcomer))
@@ -395,7 +389,7 @@ def test_an_interactive_newcomer_interrupts_batch_work_only(
 
 def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_row() -> None:
     backend = BusyBackend()
-    engine = Engine(backend=backend, clock=lambda: 0.0)
+    engine = Engine(backend=backend)
     engine.submit(request("one", prompt=200, priority=BATCH))
     worth = []
 
