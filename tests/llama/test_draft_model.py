@@ -20,6 +20,7 @@ from tests.llama.test_drafts import ALWAYS, OFF, drafts_of
 
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
 DRAFT = DEMO.with_name("demo-draft.gguf")
+Prompts = list[tuple[int, ...]]
 ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 TEXT = "One day the small dog ran to the old mill by the river. "
 
@@ -43,7 +44,7 @@ def sure() -> Iterator[LlamaBackend]:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[tuple[int, ...]]:
+def prompts() -> Prompts:
     texts = [TEXT, TEXT + "The cat was not there. " * 3, "My name is Anna. " + TEXT]
     with Vocabulary.open(DEMO) as words:
         return [tuple(words.encode(text, add_special=True, parse_special=False)) for text in texts]
@@ -65,7 +66,7 @@ def drafted(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int],
 
 @pytest.mark.parametrize("interrupts", [False, True])
 def test_what_it_drafts_for_itself_is_right_also_behind_an_interrupted_step(
-    sure: LlamaBackend, prompts: list[tuple[int, ...]], interrupts: bool
+    sure: LlamaBackend, prompts: Prompts, interrupts: bool
 ) -> None:
     for prompt in (*prompts, (prompts[0] * 30)[:250]):
         expected = generate(sure, prompt, 12)
@@ -80,9 +81,7 @@ def test_what_it_drafts_for_itself_is_right_also_behind_an_interrupted_step(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=4, temperature=0.7)], ids=str)
-def test_answers_are_the_models_own(
-    backend: LlamaBackend, prompts: list[tuple[int, ...]], sampling: Sampling
-) -> None:
+def test_answers_are_the_models_own(backend: LlamaBackend, prompts: Prompts, sampling: Sampling) -> None:
     """Its weights are quantised: where two tokens are all but equally likely, either may come."""
     requests = asks(prompts, sampling)
     plain, drafted = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
@@ -99,7 +98,7 @@ def parts_only_where_two_are_as_likely(some: dict[str, TokenEvent], others: dict
     return True
 
 
-def test_drafts_for_itself_save_steps(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+def test_drafts_for_itself_save_steps(sure: LlamaBackend, prompts: Prompts) -> None:
     drafted = answers(sure, ALWAYS, *asks(prompts))
     assert sum(drafts_of(event)[1] for event in drafted.values()) > 20
 
@@ -121,7 +120,7 @@ def draft_along(
 
 @pytest.mark.parametrize(("num_to_read", "known"), [(90, [0, 90, 180]), (None, [0, 64, 128, 192])])
 def test_it_reads_a_long_prompt_in_some_steps(
-    prompts: list[tuple[int, ...]], num_to_read: int | None, known: list[int]
+    prompts: Prompts, num_to_read: int | None, known: list[int]
 ) -> None:
     """No more than it may, or than a step holds."""
     prompt = (prompts[0] * 30)[:200]
@@ -139,7 +138,7 @@ def test_it_reads_a_long_prompt_in_some_steps(
     assert found[:-1] == known
 
 
-def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: list[tuple[int, ...]]) -> None:
+def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: Prompts) -> None:
     """Three long prompts share the pool's cells; of the draft model's one of them takes half."""
     long, short = (prompts[0] * 30)[:256], prompts[0][:10]
     texts = {slot: list(short if slot == 3 else long) for slot in (2, 0, 1, 3)}
@@ -161,7 +160,7 @@ def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: list[tuple[int, 
         assert drafted[0].num_known >= len(long)
 
 
-def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: list[tuple[int, ...]]) -> None:
+def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: Prompts) -> None:
     long = (prompts[0] * 30)[:230]
     texts = {0: list(long), 1: list(long)}
     with drafting(DEMO, DEMO, kv_tokens=512) as backend:
@@ -178,7 +177,7 @@ def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: list[t
     assert drafted[1].num_known >= 300
 
 
-def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
+def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: Prompts) -> None:
     for prompt in prompts * 3:
         sure.execute(Step(verbs=(Open(1, GREEDY, prompt),)))
         span = Span(1, 0, prompt, True, num_to_draft=3)
@@ -196,9 +195,7 @@ def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_pat
             assert drafted(backend, 0, 0, prompt, 4) == expected
 
 
-def test_what_it_is_not_sure_of_counts_as_thought_of(
-    sure: LlamaBackend, prompts: list[tuple[int, ...]]
-) -> None:
+def test_what_it_is_not_sure_of_counts_as_thought_of(sure: LlamaBackend, prompts: Prompts) -> None:
     """Behind words in no order nobody is sure of anything; there is nothing to think of while it reads."""
     random = tuple(300 + (7919 * n) % 2000 for n in range(80))
     texts = {0: list(random), 1: list((prompts[0] * 30)[:80])}
