@@ -172,6 +172,9 @@ def test_penalties_against_a_plain_reference() -> None:
     assert samples(60, prompt=prompt, **parameters) == output
     assert samples(20, prompt=prompt, output=tuple(output[:40]), **parameters) == output[40:]
     assert 5 < len(set(output)) < 60
+    logits = LOGITS.copy()
+    samples(3, logits, prompt=prompt, ignore_eos=True, **{**parameters, "temperature": 1.0, "top_k": 5})
+    assert (logits == LOGITS).all(), "they are left alone"
 
 
 def reference_choice(prompt: tuple[int, ...], output: list[int], parameters: dict) -> int:
@@ -185,14 +188,6 @@ def reference_choice(prompt: tuple[int, ...], output: list[int], parameters: dic
         logits[token] -= parameters["presence_penalty"]
         logits[token] -= parameters["frequency_penalty"] * output.count(token)
     return logits.index(max(logits))
-
-
-def test_sampling_leaves_the_logits_alone() -> None:
-    logits = LOGITS.copy()
-    samples(
-        3, logits, top_k=5, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={1: 9.0}, ignore_eos=True
-    )
-    assert (logits == LOGITS).all()
 
 
 @pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_p": 0.5, "repeat_penalty": 2.0}])
@@ -249,6 +244,12 @@ def test_scores_are_the_logarithms_of_the_softmax() -> None:
     assert [logprob for _, logprob in found.top] == pytest.approx(
         np.log(PROBABILITIES[BEST_FIRST[:3]]), abs=1e-5
     )
+    for logits, token, best in (
+        (np.zeros(SIZE), 5, [0, 1, 2]),
+        (np.where(np.arange(SIZE) == 9, 1, -np.inf), 9, [9, 0]),
+    ):
+        found = sampler().score(logits.astype(np.float32), token, len(best))
+        assert [token for token, _ in found.top] == best, "of equally good ones the first"
 
 
 def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
@@ -260,9 +261,6 @@ def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
     for shifted in (grid[1:, :], grid[:, 1:], grid[1:, 1:]):
         pair = grid[: shifted.shape[0], : shifted.shape[1]]
         assert abs(np.corrcoef(pair.ravel(), shifted.ravel())[0, 1]) < 0.03
-
-
-def test_seeds_of_any_size_give_chances() -> None:
     assert all(0 <= uniform(seed, 3) < 1 for seed in (-1, 2**31, 2**63, 2**64 - 1, 2**80))
 
 
@@ -293,14 +291,6 @@ def test_a_mask_leaves_the_distribution_of_what_it_allows(
     assert sampler(**parameters).choose(LOGITS, allowed) == chosen
     if not parameters:
         assert sampler().choose(alone) == chosen
-
-
-def test_of_equally_good_ones_the_first_are_told() -> None:
-    found = sampler().score(np.zeros(SIZE, np.float32), 5, 3)
-    assert [token for token, _ in found.top] == [0, 1, 2]
-    lonely = np.full(SIZE, -np.inf, np.float32)
-    lonely[9] = 1.0
-    assert [token for token, _ in sampler().score(lonely, 9, 2).top] == [9, 0]
 
 
 def test_only_what_is_within_so_many_standard_deviations_is_drawn() -> None:
