@@ -22,6 +22,7 @@ from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.engine_client.replay import RequestReplay
 from tests.engine.test_constrained import ending, generate, resumed, shown
 from tests.engine.test_core import Engine
+from tests.engine.test_parts import texts_of
 from tests.fakes import END_TOKEN
 from tests.scheduler.driver import alone, request
 
@@ -103,20 +104,16 @@ def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
     marks = OutputMarks(end=END)
     one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=marks)
     engine, plain = generate(one), generate(msgspec.structs.replace(one, marks=None))
-    whole, num_thoughts = parted(engine), 6 + len("." + END)
+    whole, num_thoughts = texts_of(engine.events), 6 + len("." + END)
     thoughts, answer = shown(plain, "a").split(END)
     assert whole == {OutputPart.THINKING: thoughts.strip(), OutputPart.ANSWER: answer.lstrip()}
     assert engine.finish("a") == msgspec.structs.replace(plain.finish("a"), thought_tokens=num_thoughts)
     tokens = engine.told("a")
     for num_told in range(len(tokens)):
         other = resumed(one, tokens[:num_told])
-        rest = parted(other)
+        rest = texts_of(other.events)
         assert all(whole[part].endswith(rest[part]) for part in OutputPart)
         assert other.finish().thought_tokens == num_thoughts
-
-
-def parted(engine: Engine) -> dict[OutputPart, str]:
-    return {part: "".join(event.text for event in engine.events if event.part is part) for part in OutputPart}
 
 
 def test_where_log_probabilities_are_asked_for_the_output_is_the_same() -> None:
