@@ -99,12 +99,12 @@ def test_a_beginning_is_shared_saved_and_restored(served: Served) -> None:
     text = TEXT[:150] + OTHER[:20]
     with holding(backend, 0, text[:150], text[150:169]):
         want = logprobs(backend, 0, 169, text[169:])
-    with holding(backend, 0, TEXT[:64], TEXT[64:150]):
-        do(backend, *saved(backend, 0, 150))
-        feed(backend, 0, 150, TEXT[150:250], sample=False)
+    with holding(backend, 0, OTHER[:30]), holding(backend, 4, TEXT[:64], TEXT[64:150]):
+        do(backend, *saved(backend, 4, 150))
+        feed(backend, 4, 150, TEXT[150:250], sample=False)
         with holding(backend, 1, OTHER[:128], OTHER[128:256]):
             with holding(backend, 2):
-                do(backend, ShareCells(0, 2, 150), *restored_state(backend, 2, 150))
+                do(backend, ShareCells(4, 2, 150), *restored_state(backend, 2, 150))
                 feed(backend, 2, 150, text[150:169], sample=False)
                 assert_close(logprobs(backend, 2, 169, text[169:]), want, TIE)
             with holding(backend, 3):
