@@ -18,7 +18,7 @@ SLEEPERS = {
 }
 """Files that may call `sleep`, with the reason."""
 ELAPSED: dict[str, str] = {
-    "architectures/test_architectures.py": "a step of a real model is under way; it is tried until one is hit",
+    "architectures/test_architectures.py": "a step of a real model is under way; tried until one is hit",
 }
 """Files that may call `elapse`, with what only time brings about there."""
 TIMED: dict[str, str] = {}
