@@ -73,7 +73,7 @@ def test_rows_that_fail_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_with_the_same_input_alone(tmp_path: Path, number: signal.Signals) -> None:
     """The last row takes far longer than all before, so the run ends in the midst of it."""
-    write_rows(tmp_path, *[4] * 5, 1500)
+    write_rows(tmp_path, *[4] * 5, 800)
     state = tmp_path / "out.jsonl.jobs"
     process = warm.start(*command(tmp_path, "--batch-concurrency", "1"))
     wait_until(lambda: state.exists() and len(rows_done(state)) == 5)
