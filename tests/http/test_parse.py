@@ -125,6 +125,7 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"model": 5}, "model"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "images": ["eHg="]}]}, "messages[0].images"),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
