@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
+import struct
 import subprocess
-from collections.abc import Sequence
+import termios
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -16,14 +19,15 @@ class Seen(NamedTuple):
     terminal: bytes
 
 
-def seen_on_a_terminal(command: Sequence[str], *, timeout_s: float = 30) -> Seen:
+def seen_on_a_terminal(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> Seen:
     """Its end, its standard output, and what the terminal was sent. The output has to fit into a pipe."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        env={**env, "TERM": "xterm", "COLUMNS": "120"},
     )
     os.close(theirs)
     seen = b""
@@ -31,5 +35,5 @@ def seen_on_a_terminal(command: Sequence[str], *, timeout_s: float = 30) -> Seen
         while chunk := os.read(ours, 4096):
             seen += chunk
     os.close(ours)
-    output, _ = process.communicate(timeout=timeout_s)
+    output, _ = process.communicate()
     return Seen(process.returncode, output, seen)

@@ -24,24 +24,17 @@ class TestCredit:
         credit.account(100, own=0)
         credit.account(50, own=12)
         assert credit.amount == pytest.approx(3)
-
-    def test_it_owes_nothing_for_what_it_is_given(self) -> None:
-        credit = Credit(0.1)
+        credit.lapse()
         credit.account(100, own=100)
-        assert credit.amount == 0
+        assert credit.amount == 0, "it owes nothing for what it is given"
 
-    def test_it_saves_for_one_turn(self) -> None:
-        credit = Credit(0.5)
-        assert not credit.pays_for(20)
-        credit.account(1000, own=0)
-        assert credit.amount == 20
-        assert credit.pays_for(20)
-
-    def test_it_may_have_what_it_is_allowed_to_where_turns_are_cheaper(self) -> None:
-        credit = Credit(0.5, most=70)
-        credit.pays_for(20)
-        credit.account(1000, own=0)
-        assert credit.amount == 70
+    def test_it_saves_for_one_turn_or_for_as_much_as_it_may_have(self) -> None:
+        for most, amount in ((0, 20), (70, 70)):
+            credit = Credit(0.5, most=most)
+            assert not credit.pays_for(20)
+            credit.account(1000, own=0)
+            assert credit.amount == amount
+            assert credit.pays_for(20)
 
     def test_it_is_due_when_others_have_used_enough(self) -> None:
         credit = Credit(0.25)
@@ -56,12 +49,6 @@ class TestCredit:
         for _ in range(100):
             credit.account(0.1, own=0)
         assert credit.pays_for(1.0)
-
-    def test_it_lapses(self) -> None:
-        credit = Credit(0.5)
-        credit.account(100, own=0)
-        credit.lapse()
-        assert credit.amount == 0
 
     @given(shares, st.lists(st.tuples(amounts, amounts), max_size=200))
     def test_it_never_brings_more_than_the_share(self, share: float, turns: list[tuple[int, int]]) -> None:
@@ -102,30 +89,25 @@ class TestCredit:
 
 
 class TestFairTurns:
-    def test_who_has_used_least_is_next(self) -> None:
+    def test_the_least_user_is_next_then_the_longest_waiting(self) -> None:
         turns = joined("a", "b", "c")
         for key, amount in (("a", 3), ("b", 1), ("c", 2)):
             turns.use(key, amount)
-        assert turns.order == ["b", "c", "a"]
-        assert turns.first == "b"
-        assert turns.lead("a", "b") == 2
+        assert (turns.order, turns.first, turns.lead("a", "b")) == (["b", "c", "a"], "b", 2)
+        turns.use("b", 2)
+        turns.use("c", 1)
+        assert turns.order == ["a", "b", "c"]
 
-    def test_of_equals_it_is_who_has_waited_longest(self) -> None:
-        turns = joined("a", "b")
-        turns.use("b", 1)
-        turns.use("a", 1)
-        turns.join("c")
-        assert turns.order == ["b", "a", "c"]
-
-    def test_or_newcomers_first(self) -> None:
-        turns: FairTurns[str] = FairTurns(favours_newcomers=True)
+    @pytest.mark.parametrize(("favours_newcomers", "order"), [(False, "bacd"), (True, "cdba")])
+    def test_among_equals_newcomers_may_be_first(self, favours_newcomers: bool, order: str) -> None:
+        turns: FairTurns[str] = FairTurns(favours_newcomers=favours_newcomers)
         for key in "ab":
             turns.join(key)
         turns.use("b", 1)
         turns.use("a", 1)
-        turns.join("c")
-        turns.join("d")
-        assert turns.order == ["c", "d", "b", "a"]
+        for key in "cd":
+            turns.join(key)
+        assert "".join(turns.order) == order
 
     def test_a_newcomer_has_saved_up_nothing_nor_has_who_comes_back_even_when_nobody_was_there(self) -> None:
         turns = joined("a")
@@ -143,7 +125,7 @@ class TestFairTurns:
         turns.join("a")
         assert turns.lead("a", "b") == 0
 
-    def test_what_was_used_is_not_forgotten_while_others_wait(self) -> None:
+    def test_usage_is_not_forgotten_while_others_wait(self) -> None:
         turns = joined("a", "b")
         turns.use("a", 100)
         turns.leave("a")
@@ -151,20 +133,15 @@ class TestFairTurns:
         turns.join("a")
         assert turns.lead("a", "b") == 100
 
-    def test_only_some_take_part(self) -> None:
+    def test_only_some_take_part_and_a_copy_is_another(self) -> None:
         turns = joined("a", "b", "c")
-        turns.only(["d", "b"])
-        assert turns.order == ["b", "d"]
-        assert len(turns) == 2
-        assert "a" not in turns
-
-    def test_a_copy_is_another(self) -> None:
-        turns = joined("a", "b")
         trial = turns.copy()
         trial.use("a", 5)
-        trial.leave("b")
-        assert trial.order == ["a"]
-        assert turns.order == ["a", "b"]
+        trial.leave("c")
+        assert trial.order == ["b", "a"]
+        trial.only(["d", "b"])
+        assert (trial.order, len(trial), "a" in trial) == (["b", "d"], 2, False)
+        assert turns.order == ["a", "b", "c"]
 
     @given(st.integers(1, 6), st.lists(amounts, max_size=200))
     def test_those_who_stay_are_never_further_apart_than_one_turn(self, number: int, used: list[int]) -> None:
@@ -225,22 +202,10 @@ class TestFairTurns:
 class TestNestedTurns:
     def test_a_group_has_one_turn_however_many_it_is(self) -> None:
         turns = NestedTurns()
-        for path in (("many", "1"), ("many", "2"), ("many", "3"), ("one", "4")):
+        for path in (("a", "1"), ("a", "2"), ("a", "3"), ("b", "4")):
             turns.join(path)
-        assert ["".join(path) for path in taken(turns, 6)] == [
-            "many1",
-            "one4",
-            "many2",
-            "one4",
-            "many3",
-            "one4",
-        ]
-
-    def test_the_order_is_that_of_one_small_turn_each(self) -> None:
-        turns = NestedTurns()
-        for path in (("a", "1"), ("a", "2"), ("b", "3")):
-            turns.join(path)
-        assert turns.order == [("a", "1"), ("b", "3"), ("a", "2")]
+        assert turns.order == [("a", "1"), ("b", "4"), ("a", "2"), ("a", "3")], "one small turn each"
+        assert " ".join("".join(path) for path in taken(turns, 6)) == "a1 b4 a2 b4 a3 b4"
 
     def test_a_group_leaves_with_its_last(self) -> None:
         turns = NestedTurns()

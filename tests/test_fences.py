@@ -218,12 +218,15 @@ def modules() -> Iterator[tuple[str, Nodes]]:
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The modules that are imported. `from package import module` imports a module too."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield node.module or ""
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                yield member if member.removeprefix(f"{NAME}.") in parsed() else str(node.module)
 
 
 def entry_points(nodes: Nodes) -> Iterator[str]:
@@ -249,13 +252,7 @@ def reached_from(*starts: str) -> set[str]:
         seen.add(module)
         waiting.append(module.rpartition(".")[0])
         names = [name for name in imports(parsed()[module]) if name.split(".")[0] == NAME]
-        members = [
-            f"{node.module}.{alias.name}"
-            for node in parsed()[module]
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(NAME)
-            for alias in node.names
-        ]
-        waiting += [name[len(NAME) + 1 :] for name in (*names, *members)]
+        waiting += [name[len(NAME) + 1 :] for name in names]
     return seen
 
 

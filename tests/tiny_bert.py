@@ -113,27 +113,22 @@ def safetensors(tensors: dict[str, npt.NDArray[np.float32]]) -> bytes:
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
+    """The width last. A layer's matrices have biases; norms are vectors, each with a bias."""
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (len(TOKENS), WIDTH),
-        "embeddings.position_embeddings.weight": (POSITIONS, WIDTH),
-        "embeddings.token_type_embeddings.weight": (2, WIDTH),
-        "embeddings.LayerNorm.weight": (WIDTH,),
-        "embeddings.LayerNorm.bias": (WIDTH,),
+        f"embeddings.{name}_embeddings.weight": (rows, WIDTH)
+        for name, rows in (("word", len(TOKENS)), ("position", POSITIONS), ("token_type", 2))
     }
-    for layer in range(LAYERS):
-        for name, rows, columns in (
-            ("attention.self.query", WIDTH, WIDTH),
-            ("attention.self.key", WIDTH, WIDTH),
-            ("attention.self.value", WIDTH, WIDTH),
-            ("attention.output.dense", WIDTH, WIDTH),
-            ("intermediate.dense", INNER, WIDTH),
-            ("output.dense", WIDTH, INNER),
-        ):
-            shapes[f"encoder.layer.{layer}.{name}.weight"] = (rows, columns)
-            shapes[f"encoder.layer.{layer}.{name}.bias"] = (rows,)
-        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-            shapes[f"encoder.layer.{layer}.{name}.weight"] = (WIDTH,)
-            shapes[f"encoder.layer.{layer}.{name}.bias"] = (WIDTH,)
+    matrices = {
+        **{f"attention.{name}": (WIDTH, WIDTH) for name in ("self.query", "self.key", "self.value")},
+        "attention.output.dense": (WIDTH, WIDTH),
+        "intermediate.dense": (INNER, WIDTH),
+        "output.dense": (WIDTH, INNER),
+        "attention.output.LayerNorm": (WIDTH,),
+        "output.LayerNorm": (WIDTH,),
+    }
+    layers = {f"encoder.layer.{n}.{name}": shape for n in range(LAYERS) for name, shape in matrices.items()}
+    for name, shape in ({"embeddings.LayerNorm": (WIDTH,)} | layers).items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return shapes
 
 

@@ -14,12 +14,12 @@ import functools
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -173,14 +173,14 @@ def _forked_for(control: socket.socket, server: int) -> tuple[_Asked, int]:
         if not said:
             os._exit(0)
         if (between := os.fork()) == 0:
-            between = os.getpid()
+            gone = os.pidfd_open(os.getpid())
             if os.fork():
                 os._exit(0)
             break
         os.waitpid(between, 0)
         os.close(files[0])
-    while os.getppid() == between:
-        time.sleep(0.001)
+    select.select([gone], [], [])  # from then on the server is the parent
+    os.close(gone)
     asked = _Asked(*json.loads(said))
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(NAMES[asked.module].encode()))
     if os.getppid() != server:

@@ -30,6 +30,7 @@ from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from tests.architectures.generated import generated_models, readable
 from tests.architectures.plain import PlainLlama
+from tests.waiting import elapse_async, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -123,10 +124,9 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
     """Raises what it ends with if it does not start."""
     task = asyncio.create_task(engine.run())
     try:
-        while engine.state is not EngineState.READY:
-            await asyncio.sleep(0.01)
-            if task.done():
-                task.result()
+        await eventually(lambda: task.done() or engine.state is EngineState.READY)
+        if task.done():
+            task.result()
         yield engine
     finally:
         await engine.close()
@@ -220,7 +220,7 @@ async def is_interrupted(engine: EngineClient, seen: Comparison) -> None:
     for _ in range(40):
         engine.clear_cache()
         rows = [asyncio.create_task(ask(engine, one, priority=Priority.BATCH)) for one in LONG_PROMPTS]
-        await asyncio.sleep(_random.uniform(0.002, 0.02))
+        await elapse_async(_random.uniform(0.002, 0.02))
         seen.same("a newcomer", PERSON, await ask(engine, PERSON))
         answers = await asyncio.gather(*rows)
         if any(got.finish.interruptions for got in answers):

@@ -39,9 +39,6 @@ def status(*arguments):
 def test_a_schema_is_printed_as_the_server_has_it(place, capsys):
     assert status("schema.json") == 0
     assert capsys.readouterr().out == schema_to_gbnf(SCHEMA)
-
-
-def test_white_space_and_order_are_options(place, capsys):
     assert status("schema.json", "--json-whitespace", "flexible", "--order", "any") == 0
     assert capsys.readouterr().out != schema_to_gbnf(SCHEMA)
 
@@ -64,20 +61,15 @@ def test_columns_count_characters_and_offsets_bytes(place, capsys):
     assert "bad.json:1:23: stops fitting at byte 23: ',}'\n  expected '}'" in capsys.readouterr().out
 
 
-def test_compact_means_compact(place):
-    (place / "spaced.json").write_text('{"rating": 4, "text": ""}')
-    assert status("schema.json", "--check", "spaced.json") == 0
-    assert status("schema.json", "--json-whitespace", "compact", "--check", "spaced.json") == 1
-
-
-def test_another_order_is_named_as_the_reason(place, capsys):
-    (place / "turned.json").write_text('{"text":"","rating":4}')
-    assert status("schema.json", "--check", "turned.json") == 1
+def test_white_space_and_order_are_options(place, capsys, monkeypatch):
+    for text, option, value, codes in (
+        ('{"rating": 4, "text": ""}', "--json-whitespace", "compact", (0, 1)),
+        ('{"text":"","rating":4}', "--order", "any", (1, 0)),
+    ):
+        (place / "it.json").write_text(text)
+        found = [status("schema.json", *more, "--check", "it.json") for more in ((), (option, value))]
+        assert tuple(found) == codes
     assert "--order any" in capsys.readouterr().out
-    assert status("schema.json", "--order", "any", "--check", "turned.json") == 0
-
-
-def test_standard_input(place, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"rating":1,"text":""}')))
     assert status("schema.json", "--check", "-") == 0
     assert capsys.readouterr().out == "-: fits\n"

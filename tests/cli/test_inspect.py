@@ -160,77 +160,68 @@ def test_types_add_up(facts: Facts, quant: str) -> None:
     assert weights["types"][0]["type"] == ("f32" if quant == "f32" else "q4_K")
 
 
-def test_the_template_is_printed_whole_and_alone(tiny: Path, shown: Shown) -> None:
-    template = gguf.GGUFReader(tiny).fields["tokenizer.chat_template"].contents()
-    assert shown(tiny, "--template") == template + "\n"
+TEMPLATE = "tokenizer.chat_template"
+CONTENT = "{{ messages[0].content }}"
 
 
-def test_templates_of_all_kinds(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
-    key = "tokenizer.chat_template"
-    plain = rewritten(tiny, tmp_path / "plain.gguf", {key: "{{ messages[0].content }}"})
-    assert "25 characters, tool calls as generic (--template prints it)" in shown(plain)
-    turns = "shows system messages nowhere, no tools, no calls or results, users and answers must take turns"
-    assert turns in shown(plain)
-    unknown = rewritten(tiny, tmp_path / "unknown.gguf", {key: "{{ messages[0].content }}{{ tools }}"})
-    assert "36 characters, tool calls as generic (--template prints it)" in shown(unknown)
-    thinking = rewritten(
-        tiny, tmp_path / "thinking.gguf", {key: "{{ messages[0].content }}<think>{# </think> #}"}
-    )
-    assert "tool calls as generic, thoughts as think (" in shown(thinking)
-    broken = rewritten(tiny, tmp_path / "broken.gguf", {key: "{% if"})
-    assert "chat template  cannot be used: the chat template, line 1: " in shown(broken)
-    named = rewritten(tiny, tmp_path / "named.gguf", {f"{key}.tool_use": "{{ tools }}"})
-    assert shown(named, "--template", "tool_use") == "{{ tools }}\n"
-    assert run(named, "--template", "other").refusal.endswith("named.gguf has no chat template other")
-
-
-def test_a_model_without_template(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
-    path = tmp_path / "mute.gguf"
-    path.write_bytes(tiny.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_temptation"[:23]))
-    assert "chat template  none: chats need serve --chat-template FILE" in shown(path)
-    assert run(path, "--template").refusal
-
-
-def test_windows_and_states(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
-    window = gemma3(tiny, tmp_path / "window.gguf", window=64)
-    assert "attention      some or all layers see the last 64 tokens only" in shown(window)
-    assert facts(window)["model"]["shape"]["window"] == 64
-    state = tiny_model_path(shape="tiny-mamba")
-    said = shown(state)
-    assert "some or all layers keep a state for each sequence instead of cells" in said
-    assert "KV cells" not in said
-    assert facts(state)["memory"]["kv_types"] == []
-
-
-def test_scaled_positions(tiny: Path, tmp_path: Path, shown: Shown) -> None:
-    changes = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 1024}
-    path = rewritten(tiny, tmp_path / "yarn.gguf", changes)
-    assert "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens" in shown(path)
-
-
-def test_experts(tmp_path: Path, shown: Shown) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "moe")
+def moe(path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "moe")
     add_facts(writer, {"moe.block_count": 1, "moe.expert_count": 8, "moe.expert_used_count": 2})
     writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((8, 100, 100), np.float16))
     writer.add_tensor("token_embd.weight", np.zeros((100, 100), np.float16))
-    said = shown(written(writer, tmp_path / "moe.gguf"))
-    assert "architecture   moe, 1 layers, 8 experts, 2 at work" in said
-    assert "parameters     90.0 k, of which 30.0 k for a token" in said
+    return written(writer, path)
 
 
-def test_what_is_no_model(tmp_path: Path, shown: Shown) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "adapter.gguf", "llama")
+def adapter(path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((4, 4), np.float32))
-    said = shown(written(writer, tmp_path / "adapter.gguf"))
-    assert "content        adapter, not a model" in said
-    assert "memory:" not in said
-    assert "speed" not in said
+    return written(writer, path)
 
 
-def test_texts_of_the_file_do_no_harm_to_the_terminal(tiny: Path, tmp_path: Path, shown: Shown) -> None:
-    path = rewritten(tiny, tmp_path / "evil.gguf", {"general.name": "a\x1b[2Jb\nc ü"})
-    assert r"name           a\x1b[2Jb\nc ü" in shown(path)
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 1024}
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "absent"),
+    [
+        ({TEMPLATE: CONTENT}, "25 characters, tool calls as generic (--template prints it)", "thoughts"),
+        ({TEMPLATE: CONTENT}, "no tools, no calls or results, users and answers must take turns", "thoughts"),
+        ({TEMPLATE: CONTENT + "{{ tools }}"}, "36 characters, tool calls as generic (", "no tools"),
+        ({TEMPLATE: CONTENT + "<think>{# </think> #}"}, "tool calls as generic, thoughts as think (", "\x1b"),
+        ({TEMPLATE: "{% if"}, "chat template  cannot be used: the chat template, line 1: ", "tool calls"),
+        ({"general.name": "a\x1b[2Jb\nc ü"}, r"name           a\x1b[2Jb\nc ü", "\x1b"),
+        (YARN, "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens", "\x1b"),
+        (
+            lambda path: gemma3(tiny_model_path(), path, window=64),
+            "see the last 64 tokens only",
+            "keep a state",
+        ),
+        (lambda path: tiny_model_path(shape="tiny-mamba"), "some or all layers keep a state", "KV cells"),
+        (moe, "architecture   moe, 1 layers, 8 experts, 2 at work", "\x1b"),
+        (moe, "parameters     90.0 k, of which 30.0 k for a token", "\x1b"),
+        (adapter, "content        adapter, not a model", "memory:"),
+    ],
+)
+def test_kinds_of_files(
+    tiny: Path, tmp_path: Path, shown: Shown, model: Any, there: str, absent: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    said = shown(rewritten(tiny, path, model) if isinstance(model, dict) else model(path))
+    assert there in said
+    assert absent not in said
+
+
+def test_templates_are_printed_whole_and_alone(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
+    template = gguf.GGUFReader(tiny).fields[TEMPLATE].contents()
+    assert shown(tiny, "--template") == template + "\n"
+    named = rewritten(tiny, tmp_path / "named.gguf", {f"{TEMPLATE}.tool_use": "{{ tools }}"})
+    assert shown(named, "--template", "tool_use") == "{{ tools }}\n"
+    assert run(named, "--template", "other").refusal.endswith("named.gguf has no chat template other")
+    mute = tmp_path / "mute.gguf"
+    mute.write_bytes(tiny.read_bytes().replace(TEMPLATE.encode(), b"tokenizer.chat_temptati"))
+    assert "chat template  none: chats need serve --chat-template FILE" in shown(mute)
+    assert run(mute, "--template").refusal
 
 
 def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
@@ -264,18 +255,19 @@ def test_damage_is_one_line(
     assert line in run(path, "--json").refusal
 
 
-def test_wrong_use(tiny: Path, run: Run) -> None:
-    for arguments, line in [
-        (("hf:acme/none",), "is not in the cache"),
-        (("demon",), "unknown model 'demon' (did you mean demo?)"),
-        ((tiny, "--model", "demo"), "--model is for serve"),
-        ((tiny, "--kv-typ", "f16"), "kv-typ"),
-        ((tiny, "--ctx-size", "1"), "--ctx-size"),
-    ]:
-        assert line in run(*arguments).refusal
-    done = run(tiny, "--json", "--template")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "not allowed with argument --json" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("hf:acme/none", "is not in the cache"),
+        ("demon", "unknown model 'demon' (did you mean demo?)"),
+        ("demo --model demo", "--model is for serve"),
+        ("demo --kv-typ f16", "kv-typ"),
+        ("demo --ctx-size 1", "--ctx-size"),
+    ],
+)
+def test_wrong_use(run: Run, arguments: str, line: str) -> None:
+    assert line in run(*arguments.split()).refusal
+    assert "not allowed with argument --json" in run("demo", "--json", "--template").stderr
 
 
 # -- the machine ---------------------------------------------------------------------------------------
@@ -334,13 +326,10 @@ def test_a_draft_model_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
     assert "serve takes 16,384 tokens for all requests unless --ctx-size says more" in said
 
 
-def test_a_pool_that_cannot_be_is_said(tiny: Path, shown: Shown) -> None:
+def test_a_pool_and_a_device_that_cannot_be_are_said(tiny: Path, shown: Shown) -> None:
+    """By this build of llama.cpp, which knows none."""
     said = shown(tiny, "--ctx-size", 10**12)
     assert "serve would not start: Not enough memory for the KV pool: 1000000000000 tokens" in said
-
-
-def test_a_device_that_is_not_there_is_said_where_one_is_asked_for(tiny: Path, shown: Shown) -> None:
-    """By this build of llama.cpp, which knows none."""
     assert not [line for line in shown(str(tiny)).splitlines() if line.startswith("device")]
     for asked in (["--gpu-layers", "all"], ["--draft-model", str(tiny), "--draft-gpu-layers", "all"]):
         (line,) = [line for line in shown(str(tiny), *asked).splitlines() if line.startswith("device")]
@@ -371,10 +360,8 @@ def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Sho
     assert facts(other)["speed"] is None
 
 
-def test_it_measures_on_demand(tiny: Path, run: Run) -> None:
-    done = run(tiny, "--measure", "--json")
-    assert done.returncode == 0
-    speed = json.loads(done.stdout)["speed"]
+def test_it_measures_on_demand(tiny: Path, facts: Facts) -> None:
+    speed = facts(tiny, "--measure")["speed"]
     assert speed["is_default"]
     assert all(each["tokens_per_second"] > 0 for each in speed["decode"])
 

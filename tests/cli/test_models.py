@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -31,26 +32,21 @@ DOWNLOADED = ("qwen3.5-0.8b", "gpt-oss-20b", "qwen3-reranker-0.6b", "smollm3-3b"
 
 
 class Home:
-    """Somebody's cache of the hub, and what the command says of it."""
+    """A user's cache of the hub, and the output of commands that work on it."""
 
     def __init__(self, folder: Path, hub: Hub) -> None:
         self.hub = hub
         own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         self._env = {**own, "HF_HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
 
-    def fetch(self, *names: str) -> None:
-        self._run("pull", "--json", *names)
-
-    def listed(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in json.loads(self.said("--json"))}
-
     def said(self, *arguments: str) -> str:
-        return self._run("models", *arguments)
-
-    def _run(self, *arguments: str) -> str:
         done = warm.run(*arguments, env=self._env)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    @functools.cached_property
+    def listed(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in json.loads(self.said("models", "--json"))}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +62,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     repos["acme/some"] = Repo({"plain.gguf": tiny.read_bytes(), "ranks.gguf": ranker, "lora.gguf": adapter})
     with running(repos) as hub:
         home = Home(folder / "hf", hub)
-        home.fetch(*DOWNLOADED, *(f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")))
+        home.said(
+            "pull",
+            "--json",
+            *DOWNLOADED,
+            *(f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")),
+        )
         hub.requests.clear()
         yield home
 
@@ -75,14 +76,10 @@ def _file(alias: str) -> str:
     return parse_hub_name(KNOWN_MODELS[alias].source or "").file or "gpt-oss-20b-MXFP4.gguf"
 
 
-def test_all_names_are_there_and_nobody_is_asked(home: Home) -> None:
-    listed = home.listed()
+def test_all_names_are_there_and_downloads_have_the_figures_of_their_files(home: Home) -> None:
+    tiny, listed = tiny_model_path("q4_k_m"), home.listed
     assert set(KNOWN_MODELS) <= set(listed)
     assert home.hub.requests == []
-
-
-def test_what_was_downloaded_has_the_figures_of_its_file(home: Home) -> None:
-    tiny, listed = tiny_model_path("q4_k_m"), home.listed()
     here = {name for name, each in listed.items() if each["here"] == "downloaded"}
     assert here == {*DOWNLOADED, "hf:acme/some/plain.gguf", "hf:acme/some/ranks.gguf"}
     for name in ("qwen3.5-0.8b", "gpt-oss-20b", "hf:acme/some/plain.gguf"):
@@ -91,17 +88,24 @@ def test_what_was_downloaded_has_the_figures_of_its_file(home: Home) -> None:
         assert (listed[name]["fits"], listed[name]["pool_tokens"]) == (True, 16_384)
     assert listed["hf:acme/some/ranks.gguf"]["kind"] == "reranks"
     assert listed["smollm3-3b"]["size_bytes"] == 1_920_000_000  # what is here is no model
-
-
-def test_packages(home: Home, smollm2: Path, minilm: Path) -> None:
-    listed = home.listed()
-    assert (listed["smollm2"]["here"], listed["smollm2"]["size_bytes"]) == ("package", smollm2.stat().st_size)
-    assert (listed["minilm"]["here"], listed["minilm"]["kind"]) == ("package", "embeds")
     assert listed["qwen3.5-4b"]["here"] is None
 
 
+def test_figures_of_the_packaged_are_their_files(
+    home: Home, smollm2: Path, gemma3_270m: Path, minilm: Path
+) -> None:
+    listed = home.listed
+    assert (listed["smollm2"]["here"], listed["smollm2"]["size_bytes"]) == ("package", smollm2.stat().st_size)
+    assert (listed["minilm"]["here"], listed["minilm"]["kind"]) == ("package", "embeds")
+    for alias, path in (("smollm2", smollm2), ("gemma3-270m", gemma3_270m)):
+        known = KNOWN_MODELS[alias]
+        assert bytes_per_cell(GgufHeader(path), KVType.F16) == known.cell_bytes
+        assert path.stat().st_size == pytest.approx(known.gigabytes * 1e9, rel=0.1)  # another quantisation
+    assert set(PACKAGED) <= set(KNOWN_MODELS)
+
+
 def test_as_text(home: Home) -> None:
-    head, *lines = home.said().splitlines()
+    head, *lines = home.said("models").splitlines()
     assert head.split() == [
         "--model",
         "size",
@@ -115,9 +119,8 @@ def test_as_text(home: Home) -> None:
         "thoughts",
     ]
     (line,) = [line for line in lines if line.startswith("qwen3.5-0.8b")]
-    assert line.split() == [
-        "qwen3.5-0.8b", "1.10", "MB", "yes", "16,384", "downloaded", "generates", "qwen3-coder", "think",
-    ]  # fmt: skip
+    figures = "qwen3.5-0.8b 1.10 MB yes 16,384 downloaded generates qwen3-coder think"
+    assert line.split() == figures.split()
 
 
 @pytest.mark.parametrize("free", [0, 10**9, 6 * 10**9, 10**12])
@@ -137,14 +140,6 @@ def test_weights_alone_are_not_enough() -> None:
     for free, fits in ((size + 2 * cells - 2, False), (size + 2 * cells, True)):
         (model,) = [model for model in listed_models(free) if model.name == "gemma-4-12b"]
         assert model.fits is fits
-
-
-def test_figures_of_the_packaged_are_their_files(smollm2: Path, gemma3_270m: Path) -> None:
-    for alias, path in (("smollm2", smollm2), ("gemma3-270m", gemma3_270m)):
-        known = KNOWN_MODELS[alias]
-        assert bytes_per_cell(GgufHeader(path), KVType.F16) == known.cell_bytes
-        assert path.stat().st_size == pytest.approx(known.gigabytes * 1e9, rel=0.1)  # another quantisation
-    assert set(PACKAGED) <= set(KNOWN_MODELS)
 
 
 def test_formats_are_those_that_the_server_knows() -> None:

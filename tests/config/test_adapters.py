@@ -46,13 +46,15 @@ def test_wrong_options(text: str, why: str) -> None:
         read_settings(["--adapter", text])
 
 
-def test_tables() -> None:
+def test_tables_and_several_options() -> None:
     table = {"one": "a.gguf@2", "two": {"path": "b.gguf"}, "three": {"path": "c@2", "scale": 3}}
     assert adapters_of_table(table) == (
         AdapterSource("one", "a.gguf", 2.0),
         AdapterSource("two", "b.gguf"),
         AdapterSource("three", "c@2", 3.0),
     )
+    settings = read_settings(["--adapter", "one=a", "--adapter", "m/two=b@2"])
+    assert [option.source.name for option in settings.adapter] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -65,15 +67,11 @@ def test_tables() -> None:
         {"one": {"path": "a", "scale": "1"}},
         {"": "a"},
     ],
+    ids=str,
 )
 def test_wrong_tables(table: object) -> None:
     with pytest.raises(ValueError, match="adapter"):
         adapters_of_table(table)
-
-
-def test_settings_take_several() -> None:
-    settings = read_settings(["--adapter", "one=a", "--adapter", "m/two=b@2"])
-    assert [option.source.name for option in settings.adapter] == ["one", "two"]
 
 
 class TestFiles:
@@ -87,24 +85,19 @@ class TestFiles:
         (folder / "link").symlink_to(tmp_path / "secret")
         return folder
 
-    @pytest.mark.parametrize("name", ["a.gguf", "more/b.gguf", "more/../a.gguf"])
-    def test_those_in_the_folder_are_found(self, folder: Path, name: str) -> None:
-        found = AdapterFiles(folder).of_client(AdapterSource("one", name))
-        assert Path(found.path).is_file()
-        assert len(found.digest) == 64
-
-    def test_a_whole_path_into_the_folder_too(self, folder: Path) -> None:
-        assert AdapterFiles(folder).of_client(AdapterSource("one", str(folder / "a.gguf"))).name == "one"
+    def test_those_in_the_folder_are_found(self, folder: Path) -> None:
+        for name in ("a.gguf", "more/b.gguf", "more/../a.gguf", str(folder / "a.gguf")):
+            found = AdapterFiles(folder).of_client(AdapterSource("one", name))
+            assert Path(found.path).is_file()
+            assert (found.name, len(found.digest)) == ("one", 64)
+        with pytest.raises(AdapterFailed, match="There is no file c"):
+            AdapterFiles(folder).of_client(AdapterSource("one", "c"))
 
     @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link", "../nothing", "a\0b", "x" * 5000])
     def test_those_outside_are_not(self, folder: Path, name: str) -> None:
         """Whether there is such a file or not."""
         with pytest.raises(AdapterNotAllowed, match="leads out of"):
             AdapterFiles(folder).of_client(AdapterSource("one", name))
-
-    def test_one_that_is_not_there(self, folder: Path) -> None:
-        with pytest.raises(AdapterFailed, match="There is no file c"):
-            AdapterFiles(folder).of_client(AdapterSource("one", "c"))
 
     @pytest.mark.parametrize("name", ["a.gguf", "hf:o/r/f.gguf"])
     def test_without_a_folder_clients_load_nothing(self, name: str) -> None:

@@ -1,1 +1,5 @@
-"""What is in `deploy/`: it says what is true, and does what it says."""
+"""Checks of `deploy/`: its files are well formed, name what exists, and do what they promise."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]

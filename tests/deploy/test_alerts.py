@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.dockerfile import ROOT
+from tests.deploy import ROOT
 from tests.observe.families import families
 
 ALERTS = ROOT / "deploy" / "chart" / "files" / "alerts.yml"

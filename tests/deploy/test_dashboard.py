@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -26,12 +27,12 @@ import httpx
 import pytest
 
 from tests.adapters import make_adapter
-from tests.deploy.dockerfile import ROOT
+from tests.deploy import ROOT
 from tests.page.browser import running_browser
-from tests.server_process import ServerProcess
+from tests.server_process import ServerProcess, engines_of
 from tests.tiny_bert import TinyBert
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(1200)]
 
@@ -40,7 +41,6 @@ ALERTS = DASHBOARD.with_name("alerts.yml")
 GRAFANA = Path(__file__).with_name("grafana")
 _ASSETS = ROOT / "model_assets"
 _STEP_S = 2
-_LOAD_S = 50
 _OPTIONS = f"""
 ctx_size = 2048
 cache_mb = 8
@@ -95,45 +95,45 @@ def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) 
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     files = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
-    with subprocess.Popen(
-        ["prometheus", *files, f"--web.listen-address={address}", "--log.level=error"]
-    ) as process:
+    command = ["prometheus", *files, f"--web.listen-address={address}", "--log.level=error"]
+    is_over = threading.Event()
+    load = threading.Thread(target=_load, args=(server, is_over))
+    with subprocess.Popen(command) as process:
+        load.start()
         try:
-            _load(server, time.monotonic() + _LOAD_S)
             yield f"http://{address}"
         finally:
+            is_over.set()
+            load.join()
             process.terminate()
 
 
-def _load(server: ServerProcess, end: float) -> None:
-    """Something of everything that the dashboard shows, and the death of an engine."""
+def _load(server: ServerProcess, is_over: threading.Event) -> None:
+    """Something of everything that the dashboard shows, again and again, and the death of an engine."""
     rows = [
         {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": {"prompt": f"{i}"}}
         for i in range(20)
     ]
+    lines = "\n".join(json.dumps(row) for row in rows).encode()
     with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client:
-        lines = "\n".join(json.dumps(row) for row in rows).encode()
         file = client.post("/v1/files", files={"file": ("b.jsonl", lines)}, data={"purpose": "batch"}).json()
         batch = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         assert client.post("/v1/batches", json=batch).status_code == 200
-        has_died = False
-        while time.monotonic() < end:
-            _ask_everything(client)
-            if not has_died and time.monotonic() > end - _LOAD_S / 2:
-                _kill_an_engine(server)
-                has_died = True
+        for number in itertools.count():
+            if is_over.is_set():
+                return
+            _ask_everything(client, number)
+            wait_until(lambda: server.status()["models"]["sleepy"]["state"] == "asleep")
+            if number == 5:
+                engines_of(server.process.pid)[0].kill()
 
 
-def _kill_an_engine(server: ServerProcess) -> None:
-    server.engine.kill()
-
-
-def _ask_everything(client: httpx.Client) -> None:
+def _ask_everything(client: httpx.Client, number: int) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": {"a": "constant"}}}}
     story = "one two three four five six seven eight nine ten " * 3
     for body in (
         {"model": "demo", "prompt": story, "max_tokens": 24, "temperature": 0},
-        {"model": "demo", "prompt": story + str(time.time()), "max_tokens": 16, "n": 2},
+        {"model": "demo", "prompt": f"{story}{number}", "max_tokens": 16, "n": 2},
         {"model": "tiny:one", "prompt": "a", "max_tokens": 8},
         {"model": "sleepy", "prompt": "a", "max_tokens": 8},
     ):
@@ -142,14 +142,12 @@ def _ask_everything(client: httpx.Client) -> None:
         said = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40, **body}
         client.post("/v1/chat/completions", json=said)
     client.post("/v1/embeddings", json={"model": "embeds", "input": ["a b c", "d"]})
-    time.sleep(1.5)  # meanwhile one model falls asleep
 
 
 @pytest.fixture(scope="module")
-def span(prometheus: str) -> tuple[int, int]:
-    """The seconds from and to which there is something to see."""
-    end = int(time.time())
-    return end - _LOAD_S, end
+def start_s(prometheus: str) -> int:
+    """Time from which there is something to see."""
+    return int(time.time())
 
 
 def targets() -> list[tuple[str, str]]:
@@ -163,15 +161,17 @@ def targets() -> list[tuple[str, str]]:
     return [(panel["title"], fill(target["expr"])) for panel in panels for target in panel.get("targets", [])]
 
 
-@pytest.mark.parametrize(("title", "expression"), targets(), ids=lambda text: text[:40])
-def test_every_query_has_an_answer(
-    prometheus: str, span: tuple[int, int], title: str, expression: str
-) -> None:
-    query = {"query": expression, "start": span[0], "end": span[1], "step": _STEP_S}
+def has_values(prometheus: str, expression: str, start_s: int) -> bool:
+    query = {"query": expression, "start": start_s, "end": int(time.time()), "step": _STEP_S}
     answer = httpx.get(prometheus + "/api/v1/query_range", params=query).json()
     assert answer["status"] == "success", answer
     values = [value for series in answer["data"]["result"] for _, value in series["values"]]
-    assert any(value != "NaN" for value in values), f"{title}: {expression}"
+    return any(value != "NaN" for value in values)
+
+
+@pytest.mark.parametrize(("title", "expression"), targets(), ids=lambda text: text[:40])
+def test_every_query_has_an_answer(prometheus: str, start_s: int, title: str, expression: str) -> None:
+    wait_until(lambda: has_values(prometheus, expression, start_s))
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +198,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
-def test_grafanas_components_draw_every_panel(prometheus: str, span: tuple[int, int], page: str) -> None:
+def test_grafanas_components_draw_every_panel(prometheus: str, start_s: int, page: str) -> None:
+    for _, expression in targets():
+        wait_until(functools.partial(has_values, prometheus, expression, start_s))
     panels = {panel["id"]: panel for panel in json.loads(DASHBOARD.read_text())["panels"]}
-    query = urlencode({"prometheus": prometheus, "from": span[0], "to": span[1], "step": _STEP_S})
+    query = urlencode({"prometheus": prometheus, "from": start_s, "to": int(time.time()), "step": _STEP_S})
     with running_browser() as browser, contextlib.closing(browser.new_page()) as tab:
         tab.set_viewport_size({"width": 1500, "height": 900})
         wrong: list[str] = []

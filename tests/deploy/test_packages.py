@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.kernels.build import LEVELS
-from tests.deploy.dockerfile import ROOT, stages
+from tests.deploy import ROOT
+from tests.deploy.test_dockerfile import instructions
 
 SCRIPT = ROOT / "scripts" / "package"
 
@@ -55,8 +56,9 @@ class TestBuilt:
         (archive,) = dist.glob("*-image.tar.gz")
         with tarfile.open(archive) as tar:
             names = tar.getnames()
-        copied = [step.words[:-1] for step in stages()[0].steps if step.name == "COPY"]
-        needed = {"deploy/Dockerfile", "deploy/healthcheck.py", *(name for each in copied for name in each)}
+        values = [value for name, value in instructions() if name == "COPY" and not value.startswith("--")]
+        copied = {name for value in values for name in value.split()[:-1]}
+        needed = {"deploy/Dockerfile", *copied}
         assert needed <= set(names)
         assert not [name for name in names if "libocs_kernels" in name or "node_modules" in name]
 

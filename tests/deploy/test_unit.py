@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.dockerfile import ROOT
+from tests.deploy import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "openai-cpu-server.service"
 _MOST_EXPOSED = 2.0

@@ -1,4 +1,4 @@
-"""The README is a front door, and what it shows works as it is written."""
+"""Commands, programs and options of the README and the manual work as they are written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S
 
-_MOST_LINES = 160
 _ADDRESS = "http://127.0.0.1:8000"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 _OF_OTHERS = {"--gpu", "--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
@@ -46,10 +45,6 @@ def server() -> Iterator[ServerProcess]:
     options = ("--served-model-name", "smollm2", "--max-output-tokens", "50")
     with ServerProcess("--model", str(tiny_model_path()), *options) as process:
         yield process
-
-
-def test_it_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= _MOST_LINES
 
 
 @pytest.mark.native
@@ -80,20 +75,15 @@ def test_its_programs_and_the_manuals_work(server: ServerProcess, tmp_path: Path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_scripts_that_are_named_exist(page: Path) -> None:
-    named = {name for text in code(page) for name in re.findall(r"(?<![\w/.])scripts/[\w./]+", text)}
+def test_scripts_and_options_that_are_named_exist(page: Path) -> None:
+    texts = list(code(page))
+    named = {name for text in texts for name in re.findall(r"(?<![\w/.])scripts/[\w./]+", text)}
     assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
-    commands = [
-        line for block in blocks(page, "console") for line in re.findall(r"^\$ (scripts/\S+)", block, re.M)
-    ]
+    commands = [name for text in texts for name in re.findall(r"^\$ (scripts/\S+)", text, re.M)]
     assert all(os.access(ROOT / command, os.X_OK) for command in commands)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_options_that_are_named_exist(page: Path) -> None:
-    named = {option for text in code(page) for option in _OPTION.findall(text)}
+    options = {option for text in texts for option in _OPTION.findall(text)}
     others = _OF_OTHERS | {f"--{name}" for name in _ON_PAGES.get(page.name, "").split()}
-    assert named - options_of_ours() - others == set()
+    assert options - options_of_ours() - others == set()
 
 
 @functools.cache

@@ -1,17 +1,15 @@
-"""The engine's core with the fake backend, step by step, on a clock of our own."""
+"""The engine's core with the fake backend, step by step, on a clock that stands still."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import (
+    ALONE,
     CancelRequest,
     ClearCache,
     EngineOptions,
@@ -33,8 +31,12 @@ from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
 from openai_cpu_server.engine.generating import EngineCore, build_core
+from openai_cpu_server.engine.process import calibrated
+from openai_cpu_server.llama.measure.calibrate import CurveKey
+from openai_cpu_server.llama.measure.measurements import Measurements
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, Panic
 from tests.scheduler.driver import alone, request
+from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.thorough
 
@@ -48,17 +50,19 @@ class Engine:
 
     def __init__(self, options: EngineOptions = OPTIONS, backend: FakeBackend | None = None) -> None:
         self.backend = backend or FakeBackend()
-        self.core: EngineCore = build_core(options, self.backend, CURVE)
+        self.core: EngineCore = build_core(options, self.backend, CURVE, clock=lambda: 0.0)
         self.events: list[TokenEvent] = []
         self.started: list[tuple[str, ...]] = []
         self.queues: list[QueueState] = []
+        self.all_figures: list[StepFigures] = []
         self._last: StepDone | None = None
 
-    def step(self) -> None:
-        for message in self.core.step():
+    def step(self, sharing: Sharing = ALONE) -> None:
+        for message in self.core.step(sharing):
             match message:
-                case StepDone(events=events):
+                case StepDone(events=events, figures=figures):
                     self.events += events
+                    self.all_figures += [] if figures is None else [figures]
                     self._last = message
                 case StepStarted(ids=ids):
                     self.started.append(ids)
@@ -101,19 +105,6 @@ def of_one_slot() -> FakeBackend:
     return FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1))
 
 
-@contextmanager
-def busy_step(engine: Engine) -> Iterator[None]:
-    """A step of a `BusyBackend` is being executed meanwhile."""
-    assert isinstance(engine.backend, BusyBackend)
-    engine.backend.is_busy.clear()
-    step = threading.Thread(target=engine.step)
-    step.start()
-    engine.backend.is_busy.wait()
-    time.sleep(0.05)
-    yield
-    step.join()
-
-
 def test_who_is_computed_is_announced_when_it_changes() -> None:
     engine = Engine()
     engine.submit(request("a", output=5))
@@ -147,21 +138,16 @@ def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None
     assert place.first_token_ms > 100 * 5, "after the 200 tokens before it"
 
 
-class BrokenPieces(FakeBackend):
-    """Stumbles over a token's text when an output begins with it."""
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        if special:
-            raise MemoryError
-        return super().piece(token)
-
-
 class BrokenText(FakeBackend):
-    """Stumbles over a token's text in the middle of an output."""
+    """Stumbles over a token's text when an output begins with it, or in the middle of an output."""
+
+    def __init__(self, error: BaseException, from_computed: int = 0) -> None:
+        super().__init__()
+        self._error, self._from_computed = error, from_computed
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        if special and self.num_computed > 20:
-            raise Panic("index out of bounds")
+        if special and self.num_computed >= self._from_computed:
+            raise self._error
         return super().piece(token)
 
 
@@ -190,21 +176,12 @@ def test_a_sequence_in_which_something_goes_wrong_ends_and_the_others_do_not_not
 
 
 def test_a_panic_while_an_output_is_followed_ends_that_one_alone() -> None:
-    engine = Engine(backend=BrokenText())
+    engine = Engine(backend=BrokenText(Panic("index out of bounds"), 21))
     engine.serve(request("bad", output=30, show_control_tokens=True), request("good", output=30))
     finish, other = engine.finish("bad"), engine.finish("good")
     assert (finish.reason, finish.is_own_fault) == (FinishReason.ERROR, False)
     assert other.reason in (FinishReason.LENGTH, FinishReason.STOP)
     assert engine.backend.opened == {}
-
-
-@pytest.mark.parametrize("pattern", ["abc?!", "(", "!"])
-def test_a_grammar_that_cannot_be_followed_is_its_requests_own_fault(pattern: str) -> None:
-    engine = Engine()
-    engine.serve(request("bad", output=9, constraint=Constraint(grammar=pattern)), request("good", output=9))
-    finish = engine.finish("bad")
-    assert (finish.reason, finish.is_own_fault) == (FinishReason.ERROR, True)
-    assert engine.finish("good")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +206,7 @@ def test_numbers_that_the_api_lets_nobody_send_are_refused_here_too(more: dict[s
 
 
 def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
-    engine = Engine(backend=BrokenPieces())
+    engine = Engine(backend=BrokenText(MemoryError()))
     pattern = Constraint(grammar="abc?")
     one = request("good", constraint=pattern)
     engine.submit(request("bad", constraint=pattern, show_control_tokens=True), one)
@@ -298,22 +275,10 @@ def test_a_prompt_tells_how_far_it_is() -> None:
     assert (left_ms[0] > 0, left_ms[-1]) == (True, 0.0)
     assert len(told) >= 3
     assert alone(asked) == engine.told("b")
-
-
-def test_what_a_dead_engine_has_told_of_an_answer_is_told_no_progress() -> None:
-    one = msgspec.structs.replace(request("a", output=5), tells_progress=True)
-    engine = Engine()
-    engine.core.handle(Submit(one, output=tuple(alone(one))[:2]))
-    engine.run()
-    assert all(event.progress is None for event in engine.events)
-
-
-def test_nothing_is_shared_where_that_is_switched_off() -> None:
-    engine = Engine(msgspec.structs.replace(OPTIONS, experiment=Experiment(prefix_sharing=False)))
-    prompt = tuple(range(2, 102))
-    engine.serve(request("a", tokens=prompt), request("b", tokens=prompt))
-    assert engine.backend.blocks == {}
-    assert engine.last.kv.cached_tokens == 0
+    resumed = Engine()
+    resumed.core.handle(Submit(asked, output=tuple(alone(asked))[:2]))
+    resumed.run()
+    assert all(event.progress is None for event in resumed.events)
 
 
 def test_those_who_wait_are_told_their_place() -> None:
@@ -327,48 +292,39 @@ def test_those_who_wait_are_told_their_place() -> None:
     assert 0 < places[0].first_token_ms < places[1].first_token_ms
 
 
-def test_clearing_the_cache_drops_its_blocks() -> None:
-    engine = Engine()
-    engine.serve(request("a", prompt=200))
-    assert len(engine.backend.blocks) == 4
-    engine.core.handle(ClearCache())
-    engine.run()
-    assert engine.backend.blocks == {}
-
-
-def test_pinned_prompts_are_computed_at_start_and_stay() -> None:
+def test_clearing_the_cache_drops_its_blocks_but_for_pinned_prompts() -> None:
     pin = tuple(range(2, 130))
     engine = Engine(msgspec.structs.replace(OPTIONS, pinned_prompts=(pin,)))
-    engine.run()
+    engine.serve(request("a", prompt=200))
+    assert len(engine.backend.blocks) == 6
     engine.core.handle(ClearCache())
-    engine.serve(request("a", tokens=(*pin, 7)))
-    assert engine.finish("a").cached_tokens == 128
+    engine.run()
+    assert len(engine.backend.blocks) == 2
+    engine.serve(request("b", tokens=(*pin, 7)))
+    assert engine.finish("b").cached_tokens == 128
 
 
-def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
+def test_the_cache_outlives_the_engine_in_its_file_and_a_smaller_one_takes_what_fits(tmp_path: Path) -> None:
     options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
     one = request("a", prompt=200, output=3)
     first = Engine(options)
-    first.core.handle(Submit(request("gone", prompt=70, output=100)))
-    first.core.handle(Submit(one))
+    first.submit(request("gone", prompt=70, output=100), one)
     for _ in range(10):
         first.step()
     first.core.save_cache(str(tmp_path / "cache"))
     second = Engine(options)
-    second.core.handle(Submit(one))
-    second.run()
+    second.serve(one)
     assert second.finish("a").cached_tokens == 199
-    assert [t for e in second.events for t in e.tokens] == alone(one)
+    assert second.told("a") == alone(one)
+    assert len(Engine(msgspec.structs.replace(options, cache_bytes=64 * 2)).backend.blocks) == 2
 
 
 def test_a_step_that_was_never_executed_saves_what_it_was_to_save(tmp_path: Path) -> None:
     """The client has gone while the engine told of it."""
     options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
     first = Engine(options)
-    first.core.handle(Submit(request("a", prompt=200, output=3)))
-    while "a" not in {event.id for event in first.events if event.finish is not None}:
-        first.step()
-    first.core.handle(Submit(request("b", prompt=70, output=100)))
+    first.serve(request("a", prompt=200, output=3))
+    first.submit(request("b", prompt=70, output=100))
     next(first.core.step())
     first.core.save_cache(str(tmp_path / "cache"))
     second = Engine(options)
@@ -376,35 +332,30 @@ def test_a_step_that_was_never_executed_saves_what_it_was_to_save(tmp_path: Path
     assert second.finish("a").cached_tokens == 199
 
 
-def test_a_server_without_a_cache_leaves_the_file_alone(tmp_path: Path) -> None:
-    path = tmp_path / "cache"
+def test_a_server_without_a_cache_shares_nothing_and_leaves_the_file_alone(tmp_path: Path) -> None:
+    path, prompt = tmp_path / "cache", tuple(range(2, 102))
     path.write_bytes(b"of an earlier run")
     engine = Engine(msgspec.structs.replace(OPTIONS, experiment=Experiment(prefix_sharing=False)))
+    engine.serve(request("a", tokens=prompt), request("b", tokens=prompt))
+    assert engine.backend.blocks == {}
+    assert engine.last.kv.cached_tokens == 0
     engine.core.save_cache(str(path))
     assert path.read_bytes() == b"of an earlier run"
 
 
-def test_a_smaller_cache_takes_what_fits(tmp_path: Path) -> None:
-    path = str(tmp_path / "cache")
-    first = Engine(msgspec.structs.replace(OPTIONS, cache_file=path))
-    first.core.handle(Submit(request("a", prompt=320)))
-    first.run()
-    first.core.save_cache(path)
-    second = Engine(msgspec.structs.replace(OPTIONS, cache_file=path, cache_bytes=64 * 2))
-    assert len(second.backend.blocks) == 2
-
-
 class BusyBackend(FakeBackend):
-    """Tells when a step is being executed; a batch step takes until it is interrupted, or half a second."""
+    """Has the test look on while its next step is executed; what the test says then interrupts that."""
 
     def __init__(self) -> None:
-        super().__init__(step_s=0.5)
-        self.is_busy = threading.Event()
+        super().__init__()
+        self.meanwhile: Callable[[], bool] | None = None
 
     def execute(self, step: Step) -> StepResult:
-        self._step_s = 0.5 if any(len(span.tokens) > 1 for span in step.spans) else 0.0
-        self.is_busy.set()
-        return super().execute(step)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is None or not meanwhile():
+            return super().execute(step)
+        super().execute(Step(verbs=step.verbs))
+        return StepResult(interrupted=True)
 
 
 @pytest.mark.parametrize(
@@ -419,11 +370,16 @@ def test_an_interactive_newcomer_interrupts_batch_work_only(
     one = request("one", prompt=100, priority=running)
     engine.submit(one)
     command = Submit(request("two", priority=newcomer))
-    with busy_step(engine):
-        for form in (command, engine.core.prepare(command)):
-            assert engine.core.is_worth_interrupting(form) == interrupts
-        if interrupts:
-            backend.interrupt()
+
+    def newcomer_comes() -> bool:
+        forms = (command, engine.core.prepare(command))
+        found = {engine.core.is_worth_interrupting(form) for form in forms}
+        assert found == {interrupts}
+        return interrupts
+
+    backend.meanwhile = newcomer_comes
+    engine.step()
+    assert backend.meanwhile is None
     engine.core.handle(command)
     engine.run()
     assert engine.finish("one").interruptions == int(interrupts)
@@ -436,12 +392,15 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_ro
     engine = Engine(backend=backend)
     engine.submit(request("one", prompt=200, priority=BATCH))
     worth = []
+
+    def look() -> bool:
+        commands = (ShortenTurn(interrupts=False), ShortenTurn(interrupts=True), Submit(request("x")))
+        worth.append([engine.core.is_worth_interrupting(command) for command in commands])
+        return len(worth) == 1
+
     for _ in range(2):
-        with busy_step(engine):
-            commands = (ShortenTurn(interrupts=False), ShortenTurn(interrupts=True), Submit(request("x")))
-            worth.append([engine.core.is_worth_interrupting(command) for command in commands])
-            if worth == [[False, True, True]]:
-                backend.interrupt()
+        backend.meanwhile = look
+        engine.step()
     assert worth == [[False, True, True], [False] * 3]
     assert engine.figures.tokens < 50, "the step behind one that was interrupted is short"
     engine.step()
@@ -453,16 +412,10 @@ def test_where_steps_cannot_be_interrupted_those_of_batch_work_are_short(
     cpu_expert_layers: int, in_one_go: bool
 ) -> None:
     """A device computes on; the CPU, which has the experts of each layer, would hear of a newcomer."""
-    gpu = Device(
-        name="Vulkan0", backend="Vulkan", description="", kind="gpu", free_bytes=9000, total_bytes=9000
-    )
+    gpu = Device(name="Vulkan0", backend="V", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
+    placed = {"layers": 9, "num_layers": 9, "weights_bytes": 1000, "cells_bytes": 1000}
     placement = msgspec.structs.replace(
-        Placement.nowhere("", gpu),
-        layers=9,
-        num_layers=9,
-        cpu_expert_layers=cpu_expert_layers,
-        weights_bytes=1000,
-        cells_bytes=1000,
+        Placement.nowhere("", gpu), cpu_expert_layers=cpu_expert_layers, **placed
     )
     engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, placement=placement)))
     engine.submit(request("one", prompt=200, priority=BATCH))
@@ -473,8 +426,8 @@ def test_where_steps_cannot_be_interrupted_those_of_batch_work_are_short(
 def test_steps_beside_other_models_interactive_work_are_short() -> None:
     engine = Engine()
     engine.submit(request("one", prompt=200, priority=BATCH))
-    (done,) = (m for m in engine.core.step(Sharing(beside_interactive=True)) if isinstance(m, StepDone))
-    assert 0 < done.figures.tokens < 50
+    engine.step(Sharing(beside_interactive=True))
+    assert 0 < engine.figures.tokens < 50
 
 
 def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
@@ -500,40 +453,42 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     assert queue.places[0].first_token_ms == pytest.approx(3 * undisturbed.places[0].first_token_ms)
 
 
-def test_costs_that_were_guessed_are_measured_and_used() -> None:
-    core = build_core(OPTIONS, FakeBackend(), None, lambda is_wanted: CURVE)
-    assert core.is_guessing
-    core.calibrate(lambda: False)
-    assert not core.is_guessing
-    core.handle(Submit(request=request("a", prompt=100, output=1)))
-    (done,) = (message for message in core.step() if isinstance(message, StepDone))
-    assert done.figures.predicted_ms == pytest.approx(5 + 995 * 99 / 255)
+def test_costs_that_were_guessed_are_measured_until_it_is_not_disturbed_and_used() -> None:
+    """Whatever comes interrupts a measurement, and only that."""
+    curves, seen = iter([None, CURVE]), list[bool]()
 
-
-def test_a_measurement_that_is_disturbed_is_made_again() -> None:
-    curves = iter([None, CURVE])
-    core = build_core(OPTIONS, FakeBackend(), None, lambda is_wanted: next(curves))
-    core.calibrate(lambda: True)
-    assert core.is_guessing
-    core.calibrate(lambda: False)
-    assert not core.is_guessing
-
-
-def test_whatever_comes_interrupts_a_measurement_and_only_that() -> None:
-    seen: list[bool] = []
-
-    def measure(is_wanted: Callable[[], bool]) -> CostCurve:
+    def measure(is_wanted: Callable[[], bool]) -> CostCurve | None:
         seen.append(core.is_worth_interrupting(CancelRequest(id="x")))
-        return CURVE
+        return next(curves)
 
     core = build_core(OPTIONS, FakeBackend(), None, measure)
-    core.calibrate(lambda: False)
-    seen.append(core.is_worth_interrupting(CancelRequest(id="x")))
-    assert seen == [True, False]
+    for is_wanted in (lambda: True, lambda: False):
+        assert core.is_guessing
+        core.calibrate(is_wanted)
+        seen.append(core.is_worth_interrupting(CancelRequest(id="x")))
+    assert seen == [True, False] * 2
+    assert not core.is_guessing
+    assert predicted_ms(core) == pytest.approx(5 + 995 * 99 / 255)
+    assert not build_core(OPTIONS, FakeBackend(), CURVE, measure).is_guessing, "known ones are not measured"
 
 
-def test_known_costs_are_not_measured() -> None:
-    assert not build_core(OPTIONS, FakeBackend(), CURVE, lambda is_wanted: CURVE).is_guessing
+def predicted_ms(core: EngineCore) -> float:
+    """Of a step that computes 99 tokens."""
+    core.handle(Submit(request=request("a", prompt=100, output=1)))
+    (done,) = (message for message in core.step() if isinstance(message, StepDone))
+    return done.figures.predicted_ms
+
+
+def test_who_never_measures_goes_by_a_guess_or_what_an_earlier_start_has_kept(tmp_path: Path) -> None:
+    info = msgspec.structs.replace(FAKE_INFO, path=str(tiny_model_path()))
+    options = msgspec.structs.replace(OPTIONS, calibrate="never", cost_dir=str(tmp_path))
+    guessing = calibrated(options, FakeBackend(info), lambda fraction: None)
+    assert not guessing.is_guessing
+    assert predicted_ms(guessing) < 100
+    assert not list(tmp_path.iterdir())
+    Measurements(tmp_path).put(CurveKey.of(info, options), CURVE)
+    knowing = calibrated(options, FakeBackend(info), lambda fraction: None)
+    assert predicted_ms(knowing) == pytest.approx(5 + 995 * 99 / 255)
 
 
 def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> None:
@@ -544,9 +499,6 @@ def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> Non
     spent = engine.figures.spent_ms
     assert spent["key:ann"] == pytest.approx(9 * spent["key:bob"])
     assert spent["key:bob"] > 0
-
-
-def test_a_client_may_have_several_parts_of_a_step() -> None:
     assert shared_ms([("a", 1), ("b", 2), ("a", 5)], 80.0) == {"a": 60.0, "b": 20.0}
     assert shared_ms([], 5.0) == {}
 
@@ -554,41 +506,20 @@ def test_a_client_may_have_several_parts_of_a_step() -> None:
 def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:
     silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, tells_forecast=True))
     for engine in (silent, telling):
-        engine.core.handle(Submit(request=request("r", prompt=130, output=3)))
-        while engine.core.has_work:
-            engine.step()
+        engine.serve(request("r", prompt=130, output=3))
     assert (silent.last.forecast, silent.last.prefixes) == (None, None)
     assert telling.last.forecast.num_live == (0, 0)
     assert len(telling.last.prefixes.saved) == 2
 
 
-def steps_of(*requests: GenerationRequest, kv_tokens: int = 4096) -> list[StepFigures]:
-    backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, kv_tokens=kv_tokens))
-    engine = Engine(EngineOptions(model_path=""), backend)
-    engine.submit(*requests)
-    found = []
-    while engine.core.has_work:
-        found += [done.figures for done in engine.core.step() if isinstance(done, StepDone) and done.figures]
-    return found
-
-
 def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
-    figures = [f for f in steps_of(request("a", prompt=20, output=4)) if f.tokens]
+    engine = Engine(EngineOptions(model_path=""))
+    engine.serve(request("a", prompt=20, output=4))
+    figures = [f for f in engine.all_figures if f.tokens]
     assert [(f.tokens, f.sampled, f.sequences) for f in figures] == [(20, 1, 1), *[(1, 1, 1)] * 3]
     assert all(f.predicted_ms > 0 and f.elapsed_ms >= 0 for f in figures)
-    crowd = [request(f"b{i}", tokens=tuple(range(100, 160 + i)), output=60, priority=BATCH) for i in range(4)]
-    assert sum(f.preemptions for f in steps_of(*crowd, kv_tokens=256)) > 0
-
-
-@pytest.mark.parametrize(
-    ("pattern", "output", "sampled", "forced"),
-    [
-        ("?abc?de", 50, 2, 6),  # two free ones, five others, and the end
-        ("ab?", 50, 1, 3),
-        ("abcd", 3, 0, 3),  # without a step
-    ],
-)
-def test_forced_tokens_of_steps_are_told_once(pattern: str, output: int, sampled: int, forced: int) -> None:
-    figures = steps_of(request("a", output=output, constraint=Constraint(grammar=pattern)))
-    assert (sum(f.sampled for f in figures), sum(f.forced for f in figures)) == (sampled, forced)
-    assert sampled or [f.tokens for f in figures] == [0]
+    crowded = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, kv_tokens=256)))
+    crowded.serve(
+        *(request(f"b{i}", tokens=tuple(range(100, 160 + i)), output=60, priority=BATCH) for i in range(4))
+    )
+    assert sum(f.preemptions for f in crowded.all_figures) > 0

@@ -113,21 +113,18 @@ def test_fewer_are_tried_at_once_where_much_more_is_lost_than_they_were_tried_fo
     assert choice.decide(seen(0.0, 0.5), 0.4) == 1, "it was faster"
 
 
-def test_a_quota_is_kept_to_though_cores_are_idle() -> None:
-    one = Watched(cores=4)
-    one.machine.quota = 2.0
-    one.compute(20.0)
-    assert one.counts.count(2) > 0.8 * len(one.counts)
-
-
-def test_the_log_says_that_a_quota_is_used_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quota_is_kept_to_though_cores_are_idle_and_the_log_says_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     one = Watched(cores=4)
     one.machine.quota = 2.0
     with caplog.at_level(logging.INFO):
         one.compute(1.0)
-    assert [record.message for record in caplog.records] == [
+    assert caplog.messages == [
         "threads that compute: 2 of 4 (the control group's quota of CPU time is used up)"
     ]
+    one.compute(19.0)
+    assert one.counts.count(2) > 0.8 * len(one.counts)
 
 
 def test_time_without_work_is_not_taken_for_free_cores() -> None:
@@ -151,19 +148,13 @@ def test_steps_that_lose_cores_for_a_moment_teach_nothing() -> None:
     assert one.taught[-1]
 
 
-def test_all_threads_compute_what_is_timed() -> None:
-    one = Watched(cores=2)
-    one.machine.strangers = 1
-    one.compute(0.3)
-    one.watch.use_all()
-    assert one.machine.count == one.watch.count == 2
-
-
-def test_a_quota_is_told_apart_from_others_who_compute() -> None:
+def test_a_quota_is_told_apart_from_others_who_compute_and_all_threads_compute_what_is_timed() -> None:
     one = Watched(cores=2)
     one.machine.strangers = 1
     one.compute(1.0)
     assert (one.watch.count, one.watch.is_throttled) == (1, False)
+    one.watch.use_all()
+    assert one.machine.count == one.watch.count == 2
     one.machine.strangers, one.machine.quota = 0, 0.5
     one.compute(1.0)
     assert one.watch.is_throttled
@@ -180,9 +171,7 @@ def test_the_log_says_it_once_in_a_while(caplog: pytest.LogCaptureFixture) -> No
             one.compute(0.3)
             one.machine.strangers = 0
             one.compute(0.3)
-        assert [record.message for record in caplog.records] == [
-            "threads that compute: 1 of 2 (others use the cores)"
-        ]
+        assert caplog.messages == ["threads that compute: 1 of 2 (others use the cores)"]
         one.compute(10.0)
     assert caplog.records[-1].message == "threads that compute: 2 of 2 (all have their cores again)"
 

@@ -85,20 +85,20 @@ def test_every_input_gets_its_vector() -> None:
     assert rows(events, "a") == [vector_of(tokens, SIZE) for tokens in inputs]
     assert rows(events, "b") == [vector_of((4, 2), SIZE)]
     assert len(driver.backend.steps) == 1
+    driver.submit(embed("hundred", *[(5,) * 8] * 100))
+    assert len(rows(driver.run(), "hundred")) == 100
+    assert len(driver.backend.steps) == 1 + 4  # 800 tokens, 256 in a step
 
 
-def test_a_hundred_inputs_are_a_handful_of_steps() -> None:
-    driver = Driver()
-    driver.submit(embed("a", *[(5,) * 8] * 100))
-    assert len(rows(driver.run(), "a")) == 100
-    assert len(driver.backend.steps) == 4  # 800 tokens, 256 in a step
-
-
-def test_a_step_is_as_long_as_its_time_budget_allows() -> None:
-    budget = CostModel.guess().predict_ms(32)
-    driver = Driver(options=msgspec.structs.replace(OPTIONS, stall_ms=budget))
-    driver.submit(embed("a", *[(5,) * 8] * 8), embed("b", (5,) * 8, priority=Priority.BATCH))
-    driver.step()
+@pytest.mark.parametrize(
+    ("priority", "sharing"),
+    [(Priority.INTERACTIVE, Sharing()), (Priority.BATCH, Sharing(beside_interactive=True))],
+)
+def test_a_step_is_as_long_as_its_time_budget_allows(priority: Priority, sharing: Sharing) -> None:
+    """Batch work has that of interactive work beside another model's."""
+    driver = Driver(options=msgspec.structs.replace(OPTIONS, stall_ms=CostModel.guess().predict_ms(32)))
+    driver.submit(embed("a", *[(5,) * 8] * 8, priority=priority))
+    list(driver.core.step(sharing))
     assert sum(map(len, driver.backend.steps[0])) == 32
 
 
@@ -109,21 +109,12 @@ def test_a_device_gets_short_batch_steps_for_it_does_not_stop(on_device: bool, t
     there = msgspec.structs.replace(Placement.nowhere("", gpu), layers=9, num_layers=9, weights_bytes=1000)
     assert there.split == "9 of 9 layers on GPU0"
     backend = FakeEmbedder(msgspec.structs.replace(FAKE_EMBEDDER, placement=there if on_device else None))
-    scheduling = Scheduling(
-        batch_stall_ms=1e6, preempt_threshold_ms=CostModel.guess(FAKE_EMBEDDER.num_parameters).predict_ms(32)
-    )
+    threshold_ms = CostModel.guess(FAKE_EMBEDDER.num_parameters).predict_ms(32)
+    scheduling = Scheduling(batch_stall_ms=1e6, preempt_threshold_ms=threshold_ms)
     core = build_embed_core(EngineOptions(model_path="", scheduling=scheduling), backend)
     core.handle(Submit(request=embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH)))
     list(core.step())
     assert sum(map(len, backend.steps[0])) == tokens
-
-
-def test_beside_another_models_interactive_work_batch_steps_are_short() -> None:
-    options = msgspec.structs.replace(OPTIONS, stall_ms=CostModel.guess().predict_ms(32))
-    driver = Driver(options=options)
-    driver.submit(embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH))
-    list(driver.core.step(Sharing(beside_interactive=True)))
-    assert sum(map(len, driver.backend.steps[0])) == 32
 
 
 def test_what_fails_together_is_computed_one_by_one() -> None:
@@ -136,12 +127,17 @@ def test_what_fails_together_is_computed_one_by_one() -> None:
     assert failed.error is not None
 
 
-def test_a_request_that_is_wrong_fails_alone() -> None:
+def test_a_request_that_is_wrong_fails_alone_also_while_another_model_computes() -> None:
     driver = Driver()
-    driver.submit(embed("empty", ()), embed("long", (1,) * 65), embed("alien", (512,)), embed("a", (1,)))
+    driver.submit(embed("empty", ()))
+    assert driver.core.work is None
+    (done,) = driver.core.tell(Sharing())
+    assert [event.id for event in done.embedded if event.error] == ["empty"]
+    assert not driver.core.has_work
+    driver.submit(embed("long", (1,) * 65), embed("alien", (512,)), embed("a", (1,)))
     driver.core.handle(Submit(request=generation("g")))
     (done,) = [m for m in driver.core.step() if isinstance(m, StepDone)]
-    assert {event.id for event in done.embedded if event.error} == {"empty", "long", "alien"}
+    assert {event.id for event in done.embedded if event.error} == {"long", "alien"}
     assert [event.id for event in done.embedded if not event.error] == ["a"]
     (refused,) = done.events
     assert refused.id == "g"
@@ -167,21 +163,19 @@ def test_what_a_dead_engine_had_told_is_not_computed_again() -> None:
     assert driver.backend.steps == [[(3,)]]
 
 
-def test_who_is_in_a_step_is_announced_before_it() -> None:
-    driver = Driver(FakeEmbedder())
-    driver.submit(embed("a", *[(5,) * 64] * 6), embed("b", (1,)))
+def test_who_is_in_a_step_is_announced_before_it_and_its_figures_told() -> None:
+    driver = Driver()
+    for name, client, inputs in (("a", "key:ann", [(5,) * 64] * 6), ("b", "key:bob", [(1,) * 32])):
+        driver.submit(msgspec.structs.replace(embed(name, *inputs), client=client))
     driver.run()
     announced = [message.ids for message in driver.messages if isinstance(message, StepStarted)]
     assert announced == [("a", "b"), ("a",)]
-
-
-def test_figures_of_a_step() -> None:
-    driver = Driver()
-    driver.submit(embed("a", (1, 2), (3,)))
-    driver.run()
-    (done,) = [message for message in driver.messages if isinstance(message, StepDone)]
-    assert done.kv is None
-    assert (done.figures.sequences, done.figures.tokens) == (2, 3)
+    first, second = (message for message in driver.messages if isinstance(message, StepDone))
+    assert first.kv is None
+    assert (first.figures.sequences, first.figures.tokens) == (4, 224)
+    assert (second.figures.sequences, second.figures.tokens) == (3, 192)
+    spent_ms = first.figures.spent_ms
+    assert spent_ms["key:ann"] == pytest.approx(6 * spent_ms["key:bob"])
 
 
 class Interrupted(FakeEmbedder):
@@ -223,22 +217,3 @@ def test_news_of_the_queue() -> None:
     (news,) = [message for message in driver.messages if isinstance(message, QueueState)]
     assert [(place.id, place.position) for place in news.places] == [("b", 1)]
     assert news.places[0].first_token_ms > 0
-
-
-def test_while_another_model_computes_refusals_are_told() -> None:
-    driver = Driver()
-    driver.submit(embed("empty", ()))
-    assert driver.core.work is None
-    (done,) = driver.core.tell(Sharing())
-    assert isinstance(done, StepDone)
-    assert done.embedded[0].id == "empty"
-    assert not driver.core.has_work
-
-
-def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> None:
-    driver = Driver()
-    for name, client, inputs in (("a", "key:ann", ((5, 6, 7),)), ("b", "key:bob", ((8,), (9,)))):
-        driver.submit(msgspec.structs.replace(embed(name, *inputs), client=client))
-    driver.run()
-    (figures,) = [m.figures for m in driver.messages if isinstance(m, StepDone) and m.figures]
-    assert figures.spent_ms["key:ann"] == pytest.approx(1.5 * figures.spent_ms["key:bob"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai_cpu_server.api.asking.call import CallThinking
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking
-from openai_cpu_server.engine.parts import OutputParts, PartReader, PartText, StopShield
+from openai_cpu_server.engine.parts import OutputParts, PartReader, StopShield
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 
 BEFORE, WITHIN, BEHIND = ThinkingStage.BEFORE, ThinkingStage.WITHIN, ThinkingStage.BEHIND
@@ -83,36 +83,21 @@ def test_thoughts_and_content(
     assert read(reader(form, stage), list(text)) == (thoughts, content)
 
 
-@given(
-    st.sampled_from(sorted(REASONING_FORMATS)),
-    st.sampled_from(ThinkingStage),
-    st.data(),
-)
+def test_thoughts_stream() -> None:
+    by, told = reader("think", WITHIN), []
+    for piece in ("I wonder", " why. </", "think>\n", "\nYes"):
+        told.append([(part.value, text) for part, text in by.feed(piece)])
+    assert told == [[("thinking", "I wonder")], [("thinking", " why.")], [], [("answer", "Yes")]]
+
+
+@given(st.sampled_from(sorted(REASONING_FORMATS)), st.sampled_from(ThinkingStage), st.data())
 def test_pieces_change_nothing(form: str, stage: ThinkingStage, data: st.DataObject) -> None:
     marks = REASONING_FORMATS[form]
-    words = [
-        marks.begin,
-        marks.end,
-        marks.answer_begin,
-        marks.answer_end,
-        marks.end[:-1],
-        " ",
-        "\n",
-        "a",
-        "b",
-    ]
+    words = [marks.begin, marks.end, marks.answer_begin, marks.answer_end, marks.end[:-1], *" \nab"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(reader(form, stage), pieces) == read(reader(form, stage), [text])
-
-
-def test_thoughts_stream() -> None:
-    by = reader("think", WITHIN)
-    assert by.feed("I wonder") == [PartText(OutputPart.THINKING, "I wonder")]
-    assert by.feed(" why. </") == [PartText(OutputPart.THINKING, " why.")]
-    assert by.feed("think>\n") == []
-    assert by.feed("\nYes") == [PartText(OutputPart.ANSWER, "Yes")]
 
 
 FINAL = "<|final|>"

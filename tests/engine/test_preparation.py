@@ -17,6 +17,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
+from openai_cpu_server.engine.loop import Inbox
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S
@@ -52,26 +53,25 @@ class Story:
     def wait_for(self, num: int) -> list[str]:
         """So many messages, as words."""
         with self._news:
-            assert self._news.wait_for(lambda: len(self.messages) >= num, 20)
+            assert self._news.wait_for(lambda: len(self.messages) >= num, DEADLINE_S)
             return [word(message) for message in self.messages]
 
 
 def word(message: Message) -> str:
     match message:
-        case Handling(id=request_id):
-            return f"handling {request_id}" if request_id else "handled"
-        case PreparedRequest(submit=submit):
-            return f"prepared {submit.request.id}"
-        case RefusedRequest(submit=submit):
-            return f"refused {submit.request.id}"
+        case Handling(id=None):
+            return "handled"
+        case Handling(id=name):
+            return f"handling {name}"
+        case PreparedRequest(submit=submit) | RefusedRequest(submit=submit):
+            return f"{type(message).__name__.removesuffix('Request').lower()} {submit.request.id}"
         case Submit(request=one):
             return f"submit {one.id}"
-        case CancelRequest(id=request_id):
-            return f"cancel {request_id}"
-        case ClearCache():
-            return "clear"
+        case CancelRequest(id=name):
+            return f"cancel {name}"
         case MediaMeasured(media=media):
             return f"measured {media[0].size.words}"
+    return type(message).__name__
 
 
 @contextmanager
@@ -94,30 +94,22 @@ def test_only_what_has_a_constraint_waits_and_it_is_announced() -> None:
         preparation.take(Submit(request("plain")))
         preparation.take(CancelRequest(id="other"))
         preparation.take(ClearCache())
-        assert story.wait_for(4) == ["handling slow", "submit plain", "cancel other", "clear"]
+        assert story.wait_for(4) == ["handling slow", "submit plain", "cancel other", "ClearCache"]
         story.let_go_on()
         assert story.wait_for(6)[4:] == ["handled", "prepared slow"]
 
 
-def test_a_cancellation_comes_behind_its_request() -> None:
+def test_a_cancellation_comes_behind_its_request_which_is_not_prepared_if_it_was_not_its_turn() -> None:
     with preparing() as (story, preparation):
         preparation.take(constrained("a"))
         story.wait_for_one_to_begin()
-        preparation.take(CancelRequest(id="a"))
+        for command in (CancelRequest(id="a"), constrained("b"), CancelRequest(id="b")):
+            preparation.take(command)
         story.let_go_on()
-        assert story.wait_for(4) == ["handling a", "handled", "prepared a", "cancel a"]
+        told = ["handling a", "handled", "prepared a", "cancel a", "refused b", "cancel b"]
+        assert story.wait_for(6) == told
         preparation.take(CancelRequest(id="a"))
-        assert story.wait_for(5)[4:] == ["cancel a"]
-
-
-def test_what_was_cancelled_before_its_turn_is_not_prepared() -> None:
-    with preparing() as (story, preparation):
-        preparation.take(constrained("a"))
-        story.wait_for_one_to_begin()
-        preparation.take(constrained("b"))
-        preparation.take(CancelRequest(id="b"))
-        story.let_go_on()
-        assert story.wait_for(5) == ["handling a", "handled", "prepared a", "refused b", "cancel b"]
+        assert story.wait_for(7)[6:] == ["cancel a"]
 
 
 def test_interactive_requests_go_before_batch_work() -> None:
@@ -139,3 +131,17 @@ def test_media_are_measured_while_a_constraint_is_prepared() -> None:
         measured = ["measured a picture of 7 x 5 pixels", "measured a sound of 9 samples"]
         assert story.wait_for(3) == ["handling first", *measured]
         story.let_go_on(1)
+
+
+def test_commands_come_out_of_the_inbox_in_order_and_its_end_stays_news() -> None:
+    """Else a measurement would begin when the server ends."""
+    inbox, commands = Inbox(), [CancelRequest(id="a"), ClearCache()]
+    for command in commands:
+        inbox.put(command)
+    assert inbox.has_news
+    assert list(inbox.drain()) == commands
+    assert not inbox.has_news
+    inbox.close()
+    assert list(inbox.drain()) == []
+    assert inbox.has_news
+    inbox.wait(None)

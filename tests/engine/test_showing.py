@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
+import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.framing import LENGTH, frame, read_event
@@ -59,9 +62,14 @@ def test_nobody_watches_or_does_any_more_and_nothing_is_told() -> None:
     assert b"shown" not in frame(told[0])
 
 
+CHAT = request("chat", prompt=3, output=2, client="key:ann")
+JOB = request("job", prompt=4, output=1, priority=Priority.BATCH)
+
+
 def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
-    one = request("chat", prompt=3, output=2, client="key:ann")
-    told = parts(steps(watched(one, request("job", prompt=4, output=1, priority=Priority.BATCH))))
+    told = parts(steps(watched(CHAT, JOB)))
+    for step in steps(watched(CHAT)):
+        assert read_event(frame(step)[LENGTH.size :]) == step
     assert [part for part in told if part.id == "chat"] == [
         ShownPart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
         ShownPart("chat", "key:ann", Priority.INTERACTIVE, "decode", decode=1, output=1),
@@ -114,6 +122,22 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
     assert parts(steps(engine)) == [ShownPart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
 
 
-def test_what_is_told_goes_through_the_wire() -> None:
-    for told in steps(watched(request("a", output=2))):
-        assert read_event(frame(told)[LENGTH.size :]) == told
+def test_each_step_is_logged_with_who_was_in_it_and_at_other_levels_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.trace")
+    steps(watched(CHAT, JOB))
+    assert caplog.records == []
+    caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.trace")
+    steps(watched(CHAT, JOB))
+    logged = [record.fields for record in caplog.records]
+    keys = ("id", "priority", "tokens", "decodes")
+    spans = [(*map(part.get, keys), *part["why"].items()) for step in logged for part in step["spans"]]
+    assert sorted(spans) == [
+        ("chat", "interactive", 1, True, ("decode", 1)),
+        ("chat", "interactive", 3, False, ("prompt", 3)),
+        ("job", "batch", 4, False, ("prompt", 4)),
+    ]
+    assert all(step["elapsed_ms"] >= 0 and step["interrupted"] is False for step in logged)
+    assert [step["started_s"] for step in logged] == sorted(step["started_s"] for step in logged)
+    assert "tokens of" in caplog.records[0].getMessage()

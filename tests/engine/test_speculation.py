@@ -7,9 +7,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import (
     CancelRequest,
-    EngineOptions,
     FinishReason,
-    StepFigures,
     Submit,
     TokenEvent,
 )
@@ -99,12 +97,8 @@ def test_right_drafts_save_steps_and_are_counted() -> None:
 
 
 def test_figures_of_steps_add_up() -> None:
-    made = engine("always", quoting())
-    figures: list[StepFigures] = []
-    while made.core.has_work:
-        made.step()
-        figures.append(made.figures)
-    finish = made.finish()
+    made = ran("always", quoting())
+    figures, finish = made.all_figures, made.finish()
     assert sum(f.drafted for f in figures) == finish.drafted_tokens
     assert sum(f.accepted for f in figures) == finish.accepted_tokens
     assert sum(f.sampled for f in figures) == finish.output_tokens == 60
@@ -155,7 +149,3 @@ def test_what_failed_is_told_behind_what_came_before() -> None:
         assert made.finish().reason is FinishReason.ERROR
         last += [event for event in made.events if event.finish]
     assert any(event.tokens for event in last)
-
-
-def test_the_engine_speculates_unless_it_is_told_not_to() -> None:
-    assert EngineOptions(model_path="").speculation == "auto"

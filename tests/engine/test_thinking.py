@@ -22,6 +22,7 @@ from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.engine_client.replay import RequestReplay
 from tests.engine.test_constrained import ending, generate, resumed, shown
 from tests.engine.test_core import Engine
+from tests.engine.test_parts import texts_of
 from tests.fakes import END_TOKEN
 from tests.scheduler.driver import alone, request
 
@@ -54,16 +55,14 @@ def test_thoughts_end_when_their_budget_is_used_up(budget: int) -> None:
     assert len(tokens) == 60
 
 
-def test_without_a_budget_they_may_go_on_to_the_limit() -> None:
-    engine = generate(thinking(budget=None))
+@pytest.mark.parametrize(("budget", "output", "end"), [(None, 60, ""), (8, 10, ".<")])
+def test_the_limit_of_tokens_also_cuts_thoughts_and_what_ends_them(
+    budget: int | None, output: int, end: str
+) -> None:
+    engine = generate(thinking(budget=budget, output=output))
     assert END not in shown(engine, "a")
-    assert ending(engine) == (FinishReason.LENGTH, 60)
-
-
-def test_the_limit_of_tokens_also_cuts_what_ends_the_thoughts() -> None:
-    engine = generate(thinking(budget=8, output=10))
-    assert shown(engine, "a").endswith(".<")
-    assert ending(engine) == (FinishReason.LENGTH, 10)
+    assert shown(engine, "a").endswith(end)
+    assert ending(engine) == (FinishReason.LENGTH, output)
 
 
 def test_the_answers_form_begins_behind_the_thoughts() -> None:
@@ -73,15 +72,11 @@ def test_the_answers_form_begins_behind_the_thoughts() -> None:
     assert ending(engine)[0] is FinishReason.STOP
 
 
-def test_a_model_that_must_think_opens_its_thoughts() -> None:
+def test_a_model_that_must_think_opens_its_thoughts_and_others_need_not_begin_with_any() -> None:
     text = shown(generate(thinking(begin="<t>", opening="<t>", grammar="yes")), "a")
     assert (text[:3], text[11:]) == ("<t>", "." + END + "yes")
-
-
-def test_an_output_that_does_not_begin_with_thoughts_has_none() -> None:
     text = shown(generate(thinking(begin="<t>", budget=0)), "a")
-    assert END not in text
-    assert len(text) == 60
+    assert (END in text, len(text)) == (False, 60)
 
 
 def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
@@ -108,24 +103,17 @@ def test_an_output_goes_on_where_a_dead_engine_left_it(begin: str) -> None:
 def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
     marks = OutputMarks(end=END)
     one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=marks)
-    engine = generate(one)
-    whole = parted(engine)
-    thoughts, answer = shown(generate(msgspec.structs.replace(one, marks=None)), "a").split(END)
+    engine, plain = generate(one), generate(msgspec.structs.replace(one, marks=None))
+    whole, num_thoughts = texts_of(engine.events), 6 + len("." + END)
+    thoughts, answer = shown(plain, "a").split(END)
     assert whole == {OutputPart.THINKING: thoughts.strip(), OutputPart.ANSWER: answer.lstrip()}
-    assert engine.finish("a") == msgspec.structs.replace(
-        generate(msgspec.structs.replace(one, marks=None)).finish("a"),
-        thought_tokens=6 + len("." + END),
-    )
+    assert engine.finish("a") == msgspec.structs.replace(plain.finish("a"), thought_tokens=num_thoughts)
     tokens = engine.told("a")
     for num_told in range(len(tokens)):
         other = resumed(one, tokens[:num_told])
-        rest = parted(other)
+        rest = texts_of(other.events)
         assert all(whole[part].endswith(rest[part]) for part in OutputPart)
-        assert other.finish().thought_tokens == 6 + len("." + END)
-
-
-def parted(engine: Engine) -> dict[OutputPart, str]:
-    return {part: "".join(event.text for event in engine.events if event.part is part) for part in OutputPart}
+        assert other.finish().thought_tokens == num_thoughts
 
 
 def test_where_log_probabilities_are_asked_for_the_output_is_the_same() -> None:
@@ -135,14 +123,13 @@ def test_where_log_probabilities_are_asked_for_the_output_is_the_same() -> None:
     assert engine.told("a") == engine.told("b")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_company_changes_nothing(seed: int) -> None:
     """Requests with and without a form, of several budgets, come while others run."""
     draw = random.Random(seed)
+    budgets, grammars = (None, 0, 3, 9), (None, "{?a*}")
     asked = [
-        thinking(
-            f"r{i}", budget=draw.choice([None, 0, 3, 9]), grammar=draw.choice([None, "{?a*}"]), output=40
-        )
+        thinking(f"r{i}", budget=draw.choice(budgets), grammar=draw.choice(grammars), output=40)
         for i in range(12)
     ]
     engine = Engine()
@@ -193,28 +180,21 @@ class Client:
         return finish
 
 
-def free_thinking(output: int = 40) -> GenerationRequest:
-    return request("a", output=output, prompt=300)
-
-
-def ending_of(one: GenerationRequest) -> Constraint:
-    found = thinking(budget=None).constraint
-    assert found is not None
-    return found
+FREE = request("a", output=40, prompt=300)
+ENDED = thinking(budget=None).constraint
 
 
 @pytest.mark.parametrize("num_unheard", [0, 3])
 @pytest.mark.parametrize("num_steps", [0, 1, 4, 12])
 @pytest.mark.anyio
 async def test_thoughts_are_ended_behind_what_was_told(num_steps: int, num_unheard: int) -> None:
-    one = free_thinking()
-    client, whole = Client(one), alone(one)
+    client, whole = Client(FREE), alone(FREE)
     client.connect()
     client.step(num_steps)
     client.hear()
     client.step(num_unheard)
     num_told = len(client.live.output)
-    client.replay.end_thinking(client.live, ending_of(one))
+    client.replay.end_thinking(client.live, ENDED)
     finish = await client.run()
     tokens = client.live.output
     assert tokens[:num_told] == whole[:num_told]
@@ -229,13 +209,12 @@ async def test_thoughts_are_ended_behind_what_was_told(num_steps: int, num_unhea
 
 @pytest.mark.anyio
 async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
-    one = free_thinking()
-    client = Client(one)
+    client = Client(FREE)
     client.connect()
     client.step(6)
     client.hear()
     client.step(2)
-    client.replay.end_thinking(client.live, ending_of(one))
+    client.replay.end_thinking(client.live, ENDED)
     num_told = len(client.live.output)
     client.on_its_way.clear()
     client.replay.lost()
@@ -246,35 +225,26 @@ async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
     assert tuple(client.live.output[num_told : num_told + 5]) == spelt("." + END)
 
 
+@pytest.mark.parametrize("ends_thoughts", [False, True])
 @pytest.mark.parametrize("stop", [(), ("never there",)])
-@pytest.mark.parametrize("num_steps", [0, 1, 9])
+@pytest.mark.parametrize("num_steps", [None, 0, 1, 9])
 @pytest.mark.anyio
-async def test_an_answer_is_ended_as_it_is(num_steps: int, stop: tuple[str, ...]) -> None:
+async def test_an_answer_is_ended_as_it_is(
+    num_steps: int | None, stop: tuple[str, ...], ends_thoughts: bool
+) -> None:
+    """Where there is no engine yet it ends in the next one, also when its thoughts have just been ended."""
     one = request("a", output=40, stop=stop)
     client, whole = Client(one), alone(one)
-    client.connect()
-    client.step(num_steps)
+    if num_steps is not None:
+        client.connect()
+        client.step(num_steps)
+    if ends_thoughts:
+        client.replay.end_thinking(client.live, ENDED)
     client.replay.stop(client.live)
+    if num_steps is None:
+        client.connect()
     finish = await client.run()
-    assert (finish.reason, finish.output_tokens) == (FinishReason.STOP, len(client.live.output))
-    assert client.live.output == whole[:num_steps]
-
-
-@pytest.mark.anyio
-async def test_who_is_stopped_while_there_is_no_engine_ends_in_the_next_one() -> None:
-    client = Client(request("a", output=40))
-    client.replay.stop(client.live)
-    client.connect()
-    assert (await client.run()).reason is FinishReason.STOP
-    assert client.live.output == []
-
-
-@pytest.mark.anyio
-async def test_one_whose_thoughts_were_ended_can_be_stopped_at_once() -> None:
-    one = free_thinking()
-    client = Client(one)
-    client.connect()
-    client.step(5)
-    client.replay.end_thinking(client.live, ending_of(one))
-    client.replay.stop(client.live)
-    assert (await client.run()).reason is FinishReason.STOP
+    assert finish.reason is FinishReason.STOP
+    if not ends_thoughts:
+        assert client.live.output == whole[: num_steps or 0]
+        assert finish.output_tokens == len(client.live.output)

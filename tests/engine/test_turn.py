@@ -9,6 +9,7 @@ import pytest
 from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.turn import PIECE_S, EngineTurn, SharedTurn
+from tests.waiting import DEADLINE_S
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 LOADING = EngineWants(work=BATCH, is_loading=True)
@@ -20,8 +21,14 @@ class Client:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.heard: list[EngineWants | TurnBack] = []
+        self.wishes_to_load = threading.Semaphore(0)
         self.num_woken = 0
-        self.turn = SharedTurn(self.heard.append, wake=self._woken, clock=lambda: self.now_s)
+        self.turn = SharedTurn(self._hear, wake=self._woken, clock=lambda: self.now_s)
+
+    def _hear(self, message: EngineWants | TurnBack) -> None:
+        self.heard.append(message)
+        if message in (LOADING, TurnBack(wants=LOADING)):
+            self.wishes_to_load.release()
 
     def _woken(self) -> None:
         self.num_woken += 1
@@ -95,7 +102,8 @@ def test_a_recall_that_comes_too_late_is_no_matter() -> None:
     client.turn.settle(None)
     client.turn.recalled(ShortenTurn())
     client.turn.settle(BATCH)
-    client.turn.granted(GrantTurn())
+    client.turn.granted(GrantTurn(beside_interactive=True))
+    assert client.turn.sharing == Sharing(beside_interactive=True)
     client.turn.computed()
     client.turn.settle(BATCH)
     assert client.turn.is_held
@@ -108,13 +116,6 @@ def test_a_turn_that_comes_when_nothing_is_wanted_any_more_goes_back() -> None:
     client.turn.granted(GrantTurn())
     client.turn.settle(None)
     assert client.told() == [EngineWants(work=BATCH), EngineWants(), TurnBack(wants=EngineWants())]
-
-
-def test_it_knows_that_interactive_work_of_others_waits() -> None:
-    client = Client()
-    client.turn.settle(BATCH)
-    client.turn.granted(GrantTurn(beside_interactive=True))
-    assert client.turn.sharing == Sharing(beside_interactive=True)
 
 
 def test_estimates_grow_with_the_time_that_others_compute() -> None:
@@ -134,23 +135,16 @@ def test_estimates_grow_with_the_time_that_others_compute() -> None:
     assert client.turn.sharing.slowdown == pytest.approx(1, rel=0.05)
 
 
-def granting_beside(client: Client, num: int) -> threading.Thread:
-    """A reader that grants so many turns, one each time that the engine asks for it."""
-
-    def grant() -> None:
-        for number in range(num):
-            while sum(message in (LOADING, TurnBack(wants=LOADING)) for message in client.heard) <= number:
-                pass
-            client.turn.granted(GrantTurn())
-
-    thread = threading.Thread(target=grant)
-    thread.start()
-    return thread
-
-
 def test_a_load_is_cut_into_pieces() -> None:
     client = Client()
-    reader = granting_beside(client, 3)
+
+    def grant() -> None:
+        for _ in range(3):
+            assert client.wishes_to_load.acquire(timeout=DEADLINE_S)
+            client.turn.granted(GrantTurn())
+
+    reader = threading.Thread(target=grant)
+    reader.start()
     for _ in range(6):
         client.turn.load_on()
         client.now_s += 0.5 * PIECE_S

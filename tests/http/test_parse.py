@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,25 +110,18 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"seed": 1.5}, "seed"),
-        ({"stream": "yes"}, "stream"),
-        ({"stop": ""}, "stop"),
         ({"stop": 5}, "stop"),
         ({"stop": ["a", ""]}, "stop[1]"),
-        ({"stop": ["x"] * 65}, "stop"),
         ({"logprobs": 2}, "logprobs"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"metadata": {"k": 1}}, "metadata.k"),
-        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
         ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 64),
-        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"service_tier": 5}, "service_tier"),
         ({"priority": 1}, "priority"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"stream_options": {"colour": 1}}, "stream_options.colour"),
-        ({"user": 5}, "user"),
         ({"model": 5}, "model"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
@@ -183,83 +177,51 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message", "code"),
+    ("fields", "expected", "code"),
     [
-        ({"temperature": "1"}, "Invalid type for 'temperature': expected a number, but got a string.", TYPE),
-        ({"stream": 1}, "Invalid type for 'stream': expected a boolean, but got an integer.", TYPE),
-        ({"n": 1.5}, "Invalid type for 'n': expected an integer, but got a number.", TYPE),
-        ({"stop": {}}, "Invalid type for 'stop': expected a string or an array, but got an object.", TYPE),
-        ({"messages": None}, "Invalid type for 'messages': expected an array, but got null.", TYPE),
-        (
-            {"tools": [TOOL], "tool_choice": True},
-            "Invalid type for 'tool_choice': expected 'none', 'auto', 'required' or an object,"
-            " but got a boolean.",
-            TYPE,
-        ),
-        (
-            {"temperature": 2.5},
-            "Invalid value for 'temperature': expected a value <= 2, but got 2.5.",
-            "decimal_above_max_value",
-        ),
-        (
-            {"typical_p": 0},
-            "Invalid value for 'typical_p': expected a value > 0, but got 0.",
-            "decimal_below_min_value",
-        ),
-        ({"n": 0}, "Invalid value for 'n': expected a value >= 1, but got 0.", "integer_below_min_value"),
-        (
-            {"top_k": 10**50},
-            "Invalid value for 'top_k': expected a value < 2147483648, but got 1" + "0" * 39 + ".",
-            "integer_above_max_value",
-        ),
-        (
-            {"messages": []},
-            "Invalid value for 'messages': expected at least 1 item, but got 0.",
-            "empty_array",
-        ),
-        (
-            {"stop": ["x"] * 65},
-            "Invalid value for 'stop': expected at most 64 items, but got 65.",
-            "array_above_max_length",
-        ),
-        (
-            {"stop": ""},
-            "Invalid value for 'stop': expected at least 1 character, but got 0.",
-            "string_below_min_length",
-        ),
-        (
-            {"metadata": {"k": "v" * 513}},
-            "Invalid value for 'metadata.k': expected at most 512 characters, but got 513.",
-            "string_above_max_length",
-        ),
+        ({"temperature": "1"}, "a number, but got a string", TYPE),
+        ({"stream": 1}, "a boolean, but got an integer", TYPE),
+        ({"n": 1.5}, "an integer, but got a number", TYPE),
+        ({"stop": {}}, "a string or an array, but got an object", TYPE),
+        ({"messages": None}, "an array, but got null", TYPE),
+        ({"tool_choice": True}, "'none', 'auto', 'required' or an object, but got a boolean", TYPE),
+        ({"temperature": 2.5}, "a value <= 2, but got 2.5", "decimal_above_max_value"),
+        ({"typical_p": 0}, "a value > 0, but got 0", "decimal_below_min_value"),
+        ({"n": 0}, "a value >= 1, but got 0", "integer_below_min_value"),
+        ({"top_k": 10**50}, f"a value < 2147483648, but got 1{'0' * 39}", "integer_above_max_value"),
+        ({"messages": []}, "at least 1 item, but got 0", "empty_array"),
+        ({"stop": ["x"] * 65}, "at most 64 items, but got 65", "array_above_max_length"),
+        ({"stop": ""}, "at least 1 character, but got 0", "string_below_min_length"),
         (
             {"metadata": {str(i): "" for i in range(17)}},
-            "Invalid value for 'metadata': expected at most 16 properties, but got 17.",
+            "at most 16 properties, but got 17",
             "object_above_max_properties",
         ),
     ],
 )
-def test_it_is_said_what_was_expected(fields: dict[str, object], message: str, code: str) -> None:
-    error = refused(chat(**fields))
-    assert (str(error), error.code) == (message, code)
+def test_it_is_said_what_was_expected(fields: dict[str, object], expected: str, code: str) -> None:
+    (name,), error = fields, refused(chat(**fields))
+    kind = "type" if code == TYPE else "value"
+    assert (error.param, error.code) == (name, code)
+    assert str(error) == f"Invalid {kind} for '{name}': expected {expected}."
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"messages": [1, 1]},
+def test_a_wrong_value_within_an_object_is_named_with_its_path() -> None:
+    error = refused(chat(metadata={"k": "v" * 513}))
+    assert (error.param, error.code) == ("metadata.k", "string_above_max_length")
+    assert str(error) == "Invalid value for 'metadata.k': expected at most 512 characters, but got 513."
+
+
+@pytest.mark.parametrize("name", ["messages", "stop", "choice", "tools", "functions"])
+def test_a_long_list_of_wrong_values_costs_no_more_than_one(name: str) -> None:
+    for fields in (
+        {name: [1, 1]},
         {"messages": [{"role": "user", "content": [1, 1]}]},
         {"messages": [{"role": "assistant", "tool_calls": [1, 1]}]},
-        {"stop": [1, 1]},
-        {"choice": [1, 1]},
-        {"tools": [1, 1]},
-        {"functions": [1, 1]},
-    ],
-)
-def test_a_long_list_of_wrong_values_costs_no_more_than_one(fields: dict[str, object]) -> None:
-    with pytest.raises(ValidationError) as caught:
-        ChatBody.model_validate_json(chat(**fields))
-    assert caught.value.error_count() == 1
+    ):
+        with pytest.raises(ValidationError) as caught:
+            ChatBody.model_validate_json(chat(**fields))
+        assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize(
@@ -284,40 +246,36 @@ def test_prompts_of_wrong_shape_are_named(prompt: object, param: str) -> None:
 def test_null_means_absent_for_every_optional_field() -> None:
     optional = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
     everything = dict.fromkeys([*optional, *GENERATION_HINTS, *GENERATION_REFUSALS, "no_such_field"])
-    message = {
-        "role": "user",
-        "content": "hi",
-        "name": None,
-        "tool_calls": None,
-        "refusal": None,
-        "audio": None,
-    }
+    message = {**MESSAGES[0], **dict.fromkeys(("name", "tool_calls", "refusal", "audio"))}
     body, ignored = parse(ChatBody, chat(**{**everything, "messages": [message]}), lenient=False)
     plain, _ = parse(ChatBody, chat(), lenient=False)
     assert body.model_dump(include=set(optional)) == plain.model_dump(include=set(optional))
     assert ignored.names == ()
 
 
-def test_unknown_fields_are_refused_by_name() -> None:
-    error = refused(chat(temprature=1, colour="red"))
-    assert str(error) == "Unknown parameters: 'temprature', 'colour'."
-    assert (error.param, error.code) == ("temprature", "unknown_parameter")
-
-
 @pytest.mark.parametrize(
-    ("data", "message", "param"),
+    ("data", "message", "param", "code"),
     [
-        (b"{}", "Missing required parameter: 'messages'.", "messages"),
+        (
+            chat(temprature=1, colour="red"),
+            "Unknown parameters: 'temprature', 'colour'.",
+            "temprature",
+            "unknown_parameter",
+        ),
+        (b"{}", "Missing required parameter: 'messages'.", "messages", "missing_required_parameter"),
         (
             b'{"a"',
             "The request body is not valid JSON: EOF while parsing an object at line 1 column 4.",
             None,
+            "invalid_json",
         ),
     ],
 )
-def test_what_is_missing_is_said(data: bytes, message: str, param: str | None) -> None:
+def test_unknown_and_missing_fields_are_named(
+    data: bytes, message: str, param: str | None, code: str
+) -> None:
     error = refused(data)
-    assert (str(error), error.param) == (message, param)
+    assert (str(error), error.param, error.code) == (message, param, code)
 
 
 def test_a_lenient_server_names_what_it_ignores() -> None:
@@ -348,38 +306,31 @@ def ignored_of(**fields: object) -> tuple[str, ...]:
 @pytest.mark.parametrize(("name", "hint"), GENERATION_HINTS.items())
 def test_hints_are_accepted_and_named(name: str, hint: Hint) -> None:
     assert ignored_of(**{name: "any-name"}) == (name,)
-    for value in hint.heeded:
-        assert ignored_of(**{name: value}) == ()
+    assert [value for value in hint.heeded if ignored_of(**{name: value})] == []
 
 
 @pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
-@pytest.mark.parametrize("lenient", [True, False])
-def test_what_is_not_done_is_refused_even_by_a_lenient_server(
-    name: str, refusal: Refusal, lenient: bool
-) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse(ChatBody, chat(**{name: {"type": "json_object"}}), lenient=lenient)
-    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
-    assert refusal.why in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
-def test_values_that_ask_for_nothing_are_accepted_and_not_named(name: str, refusal: Refusal) -> None:
-    for value in refusal.accepted:
-        assert ignored_of(**{name: value}) == ()
+def test_what_is_not_done_is_refused_but_for_values_that_ask_for_nothing(name: str, refusal: Refusal) -> None:
+    for is_lenient in (True, False):
+        with pytest.raises(InvalidRequest, match=re.escape(refusal.why)) as caught:
+            parse(ChatBody, chat(**{name: {"type": "json_object"}}), lenient=is_lenient)
+        assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+    assert [value for value in refusal.accepted if ignored_of(**{name: value})] == []
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "ignored"),
     [
-        {"response_format": {"type": "text"}},
-        {"tool_choice": "none"},
-        {"tools": []},
-        {"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
+        ({"response_format": {"type": "text"}}, ()),
+        ({"tool_choice": "none"}, ()),
+        ({"tools": []}, ()),
+        ({"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}}, ()),
+        ({"stream_options": {"include_obfuscation": True}}, ("stream_options.include_obfuscation",)),
+        ({"store": 0}, ("store",)),
     ],
 )
-def test_other_fields_may_ask_for_nothing_too(fields: dict[str, object]) -> None:
-    assert ignored_of(**fields) == ()
+def test_other_fields_may_ask_for_nothing_too(fields: dict[str, object], ignored: tuple[str, ...]) -> None:
+    assert ignored_of(**fields) == ignored
 
 
 def test_it_is_said_which_values_are_accepted() -> None:
@@ -391,11 +342,6 @@ def test_it_is_said_which_values_are_accepted() -> None:
 
 def test_a_value_that_only_equals_an_accepted_one_is_not_that() -> None:
     assert refused(chat(use_beam_search=0)).param == "use_beam_search"
-    assert ignored_of(store=0) == ("store",)
-
-
-def test_padding_of_chunks_is_a_hint() -> None:
-    assert ignored_of(stream_options={"include_obfuscation": True}) == ("stream_options.include_obfuscation",)
 
 
 NOTES = {"cache_control": {"type": "ephemeral"}, "id": 7, "opts": {"visible": False}}
@@ -444,11 +390,8 @@ def test_a_refusal_that_is_sent_back_is_text() -> None:
 
 
 def pooled(schema: type[EmbeddingBody] | type[RerankBody], **fields: object) -> Ignored:
-    base = (
-        {"input": "a"}
-        if schema is EmbeddingBody
-        else {"query": "a", "documents": [{"text": "b", "title": "c"}]}
-    )
+    documents = [{"text": "b", "title": "c"}]
+    base = {"input": "a"} if schema is EmbeddingBody else {"query": "a", "documents": documents}
     return parse(schema, json.dumps({**base, **fields}).encode(), lenient=False)[1]
 
 
@@ -463,16 +406,12 @@ def test_embeddings_and_reranking_have_hints_of_their_own() -> None:
         pooled(EmbeddingBody, normalize=False)
 
 
-@pytest.mark.parametrize(("word", "cuts"), [("END", True), ("none", False), (True, True), (False, False)])
-def test_truncate_takes_the_words_of_others(word: object, cuts: bool) -> None:
-    body, _ = parse(EmbeddingBody, json.dumps({"input": "a", "truncate": word}).encode(), lenient=False)
-    assert body.truncate is cuts
-
-
-def test_the_beginning_of_an_input_is_not_cut() -> None:
-    with pytest.raises(InvalidRequest) as caught:
+def test_truncate_takes_the_words_of_others() -> None:
+    for word, cuts in (("END", True), ("none", False), (True, True), (False, False)):
+        body, _ = parse(EmbeddingBody, json.dumps({"input": "a", "truncate": word}).encode(), lenient=False)
+        assert body.truncate is cuts
+    with pytest.raises(InvalidRequest, match="'truncate'"):
         pooled(EmbeddingBody, truncate="START")
-    assert caught.value.param == "truncate"
 
 
 def test_whole_numbers_are_numbers() -> None:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from openai_cpu_server.kernels.build import LIBRARY
-from openai_cpu_server.kernels.library import Kernel
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary
+from openai_cpu_server.kernels.tensors import Computing, Floats
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "KERNELS_UNDER_TEST"
@@ -26,3 +27,13 @@ def failures_with(library: Path) -> str:
     environment = {**os.environ, _VARIABLE: str(library)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
     return done.stdout + done.stderr if done.returncode else ""
+
+
+def by_kernel(library: KernelLibrary, kernel: Kernel, compute: Computing, threads: int = 2) -> Floats:
+    """Computed by the kernel, for sure."""
+    num_done = library.num_done(kernel)
+    library.switch_on(kernel)
+    found = compute(threads)
+    library.switch_off(kernel)
+    assert library.num_done(kernel) > num_done
+    return found

@@ -12,6 +12,7 @@ import pytest
 from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.tensors import Floats, GgmlType
+from tests.kernels.library import by_kernel
 from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
 
 _EXACT = 5e-6
@@ -24,20 +25,27 @@ Check = Callable[..., None]
 @pytest.fixture
 def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(random: np.random.Generator, mask: Floats | None, **more: Any) -> None:
-        """With one thread and several: the kernel does it, and is nearly exact."""
+        """With one thread and several it is nearly exact."""
         case = attention_case(random, mask, **more)
         exact = exact_attention(graphs, case)
-        library.switch_on(Kernel.ATTENTION)
         for threads in (1, 2, 3):
-            num_done = library.num_done(Kernel.ATTENTION)
-            found = graphs.attention(case, threads=threads)
-            assert library.num_done(Kernel.ATTENTION) == num_done + 1
-            assert error(found, exact) < _EXACT
+            assert error(attention(library, graphs, case, threads), exact) < _EXACT
 
     return check
 
 
-@pytest.mark.parametrize("cell_type", [GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.F32])
+def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, threads: int = 2) -> Floats:
+    with graphs.attending(case) as compute:
+        return by_kernel(library, Kernel.ATTENTION, compute, threads)
+
+
+F16, BF16, F32, Q8_0 = GgmlType.F16, GgmlType.BF16, GgmlType.F32, GgmlType.Q8_0
+WIDE = {"kv_heads": 2, "width": 512}
+LATENT = {"kv_heads": 1, "width": 576, "value_width": 512, "values_in_keys": True}
+"""One head of keys, whose first numbers are the values, for all heads of queries."""
+
+
+@pytest.mark.parametrize("cell_type", [F16, BF16, Q8_0, F32])
 @pytest.mark.parametrize("width", [64, 96, 128, 256])
 def test_cell_types_and_head_sizes(check: Check, cell_type: GgmlType, width: int) -> None:
     random = np.random.default_rng(width)
@@ -46,32 +54,16 @@ def test_cell_types_and_head_sizes(check: Check, cell_type: GgmlType, width: int
 
 
 @pytest.mark.parametrize(
-    ("heads", "cell_type"), [(4, GgmlType.F16), (8, GgmlType.Q8_0), (16, GgmlType.F16), (40, GgmlType.BF16)]
+    ("shape", "heads", "cell_type"),
+    [
+        *((WIDE, heads, kind) for heads, kind in ((4, F16), (8, Q8_0), (16, F16), (40, BF16))),
+        *((LATENT, heads, kind) for heads, kind in ((4, F16), (4, F32), (16, F16), (20, BF16), (62, Q8_0))),
+    ],
 )
-def test_wide_heads(check: Check, heads: int, cell_type: GgmlType) -> None:
+def test_wide_and_latent_heads(check: Check, shape: dict[str, int], heads: int, cell_type: GgmlType) -> None:
     random = np.random.default_rng(heads)
-    for pool in (random_pool(random, 60)[:20], np.zeros((1, 280), np.float32)):
-        check(random, pool, heads=heads, kv_heads=2, width=512, cell_type=cell_type)
-
-
-@pytest.mark.parametrize(
-    ("heads", "cell_type"),
-    [(4, GgmlType.F16), (4, GgmlType.F32), (16, GgmlType.F16), (20, GgmlType.BF16), (62, GgmlType.Q8_0)],
-)
-def test_latent_attention(check: Check, heads: int, cell_type: GgmlType) -> None:
-    """One head of keys, whose first numbers are the values, for all heads of queries."""
-    random = np.random.default_rng(heads)
-    for pool in (random_pool(random, 40)[:5], np.zeros((1, 280), np.float32)):
-        check(
-            random,
-            pool,
-            heads=heads,
-            kv_heads=1,
-            width=576,
-            value_width=512,
-            values_in_keys=True,
-            cell_type=cell_type,
-        )
+    for pool in (random_pool(random, 60)[:12], np.zeros((1, 280), np.float32)):
+        check(random, pool, heads=heads, cell_type=cell_type, **shape)
 
 
 @pytest.mark.parametrize(("width", "value_width"), [(192, 128), (64, 48), (32, 96), (1024, 16)])
@@ -83,8 +75,7 @@ def test_keys_and_values_of_different_sizes(check: Check, width: int, value_widt
 
 def test_keys_and_values_of_different_types(check: Check) -> None:
     random = np.random.default_rng(0)
-    types = (GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.F32)
-    for cell_type, value_type in itertools.permutations(types, 2):
+    for cell_type, value_type in itertools.permutations((F16, BF16, Q8_0, F32), 2):
         check(random, random_pool(random, 70), cell_type=cell_type, value_type=value_type)
 
 
@@ -92,21 +83,11 @@ def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: G
     """And only that: shapes and masks change from layer to layer, and what a mask says from step to step."""
     random = np.random.default_rng(0)
     masks = [random_pool(random, 90)[:9] for _ in range(6)]
+    usual = (64, 4, F16)
+    others = [(0, *usual), (0, 64, 4, Q8_0), (1, *usual), (0, 64, 8, F16), (0, 96, 4, F16)]
     layers = [
         attention_case(random, masks[number], width=width, heads=heads, cell_type=cell_type)
-        for number, width, heads, cell_type in (
-            (0, 64, 4, GgmlType.F16),
-            (0, 64, 4, GgmlType.Q8_0),
-            (1, 64, 4, GgmlType.F16),
-            (0, 64, 8, GgmlType.F16),
-            (0, 96, 4, GgmlType.F16),
-            (2, 64, 4, GgmlType.F16),
-            (3, 64, 4, GgmlType.F16),
-            (4, 64, 4, GgmlType.F16),
-            (0, 64, 4, GgmlType.F16),
-            (5, 64, 4, GgmlType.F16),
-            (0, 64, 4, GgmlType.F16),
-        )
+        for number, width, heads, cell_type in [*others, *((n, *usual) for n in (2, 3, 4, 0, 5, 0))]
     ]
     library.switch_on(Kernel.ATTENTION)
     for last in (1, 2, 4, 8, 10):
@@ -117,36 +98,34 @@ def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: G
                     mask[:] = random.permuted(mask, axis=1)
 
 
-@pytest.mark.parametrize("width", [16, 48, 80, 112])
-def test_head_sizes_that_fill_no_vector(check: Check, width: int) -> None:
-    random = np.random.default_rng(width)
-    check(random, random_pool(random, 100), width=width)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1)])
-def test_groups_of_heads(check: Check, heads: int, kv_heads: int) -> None:
-    random = np.random.default_rng(heads)
-    pool = random_pool(random, 130)
-    check(random, pool, heads=heads, kv_heads=kv_heads)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *({"width": width} for width in (16, 48, 80, 112)),  # they fill no vector
+        *(
+            {"heads": n, "kv_heads": kv}
+            for n, kv in ((1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1))
+        ),
+    ],
+    ids=str,
+)
+def test_other_head_sizes_and_groups_of_heads(check: Check, shape: dict[str, int]) -> None:
+    random = np.random.default_rng(0)
+    check(random, random_pool(random, 130), **shape)
 
 
 @pytest.mark.parametrize("cells", [1, 31, 32, 33, 63, 65, 127, 300])
-def test_ragged_ends(check: Check, cells: int) -> None:
+def test_ragged_ends_with_and_without_a_mask(check: Check, cells: int) -> None:
     random = np.random.default_rng(cells)
     for rows in (1, 3, 20):
         check(random, np.zeros((rows, cells), np.float32))
-
-
-def test_without_a_mask_every_row_sees_every_cell(check: Check) -> None:
-    random = np.random.default_rng(0)
-    check(random, None, rows=5, cells=75)
+    check(random, None, rows=5, cells=cells)
 
 
 def test_who_sees_nothing_gets_nothing(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     nobody = attention_case(random, sees_to_mask(np.zeros((3, 64), np.bool_)))
-    library.switch_on(Kernel.ATTENTION)
-    assert not graphs.attention(nobody, threads=2).any()
+    assert not attention(library, graphs, nobody).any()
 
 
 def test_a_long_sequence_is_cut_into_parts_for_several_threads(check: Check) -> None:
@@ -176,17 +155,14 @@ def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
         case = AttentionCase(
             q=factor * case.q, k=case.k, v=case.v, mask=case.mask, cell_type=GgmlType.F32, scale=0.1
         )
-        library.switch_on(Kernel.ATTENTION)
-        found, exact = graphs.attention(case, threads=2), exact_attention(graphs, case)
-        assert error(found, exact) < 1e-6 * factor
+        assert error(attention(library, graphs, case), exact_attention(graphs, case)) < 1e-6 * factor
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(18))
 def test_random_pools(check: Check, seed: int) -> None:
     random = np.random.default_rng(seed)
     pool = random_pool(random, int(random.integers(2, 700)))
-    cell_type = GgmlType([GgmlType.F16, GgmlType.Q8_0, GgmlType.BF16][seed % 3])
-    check(random, pool, cell_type=cell_type, heads=6, kv_heads=3)
+    check(random, pool, cell_type=(F16, Q8_0, BF16)[seed % 3], heads=6, kv_heads=3)
 
 
 def test_it_is_nearer_to_the_definition_than_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
@@ -194,15 +170,4 @@ def test_it_is_nearer_to_the_definition_than_ggml(library: KernelLibrary, graphs
     case = attention_case(random, random_pool(random, 400))
     exact = exact_attention(graphs, case)
     theirs = error(graphs.attention(case, threads=2), exact)
-    library.switch_on(Kernel.ATTENTION)
-    assert error(graphs.attention(case, threads=2), exact) < theirs
-
-
-def test_what_it_does_not_do_is_left_to_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    random = np.random.default_rng(0)
-    case = attention_case(random, random_pool(random, 96), width=64, cell_type=GgmlType.Q4_0)
-    theirs = graphs.attention(case, threads=2)
-    library.switch_on(Kernel.ATTENTION)
-    num_done = library.num_done(Kernel.ATTENTION)
-    assert np.array_equal(graphs.attention(case, threads=2), theirs)
-    assert library.num_done(Kernel.ATTENTION) == num_done
+    assert error(attention(library, graphs, case), exact) < theirs

@@ -10,10 +10,12 @@ import pytest
 from openai_cpu_server.kernels.graphs import GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.tensors import Computing, Floats
+from tests.kernels.library import by_kernel
 
 _ALPHA, _LIMIT = 1.702, 7.0
 """gpt-oss'."""
 _SHAPES = [(1, 1, 16), (3, 4, 64), (2, 1, 5, 1024)]
+_FOR_SEVERAL_ROWS = [(1, 4, 1), (3, 1, 1), (1, 1, 1)]
 
 
 def numbers(*shape: int) -> Floats:
@@ -21,13 +23,9 @@ def numbers(*shape: int) -> Floats:
 
 
 def computed(library: KernelLibrary, operation: AbstractContextManager[Computing]) -> Floats:
-    """By the kernel, for sure, with any number of threads."""
+    """By the kernel, with any number of threads."""
     with operation as compute:
-        num_done = library.num_done(Kernel.ELEMENTWISE)
-        library.switch_on(Kernel.ELEMENTWISE)
-        found, *others = (compute(threads) for threads in (1, 2, 3))
-        library.switch_off(Kernel.ELEMENTWISE)
-        assert library.num_done(Kernel.ELEMENTWISE) == num_done + 3
+        found, *others = (by_kernel(library, Kernel.ELEMENTWISE, compute, threads) for threads in (1, 2, 3))
     assert all(np.array_equal(found, other, equal_nan=True) for other in others)
     return found
 
@@ -45,51 +43,43 @@ def gelu(x: Floats) -> Floats:
     return np.asarray(wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))))
 
 
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_rows_times_a_number_each(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
-    rows, factors = numbers(*shape), numbers(*shape[:-1], 1)
-    assert np.array_equal(computed(library, graphs.scaling(rows, factors)), rows * factors)
+@pytest.mark.parametrize(
+    ("shape", "factors"),
+    [*((shape, (*shape[:-1], 1)) for shape in _SHAPES), *(((3, 4, 64), own) for own in _FOR_SEVERAL_ROWS)],
+)
+def test_rows_times_a_number_each_or_one_for_several(
+    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...], factors: tuple[int, ...]
+) -> None:
+    rows, of_rows = numbers(*shape), numbers(*factors)
+    assert np.array_equal(computed(library, graphs.scaling(rows, of_rows)), rows * of_rows)
 
 
-def test_one_number_may_be_for_several_rows(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    rows = numbers(3, 4, 64)
-    for factors in (numbers(1, 4, 1), numbers(3, 1, 1), numbers(1, 1, 1)):
-        assert np.array_equal(computed(library, graphs.scaling(rows, factors)), rows * factors)
+ENDS = {
+    "gating": (0, 7, 7.5, 1e30, -7, -50, -1000, -1e30),
+    "gating_by_gelu": (0, 1e-30, 3, 10, 1e18, -1e-30, -3, -9, -10, -50, -1e18),
+}
 
 
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_gates(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
-    gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
-    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
-    assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("name", ENDS)
+def test_gates_also_at_the_ends_and_of_what_is_no_number(
+    library: KernelLibrary, graphs: GgmlGraphs, name: str
+) -> None:
+    more = {"alpha": _ALPHA, "limit": _LIMIT} if name == "gating" else {}
 
+    def found(gates: Floats, ups: Floats) -> Floats:
+        return computed(library, getattr(graphs, name)(gates, ups, **more))
 
-def test_gates_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """And what is no number is seen."""
-    ends = np.array([0, 7, 7.5, 1e30, -7, -50, -1000, -1e30], np.float32)
-    gates, ups = (np.ascontiguousarray(one) for one in np.meshgrid(np.repeat(ends, 2), ends))
-    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
-    assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
-    gates[0, 0] = ups[1, 1] = np.nan
-    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
-    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
+    def is_exact(gates: Floats, ups: Floats, rtol: float = 1e-5) -> bool:
+        exact = gated(gates, ups) if more else gelu(gates) * ups
+        return np.allclose(found(gates, ups), exact, rtol=rtol, atol=1e-6)
 
-
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_gates_by_gelu(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
-    gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
-    found = computed(library, graphs.gating_by_gelu(gates, ups))
-    assert np.allclose(found, gelu(gates) * ups, rtol=1e-5, atol=1e-6)
-
-
-def test_gates_by_gelu_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    ends = np.array([0, 1e-30, 3, 10, 1e18, -1e-30, -3, -9, -10, -50, -1e18], np.float32)
+    for shape in _SHAPES:
+        assert is_exact(numbers(*shape), numbers(*shape)[::-1].copy())
+    ends = np.array(ENDS[name], np.float32)
     gates, ups = (np.ascontiguousarray(one) for one in np.meshgrid(np.resize(ends, 16), ends))
-    found = computed(library, graphs.gating_by_gelu(gates, ups))
-    assert np.allclose(found, gelu(gates) * ups, rtol=1e-4, atol=1e-6)
+    assert is_exact(gates, ups, 1e-5 if more else 1e-4)
     gates[0, 0] = ups[1, 1] = np.nan
-    found = computed(library, graphs.gating_by_gelu(gates, ups))
-    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
+    assert np.argwhere(np.isnan(found(gates, ups))).tolist() == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("shape", [*_SHAPES, (7, 3, 80)])
@@ -110,15 +100,3 @@ def test_norms_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs, value: fl
     found = computed(library, graphs.normalising(rows, None, 1e-6))
     expected = rows / np.sqrt(rows.astype(float) ** 2 + 1e-6)
     assert np.allclose(found, expected, rtol=2e-6, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("shapes", [((3, 4, 50), (3, 4, 1)), ((3, 4, 64), (3, 4, 64)), ((3, 64), (1, 64))])
-def test_what_it_does_not_do_is_left_to_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs, shapes: tuple[tuple[int, ...], tuple[int, ...]]
-) -> None:
-    rows, factors = (numbers(*shape) for shape in shapes)
-    library.switch_on(Kernel.ELEMENTWISE)
-    num_done = library.num_done(Kernel.ELEMENTWISE)
-    with graphs.scaling(rows, factors) as compute:
-        assert np.array_equal(compute(2), rows * factors)
-    assert library.num_done(Kernel.ELEMENTWISE) == num_done

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
-from openai_cpu_server.kernels.graphs import GgmlGraphs
-from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest, obstacle
+from openai_cpu_server.kernels.graphs import GgmlGraphs, ProductCase, random_weights
+from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest
 from openai_cpu_server.kernels.proof import attention_proofs, proved
-from openai_cpu_server.kernels.tensors import Computing, Floats
+from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.kernels.library import KERNELS, ROOT, failures_with
+from tests.kernels.pools import attention_case, random_pool
+from tests.kernels.test_recurrent import convolution, delta_net
 from tests.tiny_model import tiny_model_path
 
 
@@ -32,12 +35,6 @@ def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
         build("no-such-compiler", target=target)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_or_broken_library_is_an_obstacle(tmp_path: Path) -> None:
-    assert "not built" in (obstacle(tmp_path / "none.so") or "")
-    (tmp_path / "broken.so").write_bytes(b"no library")
-    assert "cannot be loaded" in (obstacle(tmp_path / "broken.so") or "")
 
 
 @pytest.mark.slow
@@ -95,6 +92,43 @@ def test_a_kernel_that_came_too_late_is_off(
     late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())
     assert "do not reach it" in state.why_off
+
+
+def product(kind: GgmlType, outputs: int, batches: tuple[int, ...] = (), matrices: int = 0) -> ProductCase:
+    random = np.random.default_rng(0)
+    floats = {GgmlType.F32: np.float32, GgmlType.F16: np.float16}
+    if kind in floats:
+        weights = random.standard_normal((outputs, 256)).astype(floats[kind]).view(np.uint8)
+    else:
+        weights = random_weights(kind, outputs, 256, random)
+    return ProductCase(
+        weights=weights.reshape(matrices, outputs // matrices, -1) if matrices else weights,
+        activations=random.standard_normal((*batches, 3, 256), np.float32),
+        weight_type=kind,
+    )
+
+
+def left_operations(graphs: GgmlGraphs) -> Iterator[tuple[Kernel, AbstractContextManager[Computing]]]:
+    random = np.random.default_rng(0)
+    cells = attention_case(random, random_pool(random, 96), width=64, cell_type=GgmlType.Q4_0)
+    yield Kernel.ATTENTION, graphs.attending(cells)
+    yield Kernel.RECURRENT, graphs.recurring(delta_net(tokens=2, reads=(1, 2), width=48))
+    yield Kernel.RECURRENT, graphs.recurring(convolution(tokens=2, reads=(1, 2), taps=5))
+    for rows, factors in (((3, 4, 50), (3, 4, 1)), ((3, 4, 64), (3, 4, 64)), ((3, 64), (1, 64))):
+        yield Kernel.ELEMENTWISE, graphs.scaling(np.ones(rows, np.float32), np.ones(factors, np.float32))
+    for kind, outputs in ((GgmlType.F32, 64), (GgmlType.F16, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)):
+        yield Kernel.PRODUCTS, graphs.multiplying(product(kind, outputs))
+    yield Kernel.PRODUCTS, graphs.multiplying(product(GgmlType.Q8_0, 80, (3, 2), 2))
+
+
+def test_what_kernels_do_not_do_is_left_to_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    for kernel, operation in left_operations(graphs):
+        with operation as compute:
+            theirs, num_done = compute(2), library.num_done(kernel)
+            library.switch_on(kernel)
+            assert np.array_equal(compute(2), theirs)
+            library.switch_off(kernel)
+        assert library.num_done(kernel) == num_done
 
 
 def test_an_engine_says_what_it_computes_with(library: KernelLibrary) -> None:

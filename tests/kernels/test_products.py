@@ -18,7 +18,8 @@ from openai_cpu_server.kernels.graphs import (
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType, Ints
+from openai_cpu_server.kernels.tensors import Floats, GgmlType, Ints
+from tests.kernels.library import by_kernel
 
 Doubles = npt.NDArray[np.float64]
 
@@ -105,17 +106,7 @@ def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
 
 def computed(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> Floats:
     with graphs.multiplying(case) as compute:
-        return by_kernel(library, compute, threads=2)
-
-
-def by_kernel(library: KernelLibrary, compute: Computing, *, threads: int) -> Floats:
-    """By the kernel, for sure."""
-    num_done = library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    found = compute(threads)
-    library.switch_off(Kernel.PRODUCTS)
-    assert library.num_done(Kernel.PRODUCTS) == num_done + 1
-    return found
+        return by_kernel(library, Kernel.PRODUCTS, compute)
 
 
 Check = Callable[[ProductCase], None]
@@ -132,33 +123,27 @@ def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(case: ProductCase) -> None:
         weights = stored_weights(graphs, case)
         with graphs.multiplying(case) as compute:
-            found = by_kernel(library, compute, threads=1)
+            found = by_kernel(library, Kernel.PRODUCTS, compute, 1)
             assert np.all(np.abs(found - exact_product(case, weights)) <= largest_error(case, weights))
             for threads in (2, 3):
-                assert np.array_equal(by_kernel(library, compute, threads=threads), found)
+                assert np.array_equal(by_kernel(library, Kernel.PRODUCTS, compute, threads), found)
 
     return check
 
 
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 12, 31, 70, 300])
-def test_types_and_numbers_of_rows(check: Check, kind: GgmlType, rows: int) -> None:
-    random = np.random.default_rng(rows)
-    check(product_case(random, kind, rows=rows, outputs=70, depth=512))
+_SHAPES = [
+    *((1, 70, 8), (1, 33, 1), (2, 32, 3), (3, 47, 7), (5, 33, 18), (9, 200, 8), (12, 64, 9)),
+    *((31, 70, 8), (70, 33, 3), (300, 70, 8)),
+]
+"""Rows, outputs and units of depth: all paths by numbers of rows, and ragged ends of the two others."""
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("outputs", [32, 33, 47, 64, 200])
-def test_ragged_numbers_of_outputs(check: Check, kind: GgmlType, outputs: int) -> None:
-    random = np.random.default_rng(outputs)
-    check(product_case(random, kind, rows=9, outputs=outputs, depth=256))
-
-
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_depths(check: Check, kind: GgmlType) -> None:
+def test_types_and_shapes(check: Check, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
-    for units in (1, 3, 7, 8, 9, 18):
-        check(product_case(random, kind, rows=5, outputs=33, depth=units * num_weights_of_block(kind)))
+    for rows, outputs, units in _SHAPES:
+        depth = units * num_weights_of_block(kind)
+        check(product_case(random, kind, rows=rows, outputs=outputs, depth=depth))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
@@ -187,25 +172,12 @@ def test_it_is_as_near_to_exact_as_ggml(library: KernelLibrary, graphs: GgmlGrap
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_nothing_gives_nothing(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
-    case = product_case(np.random.default_rng(0), kind, rows=3, outputs=40, depth=256)
-    no_activations = msgspec.structs.replace(case, activations=np.zeros_like(case.activations))
-    assert not computed(library, graphs, no_activations).any()
-    no_weights = msgspec.structs.replace(case, weights=np.zeros_like(case.weights))
-    assert not computed(library, graphs, no_weights).any()
-
-
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_very_small_and_very_large_activations(check: Check, kind: GgmlType, size: float) -> None:
+def test_very_small_and_very_large_numbers(check: Check, kind: GgmlType) -> None:
+    for size in (1e-3, 1e3):
+        check(product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512, size=size))
     case = product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512)
-    check(msgspec.structs.replace(case, activations=np.float32(size) * case.activations))
-
-
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("size", [1e-3, 1e3])
-def test_small_and_large_weights(check: Check, kind: GgmlType, size: float) -> None:
-    check(product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512, size=size))
+    for size in (1e-30, 1e30):
+        check(msgspec.structs.replace(case, activations=np.float32(size) * case.activations))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
@@ -220,20 +192,22 @@ def test_weights_at_the_ends_of_their_range(check: Check, graphs: GgmlGraphs, ki
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_a_broken_row_is_seen_and_spoils_no_other(
-    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, broken: float
+def test_nothing_gives_nothing_and_a_broken_row_spoils_no_other(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
 ) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=8, outputs=40, depth=512)
-    healthy = computed(library, graphs, case)
-    case.activations[3, 300] = broken
-    found = computed(library, graphs, case)
-    assert not np.isfinite(found[3]).any()
-    others = np.arange(8) != 3
-    assert np.array_equal(found[others], healthy[others])
+    for zero in ("activations", "weights"):
+        nothing = msgspec.structs.replace(case, **{zero: np.zeros_like(getattr(case, zero))})
+        assert not computed(library, graphs, nothing).any()
+    healthy, others = computed(library, graphs, case), np.arange(8) != 3
+    for broken in (np.nan, np.inf, -np.inf):
+        case.activations[3, 300] = broken
+        found = computed(library, graphs, case)
+        assert not np.isfinite(found[3]).any()
+        assert np.array_equal(found[others], healthy[others])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_shapes(check: Check, library: KernelLibrary, seed: int) -> None:
     random = np.random.default_rng(seed)
     kinds = list(filter(library.multiplies, PRODUCT_TYPES))
@@ -255,64 +229,29 @@ def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
         check(product_case(random, GgmlType.Q8_0, rows=rows, outputs=32, depth=1024))
 
 
-@pytest.mark.parametrize(
-    ("weight_type", "outputs"),
-    [(GgmlType.F32, 64), (GgmlType.F16, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
-)
-def test_what_it_does_not_do_is_left_to_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs, weight_type: GgmlType, outputs: int
-) -> None:
-    random = np.random.default_rng(0)
-    activations = random.standard_normal((3, 256), np.float32)
-    floats = {GgmlType.F32: np.float32, GgmlType.F16: np.float16}
-    if weight_type in floats:
-        weights = random.standard_normal((outputs, 256)).astype(floats[weight_type]).view(np.uint8)
-    else:
-        weights = random_weights(weight_type, outputs, 256, random)
-    case = ProductCase(weights=weights, activations=activations, weight_type=weight_type)
-    theirs = graphs.product(case, threads=2)
-    num_done = library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    assert np.array_equal(graphs.product(case, threads=2), theirs)
-    assert library.num_done(Kernel.PRODUCTS) == num_done
-
-
 @pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
-@pytest.mark.parametrize(("tokens", "has_own_rows"), [(1, False), (3, True), (40, False)])
-def test_experts(check: Check, kind: GgmlType, tokens: int, has_own_rows: bool) -> None:
-    """Of 12, four for each token; with 40 tokens each has some 13 rows."""
-    random = np.random.default_rng(tokens)
-    experts = chosen(random, tokens=tokens, slots=4, num_experts=12)
-    check(expert_case(random, kind, experts, num_experts=12, has_own_rows=has_own_rows))
+def test_experts(check: Check, kind: GgmlType) -> None:
+    """Of 12, four for each token; with 40 tokens each has some 13 rows. Routers of real models need not
+    choose evenly: one expert may have all rows, and twice those of a token."""
+    for tokens, has_own_rows in ((1, False), (3, True), (40, False)):
+        random = np.random.default_rng(tokens)
+        experts = chosen(random, tokens=tokens, slots=4, num_experts=12)
+        check(expert_case(random, kind, experts, num_experts=12, has_own_rows=has_own_rows))
+    check(expert_case(random, kind, np.full((70, 2), 3, np.int32), num_experts=4))
 
 
+@pytest.mark.parametrize("has_own_rows", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "slots", "num_experts", "outputs", "depth"),
+    ("tokens", "slots", "num", "outputs", "depth"),
     [(1, 1, 1, 32, 256), (2, 8, 8, 33, 256), (7, 1, 3, 100, 768), (150, 2, 3, 64, 512), (9, 3, 64, 47, 256)],
 )
 def test_shapes_of_experts(
-    check: Check, tokens: int, slots: int, num_experts: int, outputs: int, depth: int
+    check: Check, tokens: int, slots: int, num: int, outputs: int, depth: int, has_own_rows: bool
 ) -> None:
     random = np.random.default_rng(tokens)
-    experts = chosen(random, tokens=tokens, slots=slots, num_experts=num_experts)
-    for has_own_rows in (False, True):
-        case = expert_case(
-            random,
-            GgmlType.Q4_K,
-            experts,
-            num_experts=num_experts,
-            outputs=outputs,
-            depth=depth,
-            has_own_rows=has_own_rows,
-        )
-        check(case)
-
-
-@pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
-def test_one_expert_may_have_all_rows(check: Check, kind: GgmlType) -> None:
-    """And twice those of a token: routers of real models need not choose evenly."""
-    random = np.random.default_rng(0)
-    check(expert_case(random, kind, np.full((70, 2), 3, np.int32), num_experts=4))
+    shape = {"num_experts": num, "outputs": outputs, "depth": depth}
+    experts = chosen(random, tokens=tokens, slots=slots, num_experts=num)
+    check(expert_case(random, GgmlType.Q4_K, experts, has_own_rows=has_own_rows, **shape))
 
 
 @pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
@@ -349,44 +288,31 @@ def test_an_expert_that_there_is_not_gives_zeros(
     assert np.array_equal(computed(library, graphs, case), expected)
 
 
-@pytest.mark.parametrize("batches", [3, 6])
-def test_a_matrix_for_each_batch_or_for_several(check: Check, batches: int) -> None:
-    random = np.random.default_rng(0)
-    for rows in (1, 20):
-        plain = product_case(random, GgmlType.Q8_0, rows=batches * rows, outputs=3 * 40, depth=128)
-        check(
-            msgspec.structs.replace(
-                plain,
-                weights=plain.weights.reshape(3, 40, -1),
-                activations=plain.activations.reshape(batches, rows, 128),
-            )
-        )
-
-
-@pytest.mark.parametrize("shape", [(16, 1), (2, 3), (2, 4, 1)])
-def test_one_matrix_for_all_batches(
-    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("batches", "matrices", "rows"),
+    [
+        *(((number,), 3, rows) for number in (3, 6) for rows in (1, 20)),  # a matrix for each, or for several
+        *(
+            ((16,), 1, 1),
+            ((2,), 1, 3),
+            ((2, 4), 1, 1),
+            ((3, 2), 1, 5),
+        ),  # as recurrent layers
+    ],
+)
+def test_batches(
+    check: Check,
+    library: KernelLibrary,
+    graphs: GgmlGraphs,
+    batches: tuple[int, ...],
+    matrices: int,
+    rows: int,
 ) -> None:
-    """Recurrent layers have a batch for each sequence."""
-    rows = math.prod(shape)
-    case = product_case(np.random.default_rng(0), GgmlType.Q4_K, rows=rows, outputs=70, depth=512)
-    several = msgspec.structs.replace(case, activations=case.activations.reshape(*shape, 512))
-    found = computed(library, graphs, several)
-    assert np.array_equal(found.reshape(rows, 70), computed(library, graphs, case))
-
-
-@pytest.mark.parametrize("matrices", [2, 1])
-def test_batches_of_batches(library: KernelLibrary, graphs: GgmlGraphs, matrices: int) -> None:
-    """With one matrix for each of two they are left to ggml."""
-    random = np.random.default_rng(0)
-    plain = product_case(random, GgmlType.Q8_0, rows=3 * 2 * 5, outputs=matrices * 40, depth=128)
-    case = msgspec.structs.replace(
-        plain,
-        weights=plain.weights.reshape(matrices, 40, -1),
-        activations=plain.activations.reshape(3, 2, 5, 128),
-    )
-    theirs, num_done = graphs.product(case, threads=2), library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    found = graphs.product(case, threads=2)
-    assert library.num_done(Kernel.PRODUCTS) - num_done == (matrices == 1)
-    assert np.allclose(found, theirs, rtol=0, atol=5e-3 * np.abs(theirs).max())
+    random, num_rows = np.random.default_rng(0), math.prod(batches) * rows
+    plain = product_case(random, GgmlType.Q4_K, rows=num_rows, outputs=matrices * 40, depth=512)
+    case = msgspec.structs.replace(plain, activations=plain.activations.reshape(*batches, rows, 512))
+    if matrices > 1:
+        check(msgspec.structs.replace(case, weights=plain.weights.reshape(matrices, 40, -1)))
+    else:
+        found = computed(library, graphs, case)
+        assert np.array_equal(found.reshape(num_rows, 40), computed(library, graphs, plain))

@@ -8,17 +8,22 @@ import gguf
 import numpy as np
 from random_model.wanted import add_facts
 
-_WIDTH, _LAYERS = 64, 2
-_RNG = np.random.default_rng(0)
+from tests.tiny_model import tiny_model_path
 
 
-def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
-    """A copy with other values (ints, strings or bools) for some metadata keys."""
+def rewritten(
+    source: Path,
+    target: Path,
+    changes: dict[str, object],
+    tensors: dict[str, np.ndarray | None] | None = None,
+) -> Path:
+    """A copy with other values for some metadata keys, and other tensors; None: without."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(changes.get("general.architecture", "llama")))
     copy_metadata(reader, writer, skip=set(changes))
-    add_facts(writer, {key: value for key, value in changes.items() if key != "general.architecture"})
-    copy_tensors(reader, writer)
+    added = {key: value for key, value in changes.items() if value is not None}
+    add_facts(writer, {key: value for key, value in added.items() if key != "general.architecture"})
+    copy_tensors(reader, writer, tensors)
     return written(writer, target)
 
 
@@ -32,43 +37,23 @@ def header_only(path: Path, architecture: str, facts: dict[str, object]) -> Path
 def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
     """The same model with tokens of no meaning behind its own, which it holds to be far likelier."""
     reader = gguf.GGUFReader(source)
-    arrays: dict[str, list[object]] = {
-        "tokens": [f"<padding{n}>" for n in range(num_tokens)],
-        "scores": [-1e6] * num_tokens,
-        "token_type": [int(gguf.TokenType.UNUSED)] * num_tokens,
+    more: dict[str, list[object]] = {
+        "tokenizer.ggml.tokens": [f"<padding{n}>" for n in range(num_tokens)],
+        "tokenizer.ggml.scores": [-1e6] * num_tokens,
+        "tokenizer.ggml.token_type": [int(gguf.TokenType.UNUSED)] * num_tokens,
     }
-    writer = gguf.GGUFWriter(target, "llama")
-    names = {name: f"tokenizer.ggml.{name}" for name in arrays}
-    copy_metadata(reader, writer, skip={*names.values(), "llama.vocab_size"})
-    for name, more in arrays.items():
-        writer.add_array(names[name], reader.fields[names[name]].contents() + more)
+    arrays = {name: reader.fields[name].contents() + values for name, values in more.items()}
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     wider = {
         name: np.concatenate([tensors[name], 20 * tensors[name][-num_tokens:]])
         for name in ("token_embd.weight", "output.weight")
     }
-    copy_tensors(reader, writer, wider)
-    return written(writer, target)
+    return rewritten(source, target, {**arrays, "llama.vocab_size": None}, wider)
 
 
 def with_vocabulary(source: Path, target: Path, **arrays: list[object] | None) -> Path:
     """The same model with other arrays of its vocabulary, such as `tokens` or `token_type`; None: without."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    changed = {f"tokenizer.ggml.{name}": values for name, values in arrays.items()}
-    copy_metadata(reader, writer, skip=set(changed))
-    add_facts(writer, {key: values for key, values in changed.items() if values is not None})
-    copy_tensors(reader, writer)
-    return written(writer, target)
-
-
-def with_tensors(source: Path, target: Path, changed: dict[str, np.ndarray | None]) -> Path:
-    """The same model with other tensors; None: without."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    copy_metadata(reader, writer, skip=set())
-    copy_tensors(reader, writer, changed)
-    return written(writer, target)
+    return rewritten(source, target, {f"tokenizer.ggml.{name}": values for name, values in arrays.items()})
 
 
 def poisoned(source: Path, target: Path, *, token: int) -> Path:
@@ -76,7 +61,7 @@ def poisoned(source: Path, target: Path, *, token: int) -> Path:
     name = "token_embd.weight"
     (data,) = [tensor.data.copy() for tensor in gguf.GGUFReader(source).tensors if tensor.name == name]
     data[token] = np.nan
-    return with_tensors(source, target, {name: data})
+    return rewritten(source, target, {}, {name: data})
 
 
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
@@ -89,38 +74,10 @@ def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     return sorted(target.parent.glob(f"{target.stem}-*-of-*.gguf"))
 
 
-def gemma3(source: Path, target: Path, *, window: int) -> Path:
-    """A model in which most layers see only the last `window` tokens."""
-    heads, kv_heads, head, inner = 2, 1, 32, 128
-    writer = gguf.GGUFWriter(target, "gemma3")
-    copy_tokenizer(source, writer)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(_WIDTH)
-    writer.add_block_count(_LAYERS)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_sliding_window(window)
-    shapes = {
-        "attn_norm.weight": (_WIDTH,),
-        "attn_q.weight": (heads * head, _WIDTH),
-        "attn_k.weight": (kv_heads * head, _WIDTH),
-        "attn_v.weight": (kv_heads * head, _WIDTH),
-        "attn_output.weight": (_WIDTH, heads * head),
-        "attn_q_norm.weight": (head,),
-        "attn_k_norm.weight": (head,),
-        "post_attention_norm.weight": (_WIDTH,),
-        "ffn_norm.weight": (_WIDTH,),
-        "ffn_gate.weight": (inner, _WIDTH),
-        "ffn_up.weight": (inner, _WIDTH),
-        "ffn_down.weight": (_WIDTH, inner),
-        "post_ffw_norm.weight": (_WIDTH,),
-    }
-    _add_tensors(writer, source, shapes)
-    return written(writer, target)
+def gemma3(_: Path, target: Path, *, window: int) -> Path:
+    """A model in which some layers see only the last `window` tokens."""
+    facts = {"general.architecture": "gemma3", "gemma3.attention.sliding_window": window}
+    return rewritten(tiny_model_path(shape="tiny-gemma3"), target, facts)
 
 
 def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:
@@ -131,25 +88,7 @@ def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 
     writer.add_uint32("clip.audio.embedding_length", width)
     writer.add_uint32("clip.audio.projector.stack_factor", stacked)
     writer.add_tensor("a.position_embd.weight", np.zeros((places, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _add_tensors(writer: gguf.GGUFWriter, source: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    vocab_size = len(gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].data)
-    writer.add_tensor("token_embd.weight", _random((vocab_size, _WIDTH)))
-    writer.add_tensor("output_norm.weight", np.ones(_WIDTH, np.float32))
-    for layer in range(_LAYERS):
-        for name, shape in shapes.items():
-            data = np.ones(shape, np.float32) if name.endswith("norm.weight") else _random(shape)
-            writer.add_tensor(f"blk.{layer}.{name}", data)
-
-
-def _random(shape: tuple[int, ...]) -> np.ndarray:
-    return _RNG.normal(0, 0.3, shape).astype(np.float32)
+    return written(writer, path)
 
 
 def copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> None:

@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Open, Span, Step, TokenLogprob
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import GREEDY, execute_and_press, feed, generate, loaded, opened, sampled
+from tests.llama.driver import GREEDY, TEXT, TOLERANCE, feed, generate, loaded, opened, sampled
+from tests.structured.making import gbnf_to_lark
 
-PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(60))
-OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(41))
-TOLERANCE = 0.02
-"""Steps of other sizes round differently (docs/measurements.md)."""
+PROMPT = TEXT[:60]
 
 
 def scores(backend: LlamaBackend, prompt: tuple[int, ...], chunk: int) -> list[TokenLogprob]:
@@ -34,21 +32,6 @@ def test_prompts_in_chunks_continue_as_prompts_in_one_piece(backend: LlamaBacken
     assert generate(backend, PROMPT, 16, chunk=chunk) == generate(backend, PROMPT, 16)
 
 
-def test_sequences_in_one_batch_do_not_see_each_other(backend: LlamaBackend) -> None:
-    prompts = {0: PROMPT, 3: OTHER}
-    outputs: dict[int, list[int]] = {0: [], 3: []}
-    with opened(backend, 0, PROMPT), opened(backend, 3, OTHER):
-        spans = tuple(Span(slot, 0, prompt, True) for slot, prompt in prompts.items())
-        for _ in range(12):
-            for slot, sample in backend.execute(Step(spans=spans)).samples.items():
-                outputs[slot].append(sample.token)
-            spans = tuple(
-                Span(slot, len(prompts[slot]) + len(output) - 1, (output[-1],), True)
-                for slot, output in outputs.items()
-            )
-    assert outputs == {slot: generate(backend, prompt, 12) for slot, prompt in prompts.items()}
-
-
 def test_verbs_and_spans_of_one_step_go_together(backend: LlamaBackend) -> None:
     first = Step(verbs=(Open(1, GREEDY, PROMPT),), spans=(Span(1, 0, PROMPT, True),))
     again = Step(verbs=(Close(1), *first.verbs), spans=first.spans)
@@ -65,12 +48,6 @@ def test_closing_gives_all_cells_back(backend: LlamaBackend) -> None:
         for _ in range(3):
             with opened(backend, 1, prompt):
                 feed(backend, 1, 0, prompt, sample=False)
-
-
-def test_a_span_without_outputs_has_no_results(backend: LlamaBackend) -> None:
-    with opened(backend, 0, PROMPT):
-        result = backend.execute(Step(spans=(Span(0, 0, PROMPT, False),)))
-    assert (result.samples, result.scores, result.interrupted) == ({}, {}, False)
 
 
 def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
@@ -95,26 +72,22 @@ def test_a_token_can_be_target_and_sample_at_once(backend: LlamaBackend) -> None
     assert result.scores[0][-1].top == sample.logprob.top == ((sample.token, sample.logprob.logprob),)
 
 
-def test_log_probabilities_of_the_whole_vocabulary_sum_to_one(backend: LlamaBackend) -> None:
-    sampling = Sampling(seed=4, temperature=3.0, logit_bias={7: 5.0})
-    with opened(backend, 0, PROMPT, sampling, top_logprobs=backend.info.vocab_size):
-        sample = sampled(backend, 0, 0, PROMPT)
-    assert sample.logprob is not None
-    top = sample.logprob.top
-    assert len({token for token, _ in top}) == backend.info.vocab_size
-    assert np.exp([logprob for _, logprob in top]).sum() == pytest.approx(1)
-    assert [logprob for _, logprob in top] == sorted((logprob for _, logprob in top), reverse=True)
-    assert dict(top)[sample.token] == sample.logprob.logprob
-
-
-def test_sampling_parameters_do_not_change_log_probabilities(backend: LlamaBackend) -> None:
+def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(backend: LlamaBackend) -> None:
     tops = []
-    for sampling in (GREEDY, Sampling(seed=1, temperature=2.0, logit_bias={9: 50.0}, repeat_penalty=2.0)):
-        with opened(backend, 0, PROMPT, sampling, top_logprobs=5):
-            logprob = sampled(backend, 0, 0, PROMPT).logprob
-        assert logprob is not None
-        tops.append(logprob.top)
-    assert tops[0] == tops[1]
+    odd = Sampling(seed=1, temperature=3.0, logit_bias={9: 50.0}, repeat_penalty=2.0)
+    letters = Constraint(grammar=gbnf_to_lark("root ::= [a-z]{3,8}"))
+    for sampling, constraint in ((GREEDY, None), (odd, None), (GREEDY, letters)):
+        backend.execute(Step((Open(0, sampling, PROMPT, (), backend.info.vocab_size, constraint),)))
+        sample = sampled(backend, 0, 0, PROMPT)
+        backend.execute(Step((Close(0),)))
+        assert sample.logprob is not None
+        tops.append(sample.logprob.top)
+        assert dict(tops[-1])[sample.token] == sample.logprob.logprob
+    logprobs = [logprob for _, logprob in tops[0]]
+    assert len({token for token, _ in tops[0]}) == backend.info.vocab_size
+    assert np.exp(logprobs).sum() == pytest.approx(1)
+    assert logprobs == sorted(logprobs, reverse=True)
+    assert tops[0] == tops[1] == tops[2]
 
 
 def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: LlamaBackend) -> None:
@@ -126,52 +99,20 @@ def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: Llam
     assert logprob.top == ()
 
 
-@pytest.mark.parametrize("padding", [0, 19])
-def test_an_interrupted_step_leaves_no_trace(backend: LlamaBackend, padding: int) -> None:
-    head, tail = PROMPT[:20], (PROMPT * 40)[20:2000]
-    other = Span(2, 0, OTHER, True)
-    with opened(backend, 0, head + tail), opened(backend, 2, OTHER):
-        feed(backend, 0, 0, head, sample=False)
-        spans = (Span(0, 20, tail, True), other)
-        step = Step(spans=spans, padding=padding)
-        interrupted = execute_and_press(backend, step)
-        assert (interrupted.interrupted, interrupted.samples, interrupted.scores) == (True, {}, {})
-        result = backend.execute(step)
-    assert not result.interrupted
-    with opened(backend, 0, head + tail), opened(backend, 2, OTHER):
-        feed(backend, 0, 0, head, sample=False)
-        undisturbed = backend.execute(step)
-    assert result == undisturbed
-
-
-def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend) -> None:
-    backend.interrupt()
+def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend, tiny: Path) -> None:
     expected = generate(backend, PROMPT, 2)
     with opened(backend, 0, PROMPT):
-        backend.interrupt()
-        assert sampled(backend, 0, 0, PROMPT).token == expected[0]
-        backend.interrupt()
-        assert sampled(backend, 0, len(PROMPT), expected[:1]).token == expected[1]
-
-
-def test_interrupting_what_is_closed_is_no_error(tiny: Path) -> None:
-    with loaded(tiny) as backend:
+        for start, tokens, next_token in ((0, PROMPT, expected[0]), (len(PROMPT), expected[:1], expected[1])):
+            backend.interrupt()
+            assert sampled(backend, 0, start, tokens).token == next_token
+    with loaded(tiny) as closed:
         pass
-    backend.interrupt()
+    closed.interrupt()
 
 
 SEEDED = Sampling(
     seed=99, temperature=1.5, top_p=0.95, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3
 )
-
-
-def test_seeded_output_is_reproducible_and_seeds_matter(backend: LlamaBackend) -> None:
-    outputs = [generate(backend, PROMPT, 12, SEEDED) for _ in range(2)]
-    assert outputs[0] == outputs[1]
-    other = Sampling(seed=100, temperature=1.5)
-    assert generate(backend, PROMPT, 12, other) != generate(
-        backend, PROMPT, 12, Sampling(seed=101, temperature=1.5)
-    )
 
 
 @pytest.mark.parametrize("produced", [1, 5, 11])
@@ -187,14 +128,6 @@ def test_a_resumed_request_gets_the_tokens_that_it_would_have_got(
         while len(resumed) < len(whole):
             resumed.append(sampled(backend, 5, len(PROMPT) + len(resumed) - 1, resumed[-1:]).token)
     assert resumed == whole
-
-
-def test_ignoring_the_end_goes_on_for_ever(backend: LlamaBackend) -> None:
-    end = min(backend.info.end_tokens)
-    forced = Sampling(seed=0, temperature=0, logit_bias={end: 1000.0})
-    assert generate(backend, PROMPT, 3, forced) == [end] * 3
-    ignoring = Sampling(seed=0, temperature=0, logit_bias={end: 1000.0}, ignore_eos=True)
-    assert not backend.info.end_tokens & set(generate(backend, PROMPT, 3, ignoring))
 
 
 NEVER = {

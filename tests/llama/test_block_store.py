@@ -31,18 +31,28 @@ def test_blocks_are_known_by_number() -> None:
         store.get(9)
 
 
-def test_parts_lie_behind_each_other() -> None:
+def test_parts_lie_behind_each_other_and_what_is_not_ours_is_not_used_again() -> None:
     cells = SavedCells(np.arange(6, dtype=np.uint8), (1, 3, 2))
     assert [cells.part(index).tolist() for index in range(3)] == [[0], [1, 2, 3], [4, 5]]
+    store = BlockStore()
+    store.put(1, SavedCells(np.frombuffer(b"mapped", np.uint8), (6,)))
+    store.drop(1)
+    assert store.spare_bytes == 0
+
+
+def put_and_drop(store: BlockStore, *sizes: int) -> set[int]:
+    """Addresses of the blocks' memory."""
+    for number, size in enumerate(sizes):
+        store.put(number, saved(store, size))
+    memory = {store.get(number).data.ctypes.data for number in range(len(sizes))}
+    for number in range(len(sizes)):
+        store.drop(number)
+    return memory
 
 
 def test_memory_of_dropped_whole_blocks_is_used_for_the_next() -> None:
     store = BlockStore()
-    for number in range(3):
-        store.put(number, saved(store, MEGABYTE))
-    memory = {store.get(number).data.ctypes.data for number in range(3)}
-    for number in range(3):
-        store.drop(number)
+    memory = put_and_drop(store, *[MEGABYTE] * 3)
     assert store.spare_bytes == 3 * MEGABYTE
     last_of_a_text = store.allocate(MEGABYTE - 1)
     assert last_of_a_text.ctypes.data not in memory
@@ -52,10 +62,7 @@ def test_memory_of_dropped_whole_blocks_is_used_for_the_next() -> None:
 
 def test_only_some_memory_is_kept_for_the_next() -> None:
     store = BlockStore()
-    for number in range(100):
-        store.put(number, saved(store, MEGABYTE))
-    for number in range(100):
-        store.drop(number)
+    put_and_drop(store, *[MEGABYTE] * 100)
     assert store.spare_bytes == 64 * MEGABYTE
     assert len(store.allocate(MEGABYTE)) == MEGABYTE
     assert store.spare_bytes == 63 * MEGABYTE
@@ -63,23 +70,7 @@ def test_only_some_memory_is_kept_for_the_next() -> None:
 
 def test_the_size_that_was_asked_for_longest_ago_makes_room() -> None:
     store = BlockStore()
-    for number in range(10):
-        store.put(number, saved(store, MEGABYTE - number))
-    for number in range(10):
-        store.drop(number)
-    blocks = [saved(store, MEGABYTE) for _ in range(60)]
-    for number, block in enumerate(blocks):
-        store.put(number, block)
-    for number in range(60):
-        store.drop(number)
+    put_and_drop(store, *(MEGABYTE - number for number in range(10)))
+    kept = put_and_drop(store, *[MEGABYTE] * 60)
     assert 63 * MEGABYTE < store.spare_bytes <= 64 * MEGABYTE
-    kept = {block.data.ctypes.data for block in blocks}
     assert {store.allocate(MEGABYTE).ctypes.data for _ in range(60)} <= kept
-
-
-def test_what_is_not_ours_to_write_is_not_used_again() -> None:
-    store = BlockStore()
-    mapped = np.frombuffer(b"0123456789", np.uint8)
-    store.put(1, SavedCells(mapped, (10,)))
-    store.drop(1)
-    assert store.spare_bytes == 0

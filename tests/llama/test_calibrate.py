@@ -6,9 +6,8 @@ import itertools
 import logging
 import math
 import os
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,30 +16,25 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
-from openai_cpu_server.contract.offload import Device, Offload, Placement
+from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import OtherProcesses
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
 from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
-from tests.llama.driver import generate, loaded, small
+from tests.llama.driver import generate, loaded, pressing, small
 from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
 SIZES = {"kv_tokens": 2048, "max_seqs": 8, "prefill_tokens": 128, "threads": 1}
 
 
-class Quiet(OtherProcesses):
-    """A machine that is left to us."""
+class Neighbours(OtherProcesses):
+    """Others who take this share of the machine."""
 
-    def share(self) -> float:
-        return 0.0
-
-
-class Noisy(OtherProcesses):
-    def share(self) -> float:
-        return 0.5
+    def __init__(self, share: float = 0.0) -> None:
+        self.share = lambda: share
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +52,15 @@ class Bench:
     folder: Path
 
     def measured(self, neighbours: OtherProcesses | None = None) -> CostCurve:
-        return cost_curve(self.backend, self.options, self.folder, neighbours=neighbours or Quiet())
+        return cost_curve(self.backend, self.options, self.folder, neighbours=neighbours or Neighbours())
 
     def path(self, **changes: object) -> Path:
         """Of the curve with these options."""
         changed = msgspec.structs.replace(self.options, **changes)
         return Measurements(self.folder).path(CurveKey.of(self.backend.info, changed))
 
-    def calibrator(self) -> Calibrator:
-        return Calibrator(self.backend, self.options, self.folder, neighbours=Quiet())
+    def calibrator(self, clock: Callable[[], float] = time.monotonic) -> Calibrator:
+        return Calibrator(self.backend, self.options, self.folder, neighbours=Neighbours(), clock=clock)
 
     def answer(self, slot: int = 0) -> list[int]:
         return generate(self.backend, PROMPT, 8, slot=slot)
@@ -77,30 +71,21 @@ def bench(fresh: LlamaBackend, tiny: Path, tmp_path: Path) -> Bench:
     return Bench(fresh, small(tiny, **SIZES), tmp_path)
 
 
-def test_a_curve_is_positive_and_finite_and_feeds_a_model(bench: Bench) -> None:
-    progress: list[float] = []
-    curve = cost_curve(bench.backend, bench.options, bench.folder, progress.append, Quiet())
+def test_a_curve_is_measured_once_and_leaves_no_trace(bench: Bench) -> None:
+    expected, progress = bench.answer(), list[float]()
+    curve = cost_curve(bench.backend, bench.options, bench.folder, progress.append, Neighbours())
     assert is_sane(curve)
     assert curve.step_ms[0][0] == 1
     assert {n for n, _ in curve.step_ms} <= {1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128}
     assert CostModel(curve).predict_ms(16, 16_000) > 0
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
-
-
-def test_measuring_leaves_no_trace(bench: Bench) -> None:
-    expected = bench.answer()
-    bench.measured()
-    for slot in range(bench.options.max_seqs):
-        assert bench.answer(slot) == expected
-
-
-def test_a_curve_is_measured_once(bench: Bench) -> None:
-    first = bench.measured()
     (path,) = bench.folder.iterdir()
     written = path.stat().st_mtime_ns
-    assert bench.measured() == first
+    assert bench.measured() == curve
     assert path.stat().st_mtime_ns == written
+    for slot in range(bench.options.max_seqs):
+        assert bench.answer(slot) == expected
 
 
 def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(bench: Bench) -> None:
@@ -126,48 +111,33 @@ def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
 
     A stall leaves no time for sizes above one token, and a context of such steps takes hundreds of them.
     """
-    calibrator = bench.calibrator()
+    now_s = 0.0
+    calibrator = bench.calibrator(lambda: now_s)
     curve = None
-    for attempt in range(20):
+    for _ in range(20):
         steps = itertools.count(1)
 
-        def somebody_comes(attempt: int = attempt, steps: Iterator[int] = steps) -> bool:
-            step = next(steps)
-            if (attempt, step) == (0, 1):
-                time.sleep(stall_s)
-            return step > 12
+        def somebody_comes(steps: Iterator[int] = steps) -> bool:
+            nonlocal now_s
+            now_s = stall_s
+            return next(steps) > 12
 
         curve = calibrator.measure(somebody_comes)
         if curve is not None:
             break
     assert curve is not None, "it never ends"
     assert is_sane(curve)
-    assert curve.step_ms[-1][0] == 1 or not stall_s
-
-
-def compute_for_ever(probe: Probe) -> None:
-    while True:
-        probe.compute({0: 100})
-        probe.close()
+    assert (curve.step_ms[-1][0] == 1) == (stall_s > 0)
 
 
 def test_an_interrupted_step_is_not_counted(bench: Bench) -> None:
     expected = bench.answer()
-    probe = Probe(bench.backend)
-    stop = threading.Event()
-
-    def press() -> None:
-        while not stop.is_set():
-            bench.backend.interrupt()
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    try:
-        with pytest.raises(Disturbed), probe:
-            compute_for_ever(probe)
-    finally:
-        stop.set()
-        presser.join()
+    with (
+        pressing(bench.backend.interrupt, bench.backend._loaded.context),
+        pytest.raises(Disturbed),
+        Probe(bench.backend) as probe,
+    ):
+        probe.compute({0: 100})
     assert bench.answer() == expected
 
 
@@ -183,30 +153,19 @@ def test_a_damaged_file_or_a_curve_that_cannot_be_is_measured_again(bench: Bench
     assert is_sane(bench.measured())
 
 
-def test_what_was_measured_beside_busy_neighbours_is_used_but_not_kept(
+def test_beside_busy_neighbours_or_without_a_folder_it_is_used_but_not_kept(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert is_sane(bench.measured(Noisy()))
+    assert is_sane(bench.measured(Neighbours(0.5)))
     assert not list(bench.folder.iterdir())
     assert "other processes took 50 %" in caplog.text
-
-
-def test_a_folder_that_cannot_be_written_costs_one_line(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+    caplog.clear()
     (bench.folder / "file").write_text("in the way")
-    elsewhere = replace(bench, folder=bench.folder / "file" / "cache")
-    assert is_sane(elsewhere.measured())
+    assert is_sane(replace(bench, folder=bench.folder / "file" / "cache").measured())
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
-@pytest.mark.parametrize("changes", [{"threads_batch": 1}, {"flash_attention": False}])
-def test_other_options_are_another_curve(bench: Bench, changes: dict[str, object]) -> None:
-    assert bench.path() == bench.path()
-    assert bench.path() != bench.path(**changes)
-
-
-def test_another_model_or_pool_is_another_curve(bench: Bench, tiny: Path, tmp_path: Path) -> None:
+def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path, tmp_path: Path) -> None:
     info, kept = bench.backend.info, Measurements(tmp_path)
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny.read_bytes())
@@ -220,6 +179,8 @@ def test_another_model_or_pool_is_another_curve(bench: Bench, tiny: Path, tmp_pa
     weights = WeightLayout(repacked=True)
     for changes in (*others, {"kernels": kernels}, {"weights": weights}, {"path": str(copy)}):
         assert path(**changes) != bench.path()
+    for changes in ({"threads_batch": 1}, {"flash_attention": False}):
+        assert bench.path(**changes) != bench.path()
     assert path(kv_tokens=info.kv_tokens + 256) == bench.path()
 
 
@@ -245,45 +206,34 @@ def test_small_pools_other_options_and_a_model_without_cells(
 
 
 @pytest.mark.parametrize(
-    "curve",
+    ("step_ms", "attended_ms"),
     [
-        CostCurve(step_ms=(), attended_ms=0.0),
-        CostCurve(step_ms=((0, 1.0),), attended_ms=0.0),
-        CostCurve(step_ms=((2, 1.0), (1, 1.0)), attended_ms=0.0),
-        CostCurve(step_ms=((1, 1.0), (1, 1.0)), attended_ms=0.0),
-        CostCurve(step_ms=((1, 0.0),), attended_ms=0.0),
-        CostCurve(step_ms=((1, math.inf),), attended_ms=0.0),
-        CostCurve(step_ms=((1, 1.0),), attended_ms=-1.0),
-        CostCurve(step_ms=((1, 1.0),), attended_ms=math.nan),
+        ((), 0.0),
+        (((0, 1.0),), 0.0),
+        (((2, 1.0), (1, 1.0)), 0.0),
+        (((1, 1.0), (1, 1.0)), 0.0),
+        (((1, 0.0),), 0.0),
+        (((1, math.inf),), 0.0),
+        (((1, 1.0),), -1.0),
+        (((1, 1.0),), math.nan),
     ],
 )
-def test_what_no_curve_can_be(curve: CostCurve) -> None:
-    assert not is_sane(curve)
+def test_what_no_curve_can_be(step_ms: tuple[tuple[int, float], ...], attended_ms: float) -> None:
+    assert not is_sane(CostCurve(step_ms=step_ms, attended_ms=attended_ms))
 
 
 def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
     options, info = small(tiny), fresh.info
-    placed = Placement(
-        device=Device(
-            name="GPU0", backend="Some", description="one", kind="gpu", free_bytes=9, total_bytes=9
-        ),
-        layers=3,
-        num_layers=3,
-        cpu_expert_layers=0,
-        weights_bytes=1,
-        cells_bytes=1,
-        compute_bytes=1,
+    gpu = Device(name="GPU0", backend="Some", description="one", kind="gpu", free_bytes=9, total_bytes=9)
+    placed = msgspec.structs.replace(
+        Placement.nowhere("", gpu), layers=3, num_layers=3, weights_bytes=1, cells_bytes=1
     )
-    keys = [
-        CurveKey.of(msgspec.structs.replace(info, placement=each), options)
-        for each in (None, placed, msgspec.structs.replace(placed, layers=2))
-    ]
-    asked = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),))
-    keys.append(
-        CurveKey.of(
-            msgspec.structs.replace(info, placement=placed), msgspec.structs.replace(options, offload=asked)
-        )
-    )
+    fewer = msgspec.structs.replace(placed, layers=2)
+    patterns = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),))
+    keys = []
+    for at, asked in ((None, ON_CPU), (placed, ON_CPU), (fewer, ON_CPU), (placed, patterns)):
+        offloading = msgspec.structs.replace(options, offload=asked)
+        keys.append(CurveKey.of(msgspec.structs.replace(info, placement=at), offloading))
     assert len({key.split for key in keys}) == 4
     assert keys[0].split is None
     assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"

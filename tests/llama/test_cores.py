@@ -16,47 +16,43 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound here"),
 ]
 
-_PROGRAM = """
+_BEGIN = """
 import json, os, sys, threading
 from openai_cpu_server.kernels.library import put_in_front
 
 put_in_front()  # they are proved before, with threads of their own
 
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.step import Open, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
+
+model, draft_model, threads, threads_batch = json.loads(sys.argv[1])
+options = EngineOptions(
+    model_path=model,
+    draft_model_path=draft_model,
+    kv_tokens=512,
+    max_seqs=2,
+    threads=threads,
+    threads_batch=threads_batch,
+)
+
+def cores_of(thread):
+    return sorted(os.sched_getaffinity(thread))
+
+def cores_of_new_threads():
+    ours = {str(thread.native_id) for thread in threading.enumerate()}
+    return [cores_of(int(thread)) for thread in set(os.listdir("/proc/self/task")) - before - ours]
 
 before = set(os.listdir("/proc/self/task"))
-options = EngineOptions(
-    model_path=sys.argv[1],
-    kv_tokens=256,
-    max_seqs=2,
-    threads=int(sys.argv[2]),
-    threads_batch=int(sys.argv[3]),
-)
 backend = LlamaBackend.load(options, lambda fraction: None)
+"""
+_ALL = """
 for _ in range(20):
     backend.warm_up()
-ours = {str(thread.native_id) for thread in threading.enumerate()}
-new = set(os.listdir("/proc/self/task")) - before - ours
-print(json.dumps([[sorted(os.sched_getaffinity(int(t))) for t in new], sorted(os.sched_getaffinity(0))]))
-backend.close()
+print(json.dumps([cores_of_new_threads(), cores_of(0)]))
 """
-
-
-_FEWER_PROGRAM = """
-import json, os, sys, threading
-from openai_cpu_server.kernels.library import put_in_front
-
-put_in_front()
-
-from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.step import Open, Span, Step
-from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.llama.backend import LlamaBackend
-
-threads = int(sys.argv[2])
-options = EngineOptions(model_path=sys.argv[1], kv_tokens=256, max_seqs=2, threads=threads)
-backend = LlamaBackend.load(options, lambda fraction: None)
+_FEWER = """
 start, told = 0, []
 for count in (threads, 1, threads):
     backend.threads.use(count)
@@ -65,75 +61,45 @@ for count in (threads, 1, threads):
         result = backend.execute(Step(opened, (Span(0, start, (300 + start,), sample=True),)))
         start += 1
     waits = backend.threads.waits_s()
-    placed = sorted(sorted(os.sched_getaffinity(t)) for t in waits if t != threading.get_native_id())
+    placed = sorted(cores_of(t) for t in waits if t != threading.get_native_id())
     told.append((result.samples[0].token, placed, min(waits.values()) >= 0, len(waits)))
 print(json.dumps([told, backend.threads.idle_s()]))
-backend.close()
 """
+_DRAFTING = """
+from openai_cpu_server.llama.bindings import llama_cpp
 
+draft, seen = backend._loaded.draft_model, set()
 
-_DRAFTING_PROGRAM = """
-import json, os, sys, threading
-from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.step import Span
-from openai_cpu_server.llama.cells.batch import TokenBatch
-from openai_cpu_server.llama.draft_model import DraftRequest
-from openai_cpu_server.llama.loading import load
-from openai_cpu_server.llama.host import Machine
+@llama_cpp.ggml_abort_callback
+def watch(data):
+    seen.add(tuple(cores_of(0)))
+    return False
 
-seen, is_over = set(), threading.Event()
-
-def watch():
-    while not is_over.wait(0.0002):
-        seen.add(tuple(sorted(os.sched_getaffinity(os.getpid()))))
-
-before = set(os.listdir("/proc/self/task"))
-threads = int(sys.argv[2])
-options = EngineOptions(
-    model_path=sys.argv[1],
-    draft_model_path=sys.argv[1],
-    kv_tokens=512,
-    max_seqs=2,
-    threads=threads,
-    threads_batch=threads,
-)
-loaded = load(options, lambda fraction: None, Machine())
-batch = TokenBatch(1)
-batch.fill([Span(slot=0, start=0, tokens=(300,), sample=True)])
-loaded.context.decode(batch)
-watcher = threading.Thread(target=watch)
-watcher.start()
-for _ in range(300):
-    loaded.draft_model.draft([DraftRequest(0, range(300, 500), 8)])
-    loaded.draft_model.forget(0)
-    if len(seen) > 1:
-        break
-is_over.set()
-watcher.join()
-ours = {str(thread.native_id) for thread in (*threading.enumerate(), watcher)}
-new = set(os.listdir("/proc/self/task")) - before - ours
-print(json.dumps([[sorted(os.sched_getaffinity(int(t))) for t in new], sorted(seen)]))
-loaded.draft_model.close()
-loaded.context.close()
-loaded.model.close()
+for _ in range(20):
+    backend.warm_up()
+llama_cpp.llama_set_abort_callback(draft._context.handle, watch, None)
+backend.execute(Step((Open(0, Sampling(seed=0), tuple(range(300, 500))),)))
+backend.execute(Step((), (Span(0, 0, tuple(range(300, 500)), sample=True, num_to_draft=8),)))
+print(json.dumps([cores_of_new_threads(), sorted(seen)]))
 """
+_END = "backend.close()"
 
 
-def affinities(model: Path, threads: int, threads_batch: int) -> tuple[list[list[int]], list[int]]:
+def affinities(program: str, model: Path, threads: int, threads_batch: int) -> tuple[list[list[int]], list]:
     """Cores of the threads that llama.cpp has started, and of the thread that calls it."""
-    return msgspec.json.decode(
-        printed(_PROGRAM, model, threads, threads_batch), type=tuple[list[list[int]], list[int]]
-    )
+    return msgspec.json.decode(printed(program, model, threads, threads_batch))
 
 
-def printed(program: str, *arguments: object) -> bytes:
-    command = [sys.executable, "-c", program, *map(str, arguments)]
+def printed(program: str, model: Path, threads: int, threads_batch: int) -> bytes:
+    draft_model = str(model) if program is _DRAFTING else None
+    arguments = msgspec.json.encode([str(model), draft_model, threads, threads_batch]).decode()
+    command = [sys.executable, "-c", _BEGIN + program + _END, arguments]
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 def test_as_many_threads_as_cores_have_one_each(tiny: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    workers, caller = affinities(tiny, len(cores), len(cores))
+    workers, caller = affinities(_ALL, tiny, len(cores), len(cores))
     assert sorted(workers) == [[core] for core in cores[1:]]
     assert caller == cores, "bound while it computes only"
 
@@ -141,7 +107,7 @@ def test_as_many_threads_as_cores_have_one_each(tiny: Path) -> None:
 def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     for threads, threads_batch in ((1, 1), (len(cores) + 1, len(cores) + 1), (len(cores), len(cores) + 1)):
-        workers, caller = affinities(tiny, threads, threads_batch)
+        workers, caller = affinities(_ALL, tiny, threads, threads_batch)
         assert len(workers) >= threads - 1
         assert all(found == cores for found in [*workers, caller])
 
@@ -149,7 +115,7 @@ def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no fewer")
 def test_fewer_threads_compute_where_the_kernel_puts_them_and_all_have_cores_again(tiny: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    output = printed(_FEWER_PROGRAM, tiny, len(cores))
+    output = printed(_FEWER, tiny, len(cores), len(cores))
     told, idle_s = msgspec.json.decode(
         output, type=tuple[list[tuple[int, list[list[int]], bool, int]], float]
     )
@@ -165,7 +131,6 @@ def test_fewer_threads_compute_where_the_kernel_puts_them_and_all_have_cores_aga
 def test_a_draft_model_computes_on_the_same_cores(tiny: Path) -> None:
     """It gets no threads of its own: those of the model serve it, and its caller keeps to its core too."""
     cores = sorted(os.sched_getaffinity(0))
-    output = printed(_DRAFTING_PROGRAM, tiny, len(cores))
-    workers, caller = msgspec.json.decode(output, type=tuple[list[list[int]], list[list[int]]])
+    workers, caller = affinities(_DRAFTING, tiny, len(cores), len(cores))
     assert sorted(workers) == [[core] for core in cores[1:]]
-    assert cores[:1] in caller, "while the draft model computed"
+    assert caller == [cores[:1]], "while the draft model computes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from tests.llama.driver import pressing
 from tests.llama.odd_models import rewritten
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path
@@ -86,14 +86,11 @@ def test_pooling_that_is_not_specified_is_the_mean(tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
-def test_facts_of_the_model(tiny: LlamaEmbedder) -> None:
+def test_facts_of_the_model_and_a_limit_of_the_inputs(file: Path, tiny: LlamaEmbedder) -> None:
     info = tiny.info
     assert (info.kind, info.architecture) == (ModelKind.EMBEDS, "bert")
     assert (info.embedding_size, info.max_input_tokens, info.context_limit) == (WIDTH, POSITIONS, POSITIONS)
     assert (info.kv_tokens, info.vocab_size) == (0, len(TOKENS))
-
-
-def test_a_limit_of_the_inputs_can_be_asked_for(file: Path) -> None:
     with loaded(file, kv_tokens=20) as embedder:
         assert embedder.info.max_input_tokens == 20
     with pytest.raises(StartupError, match="--ctx-size"), loaded(file, kv_tokens=0):
@@ -109,31 +106,12 @@ def test_a_whole_step_of_short_inputs(tiny: LlamaEmbedder) -> None:
 def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
     inputs = [(CLS,) * POSITIONS] * (tiny.info.max_step_tokens // POSITIONS)
     expected = embed(tiny, *inputs)
-    is_over = threading.Event()
-
-    def interrupt() -> None:
-        """All the time: a step may take less than a millisecond."""
-        while not is_over.is_set():
-            tiny.interrupt()
-
-    for _ in range(50):
-        is_over.clear()
-        interrupting = threading.Thread(target=interrupt)
-        interrupting.start()
-        result = tiny.embed(inputs)
-        is_over.set()
-        interrupting.join()
-        if result.interrupted:
-            assert result.vectors == b""
-            break
-    else:
-        pytest.fail("no step was interrupted")
-    np.testing.assert_array_equal(embed(tiny, *inputs), expected)
-
-
-def test_interrupting_nothing_does_nothing(tiny: LlamaEmbedder) -> None:
+    for at_node in (1, 9):
+        with pressing(tiny.interrupt, tiny._context, at_node):
+            result = tiny.embed(inputs)
+        assert (result.interrupted, result.vectors) == (True, b"")
     tiny.interrupt()
-    assert len(embed(tiny, (CLS,))) == 1
+    np.testing.assert_array_equal(embed(tiny, *inputs), expected)
 
 
 def test_a_causal_model_gives_the_state_of_its_last_token() -> None:
@@ -145,13 +123,6 @@ def test_a_causal_model_gives_the_state_of_its_last_token() -> None:
     np.testing.assert_allclose(together[0], alone[0], atol=1e-3)
     np.testing.assert_allclose(together[2], alone[0], atol=1e-3)
     assert np.abs(together[1] - alone[0]).max() > 0.01
-
-
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.gguf"
-    path.write_bytes(b"GGUF")
-    with pytest.raises(StartupError), loaded(path):
-        pass
 
 
 @pytest.mark.parametrize("labels", [("LABEL_0",), ("bad", "so", "good")])
@@ -180,43 +151,14 @@ def test_a_qwen3_reranker_gives_the_probabilities_of_the_book(tmp_path: Path) ->
     assert expected[:, 0].std() > 0.1, "else every probability would do"
 
 
-class TestMiniLM:
-    TEXTS = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
-    COSINES = (0.6660, 0.1046, 0.1411)
+def test_cosines_of_minilm(minilm: Path) -> None:
     """Published by its authors, of the texts 1 and 2, 1 and 3, 2 and 3."""
-
-    def test_cosines_and_facts(self, minilm: Path) -> None:
-        with Vocabulary.open(minilm) as vocabulary:
-            inputs = [tuple(vocabulary.encode(t, add_special=True, parse_special=False)) for t in self.TEXTS]
-        with loaded(minilm) as embedder:
-            vectors, info = embed(embedder, *inputs), embedder.info
-        assert (info.embedding_size, info.max_input_tokens) == (384, 512)
-        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        found = vectors @ vectors.T
-        assert (found[0, 1], found[0, 2], found[1, 2]) == pytest.approx(self.COSINES, abs=0.01)
-
-    @pytest.mark.parametrize(
-        ("text", "pieces"),
-        [
-            ("Hello, world!", ["hello", ",", "world", "!"]),
-            ("Café naïve Zürich", ["cafe", "naive", "zurich"]),
-            ("unaffable embeddings", ["una", "##ffa", "##ble", "em", "##bed", "##ding", "##s"]),
-            ("北京 it", ["北", "京", "it"]),
-            ("a\tb\n\n c\u00a0d", ["a", "b", "c", "d"]),
-            ("\u0000x\u200b", ["x"]),
-            ("🙂", ["[UNK]"]),
-            ("한국어", ["ᄒ", "ᅡ", "ᆫ", "ᄀ", "ᅮ", "ᆨ", "ᄋ", "ᅥ"]),
-            ("हिन्दी", ["ह", "ि", "न", "द", "ी"]),
-            ("ΟΔΥΣΣΕΥΣ", [*"οδυσσευσ"]),
-            ("word " + 101 * "a", ["word", "[UNK]"]),
-            ("İstanbul", ["istanbul"]),
-            ("", []),
-        ],
-    )
-    def test_word_pieces(self, minilm: Path, text: str, pieces: list[str]) -> None:
-        """What the reference's tokenizer makes of these."""
-        with Vocabulary.open(minilm) as vocabulary:
-            tokens = vocabulary.encode(text, add_special=True, parse_special=False)
-            texts = [vocabulary.decode([token], special=True) for token in tokens]
-        marked = ["[CLS]", *(piece.removeprefix("##") for piece in pieces), "[SEP]"]
-        assert [text.strip() for text in texts] == marked
+    texts = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
+    with Vocabulary.open(minilm) as vocabulary:
+        inputs = [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in texts]
+    with loaded(minilm) as embedder:
+        vectors, info = embed(embedder, *inputs), embedder.info
+    assert (info.embedding_size, info.max_input_tokens) == (384, 512)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = vectors @ vectors.T
+    assert (found[0, 1], found[0, 2], found[1, 2]) == pytest.approx((0.6660, 0.1046, 0.1411), abs=0.01)

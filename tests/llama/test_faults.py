@@ -32,42 +32,34 @@ def backend(model: Path) -> Iterator[LlamaBackend]:
         yield backend
 
 
-def alone(backend: LlamaBackend, sampling: Sampling) -> list[int]:
-    backend.execute(Step(verbs=(Open(0, sampling, GOOD),)))
-    tokens = [sampled(backend, 0, 0, GOOD).token]
+def rest(backend: LlamaBackend, first: int) -> list[int]:
+    """Its first token, and four more of slot 0, which is closed then."""
+    tokens = [first]
     for position in range(len(GOOD), len(GOOD) + 4):
         tokens.append(sampled(backend, 0, position, tokens[-1:]).token)
     backend.execute(Step(verbs=(Close(0),)))
     return tokens
 
 
+def alone(backend: LlamaBackend, sampling: Sampling) -> list[int]:
+    backend.execute(Step(verbs=(Open(0, sampling, GOOD),)))
+    return rest(backend, sampled(backend, 0, 0, GOOD).token)
+
+
+@pytest.mark.parametrize("targets", [(), BAD[1:]], ids=["sampled", "scored"])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3, temperature=1.0, top_k=40)], ids=str)
 def test_a_sequence_without_numbers_ends_and_the_others_go_on(
-    backend: LlamaBackend, sampling: Sampling
+    backend: LlamaBackend, sampling: Sampling, targets: tuple[int, ...]
 ) -> None:
     expected = alone(backend, sampling)
     backend.execute(Step(verbs=(Open(0, sampling, GOOD), Open(1, sampling, BAD))))
-    result = backend.execute(Step(spans=(Span(1, 0, BAD, True), Span(0, 0, GOOD, True))))
+    result = backend.execute(Step(spans=(Span(1, 0, BAD, not targets, targets), Span(0, 0, GOOD, True))))
     assert set(result.faults) == {1}
     assert "BadLogits" in result.faults[1]
-    assert not result.failures
-    tokens = [result.samples[0].token]
+    assert (result.failures, result.scores, set(result.samples)) == ({}, {}, {0})
     backend.execute(Step(verbs=(Close(1),)))
-    for position in range(len(GOOD), len(GOOD) + 4):
-        tokens.append(sampled(backend, 0, position, tokens[-1:]).token)
-    backend.execute(Step(verbs=(Close(0),)))
-    assert tokens == expected
+    assert rest(backend, result.samples[0].token) == expected
     assert alone(backend, sampling) == expected
-
-
-def test_so_does_one_that_cannot_be_scored(backend: LlamaBackend) -> None:
-    backend.execute(Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, BAD))))
-    spans = (Span(1, 0, BAD, False, targets=BAD[1:]), Span(0, 0, GOOD, True))
-    result = backend.execute(Step(spans=spans))
-    assert set(result.faults) == {1}
-    assert set(result.samples) == {0}
-    assert not result.scores
-    backend.execute(Step(verbs=(Close(0), Close(1))))
 
 
 def test_where_it_spoils_the_others_cells_another_process_does_better(model: Path) -> None:

@@ -34,6 +34,11 @@ def test_types_have_the_sizes_that_gguf_knows() -> None:
     known = {int(number): size for number, size in gguf.GGML_QUANT_SIZES.items() if int(number) in sizes}
     assert len(known) > 20
     assert {number: sizes[number] for number in known} == known
+    assert tensor_type_named("Q4_k").name == "q4_K"
+    assert tensor_type_named("q8_0").bits == 8.5
+    for name in ("q4_k_m", "q8_1", "i32"):  # a file type, one of a step's own, one that is not for weights
+        with pytest.raises(StartupError, match=f"there is no tensor type '{name}'; there are f32, f16"):
+            tensor_type_named(name)
 
 
 def test_types_are_those_of_the_ggml_that_is_here() -> None:
@@ -53,21 +58,8 @@ def test_types_are_those_of_the_ggml_that_is_here() -> None:
     assert set(TENSOR_TYPES) == {n for n in range(count) if libggml.ggml_blck_size(n)}
     for number, kind in TENSOR_TYPES.items():
         described = [getattr(libggml, name)(number) for name in results]
-        assert described == [
-            kind.name.encode(),
-            kind.block_values,
-            kind.block_bytes,
-            kind.is_quantised,
-            kind.needs_importance,
-        ]
-
-
-def test_types_by_name() -> None:
-    assert tensor_type_named("Q4_k").name == "q4_K"
-    assert tensor_type_named("q8_0").bits == 8.5
-    for name in ("q4_k_m", "q8_1", "i32"):  # a file type, one of a step's own, one that is not for weights
-        with pytest.raises(StartupError, match=f"there is no tensor type '{name}'; there are f32, f16"):
-            tensor_type_named(name)
+        ours = [kind.name.encode(), kind.block_values, kind.block_bytes, kind.is_quantised]
+        assert described == [*ours, kind.needs_importance]
 
 
 def test_long_arrays_stay_in_the_file(tiny: Path) -> None:

@@ -84,42 +84,45 @@ def test_the_memory_of_a_projector(tmp_path: Path) -> None:
     assert slow.buffers == pytest.approx(kept + 1132 * 2**20, rel=0.02)
 
 
-def test_the_default_pool() -> None:
+def test_the_default_pool_and_a_requested_one() -> None:
     assert pool_cells(None, 1000, 2 * 1000 * 700) == 512
     assert pool_cells(None, 1000, 10**12) == 16_384
     assert pool_cells(None, 0, 10**9) == 16_384
+    assert pool_cells(5000, 1000, 5000 * 1000) == 5000
     with pytest.raises(StartupError, match=r"256 tokens at 1000 bytes need 0\.2 MiB"):
         pool_cells(None, 1000, 2 * 1000 * 255)
-
-
-def test_a_requested_pool() -> None:
-    assert pool_cells(5000, 1000, 5000 * 1000) == 5000
     with pytest.raises(StartupError, match="Not enough memory"):
         pool_cells(5001, 1000, 5000 * 1000)
 
 
-@pytest.mark.parametrize("count", [513, 10**9, 2**32 - 1])
-def test_more_layers_than_any_model_has_are_refused(count: int, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=rf"some\.block_count is {count:,}, at most 512 can be"):
-        header(tmp_path, block_count=count)
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        *(
+            ({"block_count": count}, rf"some\.block_count is {count:,}, at most 512 can be")
+            for count in (513, 10**9, 2**32 - 1)
+        ),
+        ({"block_count": 0}, r"some\.block_count is 0, at least 1 can be"),  # llama.cpp ends the process
+        *(
+            ({"expert_count": experts, "expert_used_count": used}, r"expert_(used_)?count is .*, at most")
+            for experts, used in ((8, 9), (0, 1), (1025, 2))
+        ),
+        ({"attention.head_count_kv": [8] * 31 + [10**9]}, r"head_count_kv is 1,000,000,000, at most"),
+    ],
+)
+def test_counts_that_no_model_has_are_refused(facts: dict[str, object], why: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=why):
+        header(tmp_path, **(MISTRAL_7B | facts))
+    assert header(tmp_path, expert_count=8, expert_used_count=[2, 8]).has("some.expert_count")
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        "block_count",
-        "nextn_predict_layers",
-        "attention.shared_kv_layers",
-        "full_attention_interval",
-        "expert_count",
-        "expert_used_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.value_length_swa",
+        *("block_count", "nextn_predict_layers", "full_attention_interval", "context_length"),
+        *("expert_count", "expert_used_count", "embedding_length", "feed_forward_length"),
+        *("attention.head_count", "attention.head_count_kv", "attention.shared_kv_layers"),
+        *("attention.key_length", "attention.value_length_swa"),
     ],
 )
 @pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**63 - 1, -1, -(10**9), -(2**63)])
@@ -130,24 +133,6 @@ def test_a_number_that_no_file_can_hold_is_refused(key: str, value: int, tmp_pat
     file = written(writer, tmp_path / "lies.gguf")
     with pytest.raises(StartupError, match=rf"damaged: some\.{key} is {value:,}, at (most|least) [\d,]+ can"):
         GgufHeader(file)
-
-
-def test_no_layers_at_all(tmp_path: Path) -> None:
-    """llama.cpp ends the process for them."""
-    with pytest.raises(StartupError, match=r"some\.block_count is 0, at least 1 can be"):
-        header(tmp_path, block_count=0)
-
-
-@pytest.mark.parametrize(("experts", "used"), [(8, 9), (0, 1), (1025, 2)])
-def test_experts_for_which_llama_cpp_would_end_the_process(experts: int, used: int, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"some\.expert_(used_)?count is .*, at most"):
-        header(tmp_path, expert_count=experts, expert_used_count=used)
-    assert header(tmp_path, expert_count=8, expert_used_count=[2, 8]).has("some.expert_count")
-
-
-def test_one_of_the_layers_lies(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"head_count_kv is 1,000,000,000, at most"):
-        header(tmp_path, **(MISTRAL_7B | {"attention.head_count_kv": [8] * 31 + [10**9]}))
 
 
 def test_a_larger_file_can_hold_more(tmp_path: Path) -> None:

@@ -74,8 +74,12 @@ def test_what_was_kept_is_what_an_engine_does(model: Path, tmp_path: Path, repac
         assert len(generate(backend, PROMPT, 4)) == 4
 
 
-def test_options_go_before_what_is_faster(model: Path, tmp_path: Path) -> None:
-    keep(model, tmp_path, WeightLayout(repacked=True, left_to_ggml=("q4_0",)), Kernels())
+def test_options_go_before_what_is_faster_and_another_kernel_is_another_decision(
+    model: Path, tmp_path: Path
+) -> None:
+    keep(model, tmp_path, WeightLayout(repacked=True), Kernels(products=KernelState(instruction_set="avx2")))
+    keep(model, tmp_path, WeightLayout(left_to_ggml=("q4_0",)), Kernels())
+    assert not chosen(model, tmp_path).repacked
     for asked in (True, False):
         layout = chosen(model, tmp_path, repack=asked)
         assert (layout.repacked, layout.left_to_ggml) == (asked, ("q4_0",))
@@ -90,12 +94,6 @@ def test_what_cannot_be_kept_is_not_decided(
     (tmp_path / "file").write_text("in the way")
     assert chosen(model, tmp_path / "file" / "folder") == WeightLayout()
     assert "cannot keep what was measured" in caplog.text
-
-
-def test_another_kernel_is_another_decision(model: Path, tmp_path: Path) -> None:
-    keep(model, tmp_path, WeightLayout(repacked=True), Kernels(products=KernelState(instruction_set="avx2")))
-    keep(model, tmp_path, WeightLayout(), Kernels())
-    assert not chosen(model, tmp_path).repacked
 
 
 def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import do, holding, loaded
 from tests.structured.making import gbnf_to_lark
+from tests.waiting import wait_until
 
 ALL = Sampling(
     seed=1,
@@ -45,15 +45,6 @@ def resident() -> int:
 def threads() -> set[int]:
     """The system's numbers of them; no two threads of these tests have the same."""
     return {thread.id for thread in psutil.Process().threads()}
-
-
-def threads_that_stay(before: set[int]) -> set[int]:
-    """New ones. The system takes a while to remove one that was joined: it may be among those of before,
-    too, so that a count would fall."""
-    end_s = time.monotonic() + 30
-    while (new := threads() - before) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    return new
 
 
 BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "["))
@@ -125,5 +116,5 @@ def test_loading_and_closing(tiny: Path) -> None:
     for _ in range(5):
         once()
     assert psutil.Process().num_fds() <= files
-    assert threads_that_stay(running) == set()
+    wait_until(lambda: threads() <= running)  # the system takes a while to remove one that was joined
     assert resident() - memory < 8 * 2**20

@@ -8,11 +8,7 @@ import pytest
 
 from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import feed, holding, loaded, opened
-
-TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
-TOLERANCE = 0.02
-"""Steps of other sizes round differently (docs/measurements.md)."""
+from tests.llama.driver import TEXT, TOLERANCE, feed, holding, loaded, opened
 
 
 def decoded(backend: LlamaBackend, padding: int, count: int = 12) -> tuple[list[int], list[float]]:
@@ -48,23 +44,18 @@ def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) 
     assert (list(result.samples), len(result.scores[1])) == ([1], 8)
 
 
-def test_padding_gives_its_cells_back(tiny: Path) -> None:
+def test_padding_gives_its_cells_back_and_is_left_out_where_the_pool_is_full(tiny: Path) -> None:
     """After each of these steps the pool of 256 is exactly full, or the next one would not fit."""
-    with loaded(tiny, kv_tokens=256) as backend, holding(backend, 0, TEXT[:200]):
-        for position in range(200, 240):
-            spans = (Span(0, position, TEXT[position : position + 1], False),)
-            backend.execute(Step(spans=spans, padding=16))
-        feed(backend, 0, 240, TEXT[:16])
-
-
-def test_a_full_pool_has_no_place_for_padding(tiny: Path) -> None:
-    """So the step is computed without."""
     with loaded(tiny, kv_tokens=256) as backend:
-        with opened(backend, 0, TEXT), opened(backend, 1, TEXT):
-            feed(backend, 0, 0, TEXT, sample=False)
-            spans = (Span(1, 0, TEXT[:4], True),)
-            padded = backend.execute(Step(spans=spans, padding=12))
-        with opened(backend, 0, TEXT), opened(backend, 1, TEXT):
-            feed(backend, 0, 0, TEXT, sample=False)
-            assert backend.execute(Step(spans=spans)) == padded
-            assert padded.padding == 0
+        with holding(backend, 0, TEXT[:200]):
+            for position in range(200, 240):
+                spans = (Span(0, position, TEXT[position : position + 1], False),)
+                backend.execute(Step(spans=spans, padding=16))
+            feed(backend, 0, 240, TEXT[:16])
+        results = []
+        for padding in (12, 0):
+            with holding(backend, 0, TEXT), opened(backend, 1, TEXT):
+                step = Step(spans=(Span(1, 0, TEXT[:4], True),), padding=padding)
+                results.append(backend.execute(step))
+    assert results[0] == results[1]
+    assert results[0].padding == 0

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.media import MediaItem, MediaRows, Picture, PictureSize, Sound, placed
+from openai_cpu_server.contract.media import (
+    MediaItem,
+    MediaRows,
+    MediaSize,
+    Picture,
+    PictureSize,
+    Sound,
+    placed,
+)
 from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Finish, StepDone, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Scheduling
@@ -26,7 +35,7 @@ from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
-from tests.llama.driver import small
+from tests.llama.driver import pressing, small
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = pytest.mark.native
@@ -119,17 +128,80 @@ class Sensing:
         assert self.finishes[name].is_good, self.finishes[name]
         return self.tokens[name]
 
-    def forget_rows(self) -> None:
-        """What is computed of pictures from now on must come from cells."""
-        store = self.backend._loaded.row_store
-        assert store is not None
-        store._known.clear()
+    def is_as_plain(self, stories: dict[str, Sequence[Sequence[int] | MediaItem]]) -> None:
+        """Answers are those of llama.cpp's own helpers, and the second time nothing is encoded."""
+        with PlainLlama(Path(self.options.model_path), Path(self.options.projector_path or "")) as plain:
+            expected = {
+                name: plain.answer([x for p in parts for x in (p if isinstance(p, tuple) else [p])], LENGTH)
+                for name, parts in stories.items()
+            }
+        for name, parts in stories.items():
+            assert self.answer(name, *parts) == expected[name].tokens, name
+        self.known_rows.clear()
+        for name, parts in stories.items():
+            again = f"{name}, again"
+            assert self.answer(again, *parts) == expected[name].tokens
+            assert self.finishes[again].cached_tokens == len(self.prompts[again]) - 1
+        assert not self.known_rows
+
+    def shares_cells(self, stories: dict[str, Sequence[Sequence[int] | MediaItem]]) -> None:
+        """Answers stay the same when all come at once, beside texts, in a pool that is too small for them."""
+        alone = {name: self.answer(f"alone {name}", *parts) for name, parts in stories.items()}
+        for round_ in range(2):
+            self.known_rows.clear()
+            for name, parts in stories.items():
+                priority = Priority.BATCH if name in "bc" else Priority.INTERACTIVE
+                self.ask(f"{name} {round_}", *parts, priority=priority)
+                self.ask(f"text {name} {round_}", (1, *range(360, 380)), priority=priority)
+            self.run()
+            for name, tokens in alone.items():
+                assert self.tokens[f"{name} {round_}"] == tokens, name
 
     @property
-    def num_encoded(self) -> int:
+    def known_rows(self) -> dict[object, object]:
+        """What is encoded. Where it is cleared, what is computed from then on must come from cells."""
         store = self.backend._loaded.row_store
         assert store is not None
-        return len(store._known)
+        return store._known
+
+
+@contextmanager
+def sensing(asked: EngineOptions) -> Iterator[Sensing]:
+    found = Sensing(asked)
+    try:
+        yield found
+    finally:
+        found.backend.close()
+
+
+async def goes_on_when_killed(kind: Kind, item: MediaItem, unfit: MediaSize, why: str, code: str) -> None:
+    """The real process, in its sandbox. It refuses a medium of size `unfit`."""
+    async with running(EngineClient(Supervisor(ENGINE, options(kind)), max_queue=9)) as engine:
+        (shape,) = await engine.shapes([item.size])
+        tokens, media = placed([item], [shape], [BEFORE, BEHIND])
+        answers = []
+        for name, is_killed in (("a", False), ("b", True)):
+            request = GenerationRequest(
+                id=f"{name}/0",
+                tokens=tokens,
+                media_items=(item,),
+                media=media,
+                max_tokens=40,
+                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+                cache_namespace=name,
+            )
+            output = list[int]()
+            async with engine.generate([request]) as generation:
+                async for event in generation:
+                    output += event.tokens
+                    if is_killed and len(output) >= 3:
+                        is_killed = False
+                        os.kill(engine.engine_pid, signal.SIGKILL)
+            answers.append(output)
+        assert answers[0] == answers[1]
+        with pytest.raises(InvalidRequest, match=why) as refused:
+            await engine.shapes([unfit])
+        assert refused.value.code == code
 
 
 SELDOM = ("whole", "one place, newer", "hybrid")
@@ -146,123 +218,71 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="module")
 def seeing(kind: Kind) -> Iterator[Sensing]:
-    seeing = Sensing(options(kind))
-    yield seeing
-    seeing.backend.close()
+    with sensing(options(kind)) as seeing:
+        yield seeing
 
 
-def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(seeing: Sensing, kind: Kind) -> None:
+def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(seeing: Sensing) -> None:
     small_one, large, other = picture(100, 50), picture(300, 200, 1), picture(100, 50, 2)
-    stories = {
-        "one": (BEFORE, small_one, BEHIND),
-        "two": (BEFORE, large, (400,), small_one, BEHIND),
-        "same size": (BEFORE, other, BEHIND),
-    }
-    with PlainLlama(*files(kind)) as plain:
-        expected = {
-            name: plain.answer([x for p in parts for x in ([p] if isinstance(p, Picture) else p)], LENGTH)
-            for name, parts in stories.items()
+    seeing.is_as_plain(
+        {
+            "one": (BEFORE, small_one, BEHIND),
+            "two": (BEFORE, large, (400,), small_one, BEHIND),
+            "same size": (BEFORE, other, BEHIND),
         }
-    for name, parts in stories.items():
-        assert seeing.answer(name, *parts) == expected[name].tokens, name
-    seeing.forget_rows()
-    for name, parts in stories.items():
-        again = f"{name}, again"
-        assert seeing.answer(again, *parts) == expected[name].tokens
-        assert seeing.finishes[again].cached_tokens == len(seeing.prompts[again]) - 1
-    assert seeing.num_encoded == 0
+    )
 
 
 def test_conversations_that_share_pictures_share_their_cells(seeing: Sensing) -> None:
-    """Some at once, beside texts, in a pool that is too small for all of them."""
     first, second = picture(64, 64, 5), picture(300, 200, 6)
-    stories = {
-        "a": (BEFORE, first, BEHIND),
-        "b": (BEFORE, first, BEHIND, second, (320, 321)),
-        "c": (BEFORE, second, BEHIND),
-        "d": ((1, 350), first, (400, 401)),
-    }
-    alone = {name: seeing.answer(f"alone {name}", *parts) for name, parts in stories.items()}
-    for round_ in range(2):
-        seeing.forget_rows()
-        for name, parts in stories.items():
-            priority = Priority.BATCH if name in "bc" else Priority.INTERACTIVE
-            seeing.ask(f"{name} {round_}", *parts, priority=priority)
-            seeing.ask(f"text {name} {round_}", (1, *range(360, 380)), priority=priority)
-        seeing.run()
-        for name, tokens in alone.items():
-            assert seeing.tokens[f"{name} {round_}"] == tokens, name
+    seeing.shares_cells(
+        {
+            "a": (BEFORE, first, BEHIND),
+            "b": (BEFORE, first, BEHIND, second, (320, 321)),
+            "c": (BEFORE, second, BEHIND),
+            "d": ((1, 350), first, (400, 401)),
+        }
+    )
 
 
 def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
     hurried = Scheduling(preempt_threshold_ms=0.0, batch_stall_ms=2000.0)
-    seeing = Sensing(options(kind, scheduling=hurried, cache_bytes=0))
-    try:
+    with sensing(options(kind, scheduling=hurried, cache_bytes=0)) as seeing:
         parts = (BEFORE, picture(300, 200, 1), tuple(range(360, 400)), picture(64, 64, 5), BEHIND)
         expected = seeing.answer("alone", *parts)
         seeing.ask("batch", *parts, priority=Priority.BATCH)
         for number in range(40):
-            seeing.backend.interrupt()
-            seeing.step()
+            with pressing(seeing.backend.interrupt, seeing.backend._loaded.context, 1 + 20 * (number % 3)):
+                seeing.step()
             if number % 5 == 0:
                 seeing.ask(f"i{number}", (1, 350, 351 + number))
         seeing.run()
         assert seeing.tokens["batch"] == expected
-    finally:
-        seeing.backend.close()
+        assert seeing.finishes["batch"].interruptions > 0
 
 
 def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_path: Path) -> None:
     path, parts = tmp_path / "cache", (BEFORE, picture(300, 200, 1), BEHIND)
     asked = options(kind, cache_file=str(path))
-    first = Sensing(asked)
-    expected = first.answer("a", *parts)
-    first.core.save_cache(str(path))
-    first.backend.close()
-    again = Sensing(asked)
-    assert again.answer("b", *parts) == expected
-    assert again.finishes["b"].cached_tokens == len(again.prompts["b"]) - 1
-    assert again.num_encoded == 0
-    again.backend.close()
+    with sensing(asked) as first:
+        expected = first.answer("a", *parts)
+        first.core.save_cache(str(path))
+    with sensing(asked) as again:
+        assert again.answer("b", *parts) == expected
+        assert again.finishes["b"].cached_tokens == len(again.prompts["b"]) - 1
+        assert not again.known_rows
     other = tmp_path / "other.gguf"
     shutil.copyfile(files(kind)[1], other)
-    unfit = Sensing(msgspec.structs.replace(asked, projector_path=str(other)))
-    unfit.answer("c", *parts)
-    assert unfit.finishes["c"].cached_tokens == 0, "another projector may make other rows"
-    unfit.backend.close()
+    with sensing(msgspec.structs.replace(asked, projector_path=str(other))) as unfit:
+        unfit.answer("c", *parts)
+        assert unfit.finishes["c"].cached_tokens == 0, "another projector may make other rows"
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", [pytest.param("slices", marks=pytest.mark.slow), "hybrid, one place"])
 async def test_a_killed_engine_goes_on_with_pictures(name: str) -> None:
-    """The real process, in its sandbox."""
-    kind = KINDS[name]
     shown = picture(300, 200, 1)
-    async with running(EngineClient(Supervisor(ENGINE, options(kind)), max_queue=9)) as engine:
-        (shape,) = await engine.shapes([shown.size])
-        tokens, media = placed([shown], [shape], [BEFORE, BEHIND])
-        answers = []
-        for namespace, is_killed in (("a", False), ("b", True)):
-            request = GenerationRequest(
-                id=f"{namespace}/0",
-                tokens=tokens,
-                media_items=(shown,),
-                media=media,
-                max_tokens=40,
-                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
-                cache_namespace=namespace,
-            )
-            output = list[int]()
-            async with engine.generate([request]) as generation:
-                async for event in generation:
-                    output += event.tokens
-                    if is_killed and len(output) >= 3:
-                        is_killed = False
-                        os.kill(engine.engine_pid, signal.SIGKILL)
-            answers.append(output)
-        assert answers[0] == answers[1]
-        with pytest.raises(InvalidRequest, match="narrow"):
-            await engine.shapes([PictureSize(1, 5000)])
+    await goes_on_when_killed(KINDS[name], shown, PictureSize(1, 5000), "narrow", "invalid_image")
 
 
 def test_what_is_encoded_for_nobody_is_given_up() -> None:
@@ -270,19 +290,14 @@ def test_what_is_encoded_for_nobody_is_given_up() -> None:
     model, _ = files(KINDS["whole"])
     projector = tiny_projector_path("gemma3", rows_width=256, shape="siglip-base")
     asked = small(model, projector_path=str(projector), scheduling=Scheduling(preempt_threshold_ms=10.0))
-    seeing = Sensing(asked)
-    try:
+    with sensing(asked) as seeing:
         seeing.ask("first", BEFORE, picture(600, 600), BEHIND)
-        num_steps = 0
-        while not seeing.num_encoded and num_steps < 3:
+        for _ in range(3):
+            assert not seeing.known_rows, "it is encoded in slices"
             seeing.step()
-            num_steps += 1
-        assert num_steps == 3, "it is encoded in slices"
         seeing.core.handle(CancelRequest("first"))
         assert seeing.answer("text", BEFORE)
-        assert seeing.num_encoded == 0
-    finally:
-        seeing.backend.close()
+        assert not seeing.known_rows
 
 
 def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(seeing: Sensing) -> None:
@@ -295,20 +310,21 @@ def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(seeing: Se
 
 
 @pytest.mark.parametrize(
-    ("projector", "width", "cause"),
-    [("gemma3", 128, "mismatch"), ("idefics3", 256, "vocabulary"), (None, 0, "projector")],
+    ("projector", "cause"),
+    [
+        (("gemma3", 128), "mismatch"),
+        (("idefics3", 256), "vocabulary"),
+        (b"GGUF nonsense", "projector"),
+        (None, "no projector"),
+    ],
 )
 def test_a_projector_that_does_not_go_with_the_model_is_a_line_at_start(
-    projector: str | None, width: int, cause: str, tmp_path: Path
+    projector: tuple[str, int] | bytes | None, cause: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "mmproj.gguf"
-    path.write_bytes(b"GGUF nonsense")
-    if projector is not None:
-        path = tiny_projector_path(projector, rows_width=width)
+    if isinstance(projector, bytes):
+        path.write_bytes(projector)
+    elif projector is not None:
+        path = tiny_projector_path(projector[0], rows_width=projector[1])
     with pytest.raises(StartupError, match=cause):
         LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)
-
-
-def test_a_projector_that_is_not_there_is_a_line_at_start(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="no projector"):
-        LlamaBackend.load(small(tiny_model_path(), projector_path=str(tmp_path / "x")), lambda fraction: None)

@@ -11,6 +11,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.contract.step import Open
@@ -21,10 +24,14 @@ from openai_cpu_server.llama.sampling.sampler import (
     BadLogits,
     Sampler,
     Scratch,
+    Truncation,
+    above,
     draw,
     finite,
+    of_the_best,
     uniform,
 )
+from openai_cpu_server.llama.sampling.sampler import nucleus as nucleus_of
 
 SIZE = 1000
 END = frozenset({2, 10})
@@ -56,11 +63,11 @@ def nucleus(order: list[int], top_p: float) -> set[int]:
     return set(order[:kept])
 
 
-def test_greedy_takes_the_best_and_of_equals_the_first() -> None:
-    assert samples(3, temperature=0) == BEST_FIRST[:1] * 3
+def test_of_equals_the_first_is_the_best_and_greed_takes_it() -> None:
     tied = np.zeros(SIZE, np.float32)
     tied[[40, 50]] = 1
     assert samples(1, tied, temperature=0) == [40]
+    assert samples(3, temperature=0) == BEST_FIRST[:1] * 3
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -79,27 +86,23 @@ def test_temperature_sharpens_and_flattens(temperature: float, share: float) -> 
     assert expected == pytest.approx(share, abs=0.05)
 
 
-def test_the_smallest_temperatures_are_greedy() -> None:
-    assert set(samples(50, temperature=1e-300)) == {BEST_FIRST[0]}
-
-
-def test_top_k_draws_among_the_k_best_only() -> None:
-    assert set(samples(2000, top_k=3)) == set(BEST_FIRST[:3])
-    assert set(samples(50, top_k=1)) == {BEST_FIRST[0]}
-    assert samples(50, top_k=10**6) == samples(50, top_k=SIZE)
-
-
-def test_top_p_draws_in_the_nucleus_only() -> None:
-    allowed = nucleus(BEST_FIRST, 0.3)
-    assert 3 < len(allowed) < 50
-    assert set(samples(3000, top_p=0.3)) == allowed
-    assert set(samples(50, top_p=0.0)) == {BEST_FIRST[0]}
-
-
-def test_min_p_draws_what_is_not_much_less_likely_than_the_best() -> None:
-    allowed = set(np.flatnonzero(0.1 * PROBABILITIES.max() <= PROBABILITIES))
-    assert 3 < len(allowed) < 50
-    assert set(samples(3000, min_p=0.1)) == allowed
+@pytest.mark.parametrize(
+    ("parameters", "allowed"),
+    [
+        ({"temperature": 1e-300}, set(BEST_FIRST[:1])),
+        ({"top_k": 1}, set(BEST_FIRST[:1])),
+        ({"top_k": 3}, set(BEST_FIRST[:3])),
+        ({"top_p": 0.0}, set(BEST_FIRST[:1])),
+        ({"top_p": 0.3}, nucleus(BEST_FIRST, 0.3)),
+        ({"top_p": 0.3, "temperature": 50.0}, nucleus(BEST_FIRST, 0.3)),  # which is the model's own nucleus
+        ({"min_p": 0.1}, set(np.flatnonzero(0.1 * PROBABILITIES.max() <= PROBABILITIES))),
+        ({"top_k": 20, "top_p": 0.9, "min_p": 0.2, "typical_p": 0.95}, set(BEST_FIRST[:4])),
+    ],
+    ids=str,
+)
+def test_truncation_leaves_these_tokens(parameters: dict[str, float], allowed: set[int]) -> None:
+    assert len(allowed) < 50
+    assert set(samples(4000, **parameters)) == allowed
 
 
 def test_typical_draws_near_the_expected_surprise_only() -> None:
@@ -111,25 +114,8 @@ def test_typical_draws_near_the_expected_surprise_only() -> None:
     assert found <= allowed
     assert len(found) > 0.9 * len(allowed)
     assert BEST_FIRST[0] not in found
-
-
-def test_typical_bears_tokens_of_no_probability() -> None:
-    """llama.cpp multiplies 0 by the logarithm of 0 there."""
-    banned = {BEST_FIRST[0]: -100.0, BEST_FIRST[1]: -np.inf}
-    found = set(samples(2000, typical_p=0.2, logit_bias=banned))
-    assert found
-    assert not found & set(BEST_FIRST[:2])
-
-
-def test_truncations_add_up() -> None:
-    found = set(samples(3000, top_k=20, top_p=0.9, min_p=0.2, typical_p=0.95))
-    assert found <= set(BEST_FIRST[:20])
-    assert len(found) > 1
-
-
-def test_temperature_comes_after_truncation() -> None:
-    """The nucleus is that of the model's distribution, however flat it is made afterwards."""
-    assert set(samples(4000, top_p=0.3, temperature=50.0)) == nucleus(BEST_FIRST, 0.3)
+    banned = {BEST_FIRST[0]: -100.0, BEST_FIRST[1]: -np.inf}  # llama.cpp multiplies 0 by its logarithm there
+    assert not set(samples(2000, typical_p=0.2, logit_bias=banned)) & set(BEST_FIRST[:2])
 
 
 @pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_k": 5}, {"typical_p": 0.5}])
@@ -170,13 +156,6 @@ def test_repeat_penalty_looks_at_the_window_of_prompt_and_output() -> None:
     assert samples(1, prompt=prompt, repeat_last_n=0, **greedy) == BEST_FIRST[:1]
 
 
-@pytest.mark.parametrize("penalty", [{"presence_penalty": 100.0}, {"frequency_penalty": 100.0}])
-def test_presence_and_frequency_look_at_the_output_only(penalty: dict[str, float]) -> None:
-    greedy = {"temperature": 0, **penalty}
-    assert samples(3, prompt=tuple(BEST_FIRST[:9]), **greedy) == BEST_FIRST[:3]
-    assert samples(2, output=tuple(BEST_FIRST[:2]), **greedy) == BEST_FIRST[2:4]
-
-
 def test_penalties_against_a_plain_reference() -> None:
     parameters = {
         "temperature": 0,
@@ -193,6 +172,9 @@ def test_penalties_against_a_plain_reference() -> None:
     assert samples(60, prompt=prompt, **parameters) == output
     assert samples(20, prompt=prompt, output=tuple(output[:40]), **parameters) == output[40:]
     assert 5 < len(set(output)) < 60
+    logits = LOGITS.copy()
+    samples(3, logits, prompt=prompt, ignore_eos=True, **{**parameters, "temperature": 1.0, "top_k": 5})
+    assert (logits == LOGITS).all(), "they are left alone"
 
 
 def reference_choice(prompt: tuple[int, ...], output: list[int], parameters: dict) -> int:
@@ -208,14 +190,6 @@ def reference_choice(prompt: tuple[int, ...], output: list[int], parameters: dic
     return logits.index(max(logits))
 
 
-def test_sampling_leaves_the_logits_alone() -> None:
-    logits = LOGITS.copy()
-    samples(
-        3, logits, top_k=5, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={1: 9.0}, ignore_eos=True
-    )
-    assert (logits == LOGITS).all()
-
-
 @pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_p": 0.5, "repeat_penalty": 2.0}])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float], bad: float) -> None:
@@ -227,32 +201,31 @@ def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float],
         sampler().score(logits, 3, 2)
 
 
-EXTREMES = [
-    *({"repeat_penalty": penalty} for penalty in (1e-300, 1e-45, 1e-40, 1e-38, 0.01, 100.0, 1e38, 1e300)),
-    *({"min_p": share} for share in (5e-324, 1e-300, 1e-40, 1e-6, 0.999999, 1.0)),
-    *({"top_p": share} for share in (0.0, 5e-324, 1e-40, 1e-6, 1 - 1e-16)),
-    *({"typical_p": share} for share in (5e-324, 1e-40, 1e-3, 1 - 1e-16)),
-    *({"temperature": warmth} for warmth in (5e-324, 1e-300, 1e-40, 1e-5, 2.0)),
-    *({"presence_penalty": penalty} for penalty in (-2.0, 1e-320, 2.0)),
-    *({"frequency_penalty": penalty} for penalty in (-2.0, 1e-320, 2.0)),
-    *({"logit_bias": {5: bias, 6: -bias}} for bias in (1e-320, 100.0, 3e38)),
-    *({"top_k": count} for count in (1, 2**31 - 1)),
-    {"repeat_last_n": 2**31 - 1, "repeat_penalty": 1e-40, "presence_penalty": -2.0, "min_p": 0.1},
-]
+EXTREMES = {
+    "repeat_penalty": (1e-300, 1e-45, 1e-40, 1e-38, 0.01, 100.0, 1e38, 1e300),
+    "min_p": (5e-324, 1e-300, 1e-40, 1e-6, 0.999999, 1.0),
+    "top_p": (0.0, 5e-324, 1e-40, 1e-6, 1 - 1e-16),
+    "typical_p": (5e-324, 1e-40, 1e-3, 1 - 1e-16),
+    "temperature": (5e-324, 1e-300, 1e-40, 1e-5, 2.0),
+    "presence_penalty": (-2.0, 1e-320, 2.0),
+    "frequency_penalty": (-2.0, 1e-320, 2.0),
+    "logit_bias": tuple({5: bias, 6: -bias} for bias in (1e-320, 100.0, 3e38)),
+    "top_k": (1, 2**31 - 1),
+}
+SEVERAL = {"repeat_last_n": 2**31 - 1, "repeat_penalty": 1e-40, "presence_penalty": -2.0, "min_p": 0.1}
 LARGEST = np.finfo(np.float32).max
-
-
 NARROWINGS = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.99}, {"typical_p": 0.5}]
 
 
-@pytest.mark.parametrize("parameters", EXTREMES, ids=str)
-def test_no_parameter_makes_what_no_sampler_can_take(parameters: dict[str, object]) -> None:
+@pytest.mark.parametrize("name", [*EXTREMES, "several"])
+def test_no_parameter_makes_what_no_sampler_can_take(name: str) -> None:
     """The API lets few of these pass; to the sampler it must not matter."""
-    for scale, narrowing in itertools.product((1.0, 1e4, 1e30, LARGEST / 10), NARROWINGS):
+    extremes = [SEVERAL] if name == "several" else [{name: value} for value in EXTREMES[name]]
+    for scale, narrowing, parameters in itertools.product((1.0, 1e30, LARGEST / 10), NARROWINGS, extremes):
         logits = (LOGITS / np.abs(LOGITS).max() * scale).astype(np.float32)
         logits[7] = -np.inf
         found = samples(3, logits, prompt=tuple(range(20)), **{**narrowing, **parameters})
-        assert all(0 <= token < SIZE for token in found)
+        assert all(0 <= token < SIZE for token in found), parameters
 
 
 def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stays_so() -> None:
@@ -271,6 +244,12 @@ def test_scores_are_the_logarithms_of_the_softmax() -> None:
     assert [logprob for _, logprob in found.top] == pytest.approx(
         np.log(PROBABILITIES[BEST_FIRST[:3]]), abs=1e-5
     )
+    for logits, token, best in (
+        (np.zeros(SIZE), 5, [0, 1, 2]),
+        (np.where(np.arange(SIZE) == 9, 1, -np.inf), 9, [9, 0]),
+    ):
+        found = sampler().score(logits.astype(np.float32), token, len(best))
+        assert [token for token, _ in found.top] == best, "of equally good ones the first"
 
 
 def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
@@ -282,9 +261,6 @@ def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
     for shifted in (grid[1:, :], grid[:, 1:], grid[1:, 1:]):
         pair = grid[: shifted.shape[0], : shifted.shape[1]]
         assert abs(np.corrcoef(pair.ravel(), shifted.ravel())[0, 1]) < 0.03
-
-
-def test_seeds_of_any_size_give_chances() -> None:
     assert all(0 <= uniform(seed, 3) < 1 for seed in (-1, 2**31, 2**63, 2**64 - 1, 2**80))
 
 
@@ -317,21 +293,6 @@ def test_a_mask_leaves_the_distribution_of_what_it_allows(
         assert sampler().choose(alone) == chosen
 
 
-def test_a_grammar_wins_over_a_bias_that_forbids_all_that_it_allows() -> None:
-    allowed = np.zeros(SIZE, np.bool_)
-    allowed[[3, 4]] = True
-    banned = {3: -np.inf, 4: -np.inf}
-    assert sampler(logit_bias=banned, temperature=0).choose(LOGITS, allowed) == max(3, 4, key=LOGITS.item)
-
-
-def test_of_equally_good_ones_the_first_are_told() -> None:
-    found = sampler().score(np.zeros(SIZE, np.float32), 5, 3)
-    assert [token for token, _ in found.top] == [0, 1, 2]
-    lonely = np.full(SIZE, -np.inf, np.float32)
-    lonely[9] = 1.0
-    assert [token for token, _ in sampler().score(lonely, 9, 2).top] == [9, 0]
-
-
 def test_only_what_is_within_so_many_standard_deviations_is_drawn() -> None:
     floor = LOGITS.max() - 1.0 * LOGITS.std()
     assert set(samples(2_000, top_n_sigma=1.0, temperature=5.0)) <= set(np.flatnonzero(floor <= LOGITS))
@@ -350,7 +311,7 @@ def test_top_choices_are_left_out_but_for_the_last() -> None:
     assert set(samples(50, logits, xtc_probability=1.0, temperature=0)) == {4}, "greedy is greedy"
 
 
-def test_nothing_ends_before_the_least_number_of_tokens() -> None:
+def test_nothing_ends_before_the_least_number_of_tokens_and_ignoring_the_end_forbids_no_stop_token() -> None:
     logits = np.zeros(SIZE, np.float32)
     logits[[2, 10, 77]] = [30.0, 20.0, 25.0]
     found = samples(6, logits, temperature=0, min_tokens=3, stop_tokens=(77,))
@@ -358,6 +319,10 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
     assert not {2, 10, 77} & set(found[:3])
     resumed = sampler(output=(5, 5), temperature=0, min_tokens=3)
     assert resumed.choose(logits) not in (2, 10)
+    for least, is_stop in ((0, True), (1, False)):
+        chooser = sampler(temperature=0, ignore_eos=True, stop_tokens=(77,), min_tokens=least)
+        assert (chooser.choose(logits) == 77) == is_stop
+        assert chooser.choose(logits) not in (2, 10)
 
 
 def test_rows_of_tokens_are_not_ended() -> None:
@@ -369,16 +334,8 @@ def test_rows_of_tokens_are_not_ended() -> None:
     assert sampler(prompt=(20,), **never).choose(logits) == 20, "the prompt does not count"
 
 
-def test_ignoring_the_end_forbids_no_stop_token() -> None:
-    logits = np.zeros(100, np.float32)
-    logits[[2, 77]] = [9, 8]
-    assert sampler(temperature=0, ignore_eos=True, stop_tokens=(77,)).choose(logits) == 77
-    both = sampler(temperature=0, ignore_eos=True, stop_tokens=(77,), min_tokens=1)
-    assert both.choose(logits) not in (2, 77)
-
-
 @pytest.mark.native
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(8))
 def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, seed: int) -> None:
     rng = random.Random(seed)
     known = [vocabulary.encode(text, add_special=False, parse_special=False)[0] for text in "abcde\n:"]
@@ -480,3 +437,65 @@ def test_a_short_breaker_ends_nothing_behind_it(is_prompt: bool) -> None:
     found.accept(ord("a"))
     found.apply(logits)
     assert np.flatnonzero(logits).tolist() == [ord("b")]
+
+
+LOGIT = st.floats(-40, 40, width=32) | st.sampled_from([0.0, 1.0, -np.inf])
+ANY_LOGITS = hnp.arrays(np.float32, st.integers(1, 700), elements=LOGIT).filter(
+    lambda found: bool(found.max() > -np.inf)
+)
+
+LARGE = np.random.default_rng(3).normal(0, 2.5, 152_000).astype(np.float32)
+LARGE[1000:1020] += np.linspace(24, 12, 20, dtype=np.float32)
+
+
+@given(ANY_LOGITS, st.integers(1, 40))
+def test_the_best_are_among_them(logits: np.ndarray, count: int) -> None:
+    found = logits[of_the_best(logits, count)]
+    finite = np.sort(logits[logits > -np.inf])[::-1][:count]
+    assert list(np.sort(found)[::-1][: len(finite)]) == list(finite)
+    assert -np.inf not in found
+
+
+def test_few_are_looked_at_where_there_are_many() -> None:
+    assert 40 <= len(of_the_best(LARGE, 40)) < 120
+
+
+@settings(max_examples=100)
+@given(ANY_LOGITS, st.floats(0, 0.999))
+def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share: float) -> None:
+    found = nucleus_of(logits, share, Scratch(len(logits)))
+    weights = np.exp(logits - logits.max())
+    inside, whole = weights[found].sum(dtype=np.float64), weights.sum(dtype=np.float64)
+    rounding = 1e-6 * whole
+    assert len(found) == len(set(found)) >= 1
+    assert inside >= share * whole - rounding
+    assert len(found) == 1 or inside - weights[found].min() < share * whole + rounding
+    outside = np.delete(weights, found)
+    assert not len(outside) or outside.max() <= weights[found].min()
+
+
+def test_of_equals_at_the_edge_the_first_are_taken() -> None:
+    assert list(nucleus_of(np.zeros(10, np.float32), 0.3, Scratch(10))) == [0, 1, 2]
+    assert list(nucleus_of(np.float32([0, 9, 0, 9, 9]), 0.6, Scratch(5))) == [1, 3]
+
+
+@pytest.mark.parametrize("parameters", [{"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 50}, {"min_p": 0.02}])
+def test_a_large_vocabulary_is_cut_as_by_a_plain_reference(parameters: dict[str, float]) -> None:
+    sampling = Sampling(seed=1, **parameters)
+    left = Truncation(sampling, Scratch(len(LARGE))).apply(LARGE)
+    weights = np.exp(LARGE.astype(np.float64) - LARGE.max())
+    order = np.argsort(-weights)
+    if "top_p" in parameters:
+        share = weights[order].cumsum() / weights.sum()
+        count = int(share.searchsorted(parameters["top_p"])) + 1
+    elif "top_k" in parameters:
+        count = int(parameters["top_k"])
+    else:
+        count = int((weights >= parameters["min_p"]).sum())
+    assert set(left.tokens) == set(order[:count])
+    assert np.array_equal(left.logits, LARGE[left.tokens])
+
+
+def test_nothing_is_above_the_highest() -> None:
+    assert list(above(np.float32([1, 3, 2]), 1.0)) == [1, 2]
+    assert not len(above(np.float32([1, 3, 2]), 3.0))

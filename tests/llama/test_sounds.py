@@ -4,8 +4,6 @@ helpers make of the same files."""
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,33 +12,37 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from openai_cpu_server.contract.media import DEAF, MediaRows, Sound, SoundSize, placed
-from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.contract.media import DEAF, MediaRows, Sound, SoundSize
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.reader.decoders import decoded_sounds
-from tests.architectures.plain import PlainLlama
-from tests.architectures.test_architectures import ENGINE, running
 from tests.fuzz.sounds import FILES, tone, wav
 from tests.llama.driver import small
 from tests.llama.odd_models import hearing_head
-from tests.llama.test_pictures import LENGTH, Kind, Sensing, files, options, picture
+from tests.llama.test_pictures import (
+    Kind,
+    Sensing,
+    files,
+    goes_on_when_killed,
+    options,
+    picture,
+    sensing,
+)
 from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.native
 
 RATE = 16_000
 BEFORE, BEHIND = (1, *range(300, 330)), tuple(range(400, 430))
+BOTH, SELDOM = "sees, too", ("windows", "hybrid")
 KINDS = {
     "attention": Kind("tiny", "ultravox", 256),
     "windows": Kind("tiny-gemma3", "voxtral"),
     "hybrid": Kind("tiny-lfm2", "voxtral"),
-    "sees, too": Kind("tiny-qwen2vl", "qwen3vl_merger+qwen3a"),
+    BOTH: Kind("tiny-qwen2vl", "qwen3vl_merger+qwen3a"),
 }
 
 
@@ -55,14 +57,14 @@ def sound(seconds: float, seed: int = 0) -> Sound:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=pytest.mark.slow) if name in ("windows", "hybrid") else name
-        for name in KINDS
+        "attention",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "hybrid")),
+        BOTH,
     ],
 )
 def hearing(request: pytest.FixtureRequest) -> Iterator[Sensing]:
-    hearing = Sensing(options(KINDS[request.param]))
-    yield hearing
-    hearing.backend.close()
+    with sensing(options(KINDS[request.param])) as hearing:
+        yield hearing
 
 
 only = partial(pytest.mark.parametrize, "hearing", indirect=True)
@@ -76,41 +78,22 @@ def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(hearing: 
     }
     if hearing.backend.info.sees:
         stories["seen, too"] = (BEFORE, picture(100, 50), (400,), sound(0.4), BEHIND)
-    with PlainLlama(Path(hearing.options.model_path), Path(hearing.options.projector_path or "")) as plain:
-        expected = {
-            name: plain.answer([x for p in parts for x in (p if isinstance(p, tuple) else [p])], LENGTH)
-            for name, parts in stories.items()
-        }
-    for name, parts in stories.items():
-        assert hearing.answer(name, *parts) == expected[name].tokens, name
-    hearing.forget_rows()
-    for name, parts in stories.items():
-        again = f"{name}, again"
-        assert hearing.answer(again, *parts) == expected[name].tokens
-        assert hearing.finishes[again].cached_tokens == len(hearing.prompts[again]) - 1
-    assert hearing.num_encoded == 0
+    hearing.is_as_plain(stories)
 
 
-@only(["attention", "sees, too"])
+@only(["attention", BOTH])
 def test_conversations_that_share_sounds_share_their_cells(hearing: Sensing) -> None:
-    """Some at once, beside texts, in a pool that is too small for all of them."""
     first, second = sound(3.0, 5), sound(2.0, 6)
-    stories = {
-        "a": (BEFORE, first, BEHIND),
-        "b": (BEFORE, first, BEHIND, second, (320, 321)),
-        "c": (BEFORE, second, BEHIND),
-    }
-    alone = {name: hearing.answer(f"alone {name}", *parts) for name, parts in stories.items()}
-    hearing.forget_rows()
-    for name, parts in stories.items():
-        priority = Priority.BATCH if name == "b" else Priority.INTERACTIVE
-        hearing.ask(name, *parts, priority=priority)
-        hearing.ask(f"text {name}", (1, *range(360, 380)), priority=priority)
-    hearing.run()
-    assert {name: hearing.tokens[name] for name in stories} == alone
+    hearing.shares_cells(
+        {
+            "a": (BEFORE, first, BEHIND),
+            "b": (BEFORE, first, BEHIND, second, (320, 321)),
+            "c": (BEFORE, second, BEHIND),
+        }
+    )
 
 
-@only(["attention", "sees, too"])
+@only(["attention", BOTH])
 @pytest.mark.parametrize(
     ("samples", "why"),
     [
@@ -132,7 +115,7 @@ def test_a_sound_of_strange_samples_harms_nobody_else(hearing: Sensing, samples:
     assert (why in str(finish)) if why else finish.is_good
 
 
-@only(["attention", "sees, too"])
+@only(["attention", BOTH])
 def test_sounds_of_any_length_have_rows_or_a_reason(hearing: Sensing) -> None:
     backend = hearing.backend
     for num_samples in (1_600, 1_601, 15_999, 480_000, 480_001):
@@ -143,10 +126,9 @@ def test_sounds_of_any_length_have_rows_or_a_reason(hearing: Sensing) -> None:
 
 
 def test_a_model_that_only_sees_takes_no_sound() -> None:
-    seeing = Sensing(options(Kind("tiny", "idefics3", 256)))
-    assert seeing.backend.measure(SoundSize(RATE)).why_not == DEAF
-    assert not seeing.backend.info.hears
-    seeing.backend.close()
+    with sensing(options(Kind("tiny", "idefics3", 256))) as seeing:
+        assert seeing.backend.measure(SoundSize(RATE)).why_not == DEAF
+        assert not seeing.backend.info.hears
 
 
 @pytest.fixture(scope="module")
@@ -208,16 +190,11 @@ def test_ogg_vorbis_is_decoded_and_llama_cpp_knows_it_not() -> None:
 @pytest.mark.parametrize(
     ("kind", "width", "stacked", "places", "why"),
     [
-        ("ultravox", 1280, 8, 1500, None),
-        ("ultravox", 40, 8, 1500, None),
+        *(("ultravox", width, 8, 1500, None) for width in (1280, 40)),
         ("ultravox", 768, 8, 1500, "makes 188 where it expects 187"),
-        ("ultravox", 32, 8, 1500, "makes 188"),
-        ("ultravox", 48, 8, 1500, "makes 188"),
-        ("ultravox", 24, 8, 1500, "makes 188"),
-        ("voxtral", 1280, 4, 1500, None),
-        ("voxtral", 40, 4, 1500, None),
-        ("voxtral", 768, 4, 1500, "makes 188"),
-        ("voxtral", 24, 4, 1500, "makes 188"),
+        *(("ultravox", width, 8, 1500, "makes 188") for width in (32, 48, 24)),
+        *(("voxtral", width, 4, 1500, None) for width in (1280, 40)),
+        *(("voxtral", width, 4, 1500, "makes 188") for width in (768, 24)),
         ("meralion", 1280, 15, 1500, None),
         ("glma", 1280, 4, 1500, None),
         ("ultravox", 1280, 0, 1500, None),
@@ -240,33 +217,6 @@ def test_a_projector_that_llama_cpp_dies_of_is_a_line_at_start(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["hybrid", pytest.param("sees, too", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["hybrid", pytest.param(BOTH, marks=pytest.mark.slow)])
 async def test_a_killed_engine_goes_on_with_sounds(kind: str) -> None:
-    """The real process, in its sandbox."""
-    heard = sound(9.0, 1)
-    async with running(EngineClient(Supervisor(ENGINE, options(KINDS[kind])), max_queue=9)) as engine:
-        (shape,) = await engine.shapes([heard.size])
-        tokens, media = placed([heard], [shape], [BEFORE, BEHIND])
-        answers = []
-        for name, is_killed in (("a", False), ("b", True)):
-            request = GenerationRequest(
-                id=f"{name}/0",
-                tokens=tokens,
-                media_items=(heard,),
-                media=media,
-                max_tokens=40,
-                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
-                cache_namespace=name,
-            )
-            output = list[int]()
-            async with engine.generate([request]) as generation:
-                async for event in generation:
-                    output += event.tokens
-                    if is_killed and len(output) >= 3:
-                        is_killed = False
-                        os.kill(engine.engine_pid, signal.SIGKILL)
-            answers.append(output)
-        assert answers[0] == answers[1]
-        with pytest.raises(InvalidRequest, match="seconds") as refused:
-            await engine.shapes([SoundSize(1)])
-        assert refused.value.code == "invalid_audio"
+    await goes_on_when_killed(KINDS[kind], sound(9.0, 1), SoundSize(1), "seconds", "invalid_audio")

@@ -66,13 +66,9 @@ def empty_model(path: Path, name: str) -> Path:
 
 
 def device(free_mib: int) -> Device:
+    size = free_mib * MIB
     return Device(
-        name="GPU0",
-        backend="Some",
-        description="a device",
-        kind="gpu",
-        free_bytes=free_mib * MIB,
-        total_bytes=free_mib * MIB,
+        name="GPU0", backend="Some", description="a device", kind="gpu", free_bytes=size, total_bytes=size
     )
 
 
@@ -86,71 +82,65 @@ def split(path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP) -> 
 
 
 AUTO, ALL = Offload(gpu_layers="auto"), Offload(gpu_layers="all")
+CELLS_HERE = Offload(gpu_layers="auto", kv_on_gpu=False)
+SOME_EXPERTS, NO_EXPERTS = Offload(gpu_layers="all", cpu_moe=4), Offload(gpu_layers="all", cpu_moe=ALL_LAYERS)
+WHY = (
+    "17 of 17 layers would take 1.14 GiB (weights 609 MiB, cells 512 MiB, compute 43 MiB), and GPU0 has "
+    "{} free, of which 256 MiB stay so"
+)
+UNTOLD = "GPU0 does not tell how much memory it has"
 
 
-def test_all_layers_where_there_is_room(files: dict[str, Path]) -> None:
-    found = split(files["1b"], 4096, ALL)
-    assert (found.gpu_layers, found.num_layers, found.experts_on_cpu, found.why) == (17, 17, 0, None)
-    assert found.taken.cells == 512 * MIB
-    # The embeddings stay on the CPU, and are on the device once more: they are the output, too.
-    assert 600 * MIB < found.taken.weights < 620 * MIB
-    assert str(found) == "17 of 17 layers"
+@pytest.mark.parametrize(
+    ("name", "free_mib", "asked", "said", "weights", "cells", "why"),
+    [
+        # The embeddings stay on the CPU, and are on the device once more: they are the output, too.
+        ("1b", 4096, ALL, "17 of 17 layers", 609, 512, None),
+        ("1b", 1024, ALL, "10 of 17 layers", 367, 288, WHY.format("1.00 GiB")),
+        ("1b", 1024, AUTO, "10 of 17 layers", 367, 288, None),
+        ("1b", 1024, Offload(gpu_layers=10), "10 of 17 layers", 367, 288, None),
+        ("1b", 4096, Offload(gpu_layers=5), "5 of 17 layers", 195, 128, None),
+        ("1b", 4096, Offload(gpu_layers=99), "17 of 17 layers", 609, 512, None),
+        ("1b", 4096, Offload(gpu_layers=1), "1 of 17 layers", 51, 0, None),  # the output
+        ("1b", 200, ALL, "the CPU alone", 0, 0, WHY.format("200 MiB")),
+        ("1b", 1024, CELLS_HERE, "17 of 17 layers, cells on the CPU", 609, 0, None),
+        ("1b", 0, AUTO, "the CPU alone", 0, 0, None),
+        ("1b", 0, ALL, "the CPU alone", 0, 0, UNTOLD),
+        ("1b", 0, Offload(gpu_layers=4), "4 of 17 layers", 162, 96, None),
+        ("qwen3-moe", 1536, AUTO, "17 of 17 layers, experts of 5 layers on the CPU", 711, 512, None),
+        # Layers stay too where no dense weights fit.
+        ("qwen3-moe", 700, AUTO, "11 of 17 layers, experts of 10 layers on the CPU", 57, 320, None),
+        ("qwen3-moe", 8192, SOME_EXPERTS, "17 of 17 layers, experts of 4 layers on the CPU", 773, 512, None),
+        ("qwen3-moe", 8192, NO_EXPERTS, "17 of 17 layers, experts of 16 layers on the CPU", 76, 512, None),
+    ],
+)
+def test_what_goes_where(
+    files: dict[str, Path],
+    name: str,
+    free_mib: int,
+    asked: Offload,
+    said: str,
+    weights: int,
+    cells: int,
+    why: str | None,
+) -> None:
+    found = split(files[name], free_mib, asked)
+    taken = (round(found.taken.weights / MIB), found.taken.cells / MIB)
+    assert (str(found), taken, found.why) == (said, (weights, cells), why)
+    assert found.is_cpu_alone == (sum(found.taken) == 0)
+    assert found.offload.cpu_moe >= found.experts_on_cpu
+    if free_mib and sum(found.taken):
+        assert sum(found.taken) + margin_bytes(device(free_mib)) <= free_mib * MIB
 
 
-def test_fewer_layers_are_told_with_the_arithmetic(files: dict[str, Path]) -> None:
-    found = split(files["1b"], 1024, ALL)
-    assert 0 < found.gpu_layers < 17
-    assert sum(found.taken) + margin_bytes(device(1024)) <= GIB
-    assert found.why is not None
-    assert found.why.startswith("17 of 17 layers would take 1.14 GiB (weights 609 MiB, cells 512 MiB, ")
-    assert found.why.endswith("and GPU0 has 1.00 GiB free, of which 256 MiB stay so")
-    more = fitting(files["1b"], 1024, Offload(gpu_layers=found.gpu_layers + 1)).first_choice()
-    assert more.gpu_layers == found.gpu_layers
-
-
-def test_auto_is_what_fits_and_nothing_less_than_asked(files: dict[str, Path]) -> None:
-    assert split(files["1b"], 1024, AUTO).why is None
-
-
-def test_the_number_that_was_asked_for(files: dict[str, Path]) -> None:
-    assert split(files["1b"], 4096, Offload(gpu_layers=5)).gpu_layers == 5
-    assert split(files["1b"], 4096, Offload(gpu_layers=99)).gpu_layers == 17
-
-
-def test_the_first_layer_is_the_output(files: dict[str, Path]) -> None:
-    found = split(files["1b"], 4096, Offload(gpu_layers=1))
-    assert found.taken.cells == 0
-    assert found.taken.weights == pytest.approx(51 * MIB, rel=0.02)
-
-
-def test_nothing_fits_where_there_is_nothing(files: dict[str, Path]) -> None:
-    found = split(files["1b"], 200, ALL)
-    assert found.is_cpu_alone
-    assert sum(found.taken) == 0
-    assert str(found) == "the CPU alone"
-
-
-def test_experts_stay_on_the_cpu_of_as_few_layers_as_it_takes(files: dict[str, Path]) -> None:
-    found = split(files["qwen3-moe"], 1536, AUTO)
-    assert found.gpu_layers == 17
-    assert 0 < found.experts_on_cpu < 16
-    assert found.offload.cpu_moe == found.experts_on_cpu
-    one_less = fitting(files["qwen3-moe"], 1536, AUTO).taken(17, found.experts_on_cpu - 1, kv_on_gpu=True)
-    assert sum(one_less) + margin_bytes(device(1536)) > 1536 * MIB
-
-
-def test_layers_stay_too_where_no_dense_weights_fit(files: dict[str, Path]) -> None:
-    found = split(files["qwen3-moe"], 700, AUTO)
-    assert 0 < found.gpu_layers < 17
-    assert found.experts_on_cpu == found.gpu_layers - 1
-
-
-def test_experts_on_the_cpu_as_asked(files: dict[str, Path]) -> None:
-    some = split(files["qwen3-moe"], 8192, Offload(gpu_layers="all", cpu_moe=4))
-    assert (some.experts_on_cpu, some.why) == (4, None)
-    every = split(files["qwen3-moe"], 8192, Offload(gpu_layers="all", cpu_moe=ALL_LAYERS))
-    assert every.experts_on_cpu == 16
-    assert some.taken.weights - every.taken.weights == pytest.approx(930 * MIB * 12 / 16, rel=0.1)
+@pytest.mark.parametrize(
+    ("name", "free_mib", "layers", "experts"), [("1b", 1024, 11, 0), ("qwen3-moe", 1536, 17, 4)]
+)
+def test_no_more_would_fit(
+    files: dict[str, Path], name: str, free_mib: int, layers: int, experts: int
+) -> None:
+    more = fitting(files[name], free_mib, AUTO).taken(layers, experts, kv_on_gpu=True)
+    assert sum(more) + margin_bytes(device(free_mib)) > free_mib * MIB
 
 
 def test_overrides_name_the_experts_of_those_layers_alone(files: dict[str, Path]) -> None:
@@ -213,24 +203,9 @@ def test_a_pattern_that_is_none(files: dict[str, Path]) -> None:
         split(files["1b"], 4096, Offload(gpu_layers=1, tensor_place=(("blk.(", "CPU"),)))
 
 
-def test_cells_on_the_cpu_leave_room_for_layers(files: dict[str, Path]) -> None:
-    there = split(files["1b"], 1024, AUTO)
-    here = split(files["1b"], 1024, Offload(gpu_layers="auto", kv_on_gpu=False))
-    assert here.taken.cells == 0
-    assert here.gpu_layers > there.gpu_layers
-    assert str(here) == "17 of 17 layers, cells on the CPU"
-
-
 def test_what_else_goes_there_is_reserved(files: dict[str, Path]) -> None:
-    alone = fitting(files["1b"], 1024, AUTO).first_choice()
     beside = fitting(files["1b"], 1024, AUTO, reserved=300 * MIB).first_choice()
-    assert beside.gpu_layers < alone.gpu_layers
-
-
-def test_a_device_that_does_not_tell_its_memory(files: dict[str, Path]) -> None:
-    assert split(files["1b"], 0, AUTO).is_cpu_alone
-    assert split(files["1b"], 0, ALL).why == "GPU0 does not tell how much memory it has"
-    assert split(files["1b"], 0, Offload(gpu_layers=4)).gpu_layers == 4
+    assert beside.gpu_layers < 10
 
 
 def test_candidates_are_few_and_the_first_choice_is_the_first(files: dict[str, Path]) -> None:

@@ -43,11 +43,8 @@ def test_merging_is_adding(first: list[float], second: list[float]) -> None:
     assert merged.quantile_s(0.5) == together.quantile_s(0.5)
 
 
-def test_many_at_once() -> None:
+def test_many_at_once_and_none() -> None:
     distribution = Distribution()
+    assert (distribution.mean_s, distribution.quantile_s(0.5), distribution.num) == (None, None, 0)
     distribution.add(0.02, 5)
     assert (distribution.num, distribution.mean_s) == (5, 0.02)
-
-
-def test_nothing() -> None:
-    assert (Distribution().mean_s, Distribution().quantile_s(0.5), Distribution().num) == (None, None, 0)

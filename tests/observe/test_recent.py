@@ -8,13 +8,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.ended import Distribution, EndedCall, EndedRequest, RequestOrigin
 from openai_cpu_server.observe.recent import RecentActivity
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import Clock
 
 
 def ended(seconds: float, status: int = 200, code: str | None = None) -> EndedRequest:
@@ -52,7 +46,7 @@ STEP = StepFigures(sequences=2, tokens=10, sampled=2, forced=3, predicted_ms=1.0
 
 
 def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     recent = RecentActivity(clock)
     recent.ended(ended(1.0))
     recent.step_done(STEP)
@@ -69,7 +63,7 @@ def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
 
 
 def test_throughput_is_of_the_moment() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     recent = RecentActivity(clock)
     for _ in range(100):
         clock.now_s += 1
@@ -82,6 +76,6 @@ def test_throughput_is_of_the_moment() -> None:
 
 
 def test_errors_within_a_stream_are_failures() -> None:
-    recent = RecentActivity(Clock())
+    recent = RecentActivity(Clock(100.0))
     recent.ended(ended(1.0, status=200, code="request_timeout"))
     assert recent.total.failed == 1

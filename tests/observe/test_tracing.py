@@ -83,7 +83,7 @@ async def test_a_refusal_is_one_span_that_begins_a_trace(
 
 async def test_a_client_that_left_has_its_spans(exporter: InMemorySpanExporter, tracing: Tracing) -> None:
     async with watched("step_s=0.02", tracing=tracing) as one:
-        body = {"messages": MESSAGES, "ignore_eos": True, "stream": True}
+        body = {"messages": MESSAGES, "ignore_eos": True, "stream": True, "max_tokens": 2000}
         async with exchange(one.app, CHAT, body, {"traceparent": PARENT}) as left:
             await eventually(lambda: one.engine.status().kv_tokens_used > 0)
             left.disconnect()

@@ -39,18 +39,12 @@ def test_all_addresses_are_those_of_both_families(host: str, is_shared: bool) ->
 
 @pytest.mark.usefixtures("_ipv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_one_address_of_ipv6_is_that_alone(host: str) -> None:
+def test_one_address_of_ipv6_is_that_alone_and_named_as_urls_have_it(host: str) -> None:
     """What answers at that port of 127.0.0.1, if anything does, is somebody else's."""
     with listening(host, 0) as listener:
         address, port, *_ = listener.getsockname()
         assert address == "::1"
         socket.create_connection(("::1", port)).close()
-
-
-@pytest.mark.usefixtures("_ipv6")
-def test_what_cannot_be_listened_on_is_named_as_urls_have_it() -> None:
-    with listening("::1", 0) as listener:
-        port = listener.getsockname()[1]
         with pytest.raises(StartupError, match=rf"cannot listen on \[::1\]:{port}: "), listening("::1", port):
             pass
     assert (authority("127.0.0.1", 80), authority("fe80::1", 80)) == ("127.0.0.1:80", "[fe80::1]:80")

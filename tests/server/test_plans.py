@@ -31,28 +31,25 @@ def planned(files: Path, *arguments: str, toml: str = "") -> list[ModelPlan]:
     return planned_models(read_settings(["--config", str(config), *arguments]))
 
 
-def test_one_model_is_as_it_was(files: Path) -> None:
-    (plan,) = planned(files, "--model", "a.gguf", "--ctx-size", "512")
-    assert (plan.names, plan.path, plan.options.ctx_size) == (("a",), Path("a.gguf"), 512)
-    (renamed,) = planned(files, "--model", "a.gguf", "--served-model-name", "me")
-    assert renamed.names == ("me",)
-
-
-def test_several_by_name_and_the_first_is_the_default(files: Path) -> None:
-    plans = planned(files, "--model", "one=a.gguf", "--model", "b.gguf", "--model=team/two=b.gguf")
-    assert [plan.name for plan in plans] == ["one", "b", "team/two"]
-
-
-def test_a_file_with_an_equals_sign_is_a_file(files: Path) -> None:
-    (plan,) = planned(files, "--model", "x=y.gguf")
-    assert plan.path == Path("x=y.gguf")
-
-
-def test_the_environment_names_one_or_a_list(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCS_MODEL", "a.gguf")
-    assert [plan.name for plan in planned(files)] == ["a"]
-    monkeypatch.setenv("OCS_MODEL", '["one=a.gguf", "b.gguf"]')
-    assert [plan.name for plan in planned(files)] == ["one", "b"]
+@pytest.mark.parametrize(
+    ("arguments", "environment", "names"),
+    [
+        ("--model a.gguf", "", ["a"]),
+        ("--model a.gguf --served-model-name me", "", ["me"]),
+        ("--model one=a.gguf --model b.gguf --model=team/two=b.gguf", "", ["one", "b", "team/two"]),
+        ("--model x=y.gguf", "", ["x=y"]),  # a file of that name is there
+        ("", "a.gguf", ["a"]),
+        ("", '["one=a.gguf", "b.gguf"]', ["one", "b"]),
+    ],
+)
+def test_models_by_name_of_which_the_first_is_the_default(
+    files: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, environment: str, names: list[str]
+) -> None:
+    monkeypatch.setenv("OCS_MODEL", environment)
+    plans = planned(files, *arguments.split(), "--ctx-size", "512")
+    assert [plan.name for plan in plans] == names
+    assert {plan.path.suffix for plan in plans} == {".gguf"}
+    assert {plan.options.ctx_size for plan in plans} == {512}
 
 
 def test_an_engine_on_each_numa_node_is_for_one_model(files: Path) -> None:
@@ -187,12 +184,7 @@ def test_a_router_that_makes_no_sense_is_one_line(files: Path, table: str, line:
     assert "\n" not in str(error.value)
 
 
-def test_a_router_has_no_options_of_a_model(files: Path) -> None:
-    router = 'router = { by = "shares", a = "a", shares = { weights = { a = 1 } } }'
-    with pytest.raises(StartupError, match="a router has no 'pinned'"):
-        planned(files, "--model", "a.gguf", toml=f"[models.r]\npinned = true\n{router}")
-    with pytest.raises(StartupError, match="two models have the name 'a'"):
-        planned(files, "--model", "a.gguf", toml=f"[models.a]\n{router}")
+ROUTER = 'router = { by = "shares", a = "a", shares = { weights = { a = 1 } } }'
 
 
 @pytest.mark.parametrize(
@@ -210,6 +202,8 @@ def test_a_router_has_no_options_of_a_model(files: Path) -> None:
         (("--model", "a.gguf", "--model", "c.gguf"), "", "there is no file c.gguf"),
         (("--model", "a.gguf", "--model", "b.gguf", "--cache-file", "c"), "", "each its own"),
         (("--model", "a.gguf", "--memory", "0"), "", "--memory: "),
+        (("--model", "a.gguf"), f"[models.a]\n{ROUTER}", "two models have the name 'a'"),
+        (("--model", "a.gguf"), f"[models.r]\npinned = true\n{ROUTER}", "a router has no 'pinned'"),
         (("--models-dir", "nowhere"), "", "--models-dir: there is no folder nowhere"),
         (("--models-dir", ".", "--model", "a.gguf", "--cache-file", "c"), "", "each its own"),
     ],

@@ -129,6 +129,7 @@ class Calibrator:
         cache_dir: Path,
         on_progress: Callable[[float], None] = lambda fraction: None,
         neighbours: OtherProcesses | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._key = CurveKey.of(backend.info, options)
@@ -138,7 +139,8 @@ class Calibrator:
         """The time that measuring has taken so far."""
         self._others_s = 0.0
         """The part of it that other processes took of the machine."""
-        self._calibration = _Calibration(backend.info, Stopwatch(_budget_s(backend.info), on_progress))
+        watch = Stopwatch(_budget_s(backend.info), on_progress, clock)
+        self._calibration = _Calibration(backend.info, watch)
 
     def known(self) -> CostCurve | None:
         """The curve that an earlier start has kept; None if there is none."""

@@ -146,23 +146,29 @@ _RESERVE = _REPEATS * _STEP
 class Stopwatch:
     """A budget of time, and the progress in it."""
 
-    def __init__(self, budget_s: float, on_progress: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        budget_s: float,
+        on_progress: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._used_s = 0.0
         """The time of the pieces that have ended."""
-        self._since = time.monotonic()
+        self._clock = clock
+        self._since = clock()
         self._budget_s = budget_s
         self._on_progress = on_progress
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Count the time of the block. A block that ends with an exception counts as no time."""
-        self._since = time.monotonic()
+        self._since = self._clock()
         yield
-        self._used_s += time.monotonic() - self._since
+        self._used_s += self._clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
         """Whether `ms` more milliseconds stay within this share of the budget."""
-        used_s = self._used_s + time.monotonic() - self._since
+        used_s = self._used_s + self._clock() - self._since
         self._on_progress(min(used_s / self._budget_s, 1.0))
         return used_s + ms / 1000 <= share * self._budget_s
 
