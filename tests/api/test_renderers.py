@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 
-import anyio
 import msgspec
 import pytest
 
@@ -14,7 +13,7 @@ from openai_cpu_server.api.asking.ask import AskedDetails
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, Renderer
 from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.asking.running import SETTLING_S, RunningCall, RunningCalls, Said, Tally
+from openai_cpu_server.api.asking.running import RunningCall, RunningCalls, Said, Tally
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
 from openai_cpu_server.api.generate.routes import GENERATE
@@ -30,6 +29,7 @@ from openai_cpu_server.models.served import ServedModel
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -97,9 +97,13 @@ async def told_of_place(renderer: AnswerRenderer) -> dict[str, object]:
     ) as it:
         told = it.tell(renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
-        while not coming.done():
+
+        def is_told() -> bool:
+            """The place lasts, and the engine says it again and again."""
             generation.wait_at(QueuePlace(one.requests[0].id, 3, 1234.0))
-            await anyio.sleep(SETTLING_S / 5)
+            return coming.done()
+
+        await eventually(is_told)
         return dict(json.loads(await coming)["prompt_progress"])
 
 
