@@ -76,9 +76,6 @@ async def test_other_files_are_not_there(http: httpx.AsyncClient, name: str) -> 
     folder = files_of(await http.get("/"))[0].rpartition("/")[0]
     answer = await http.get(f"/{folder}/{name}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
-
-
-async def test_files_of_another_version_are_not_there(http: httpx.AsyncClient) -> None:
     assert (await http.get("/page/0123456789abcdef/app.js")).status_code == 404
 
 
