@@ -128,11 +128,15 @@ def test_the_last_tokens_of_a_prompt_are_kept(sent: dict[str, object]) -> None:
         complete(**sent, truncate_prompt_tokens=0)
 
 
-def test_the_newer_names_of_user() -> None:
-    (request,) = chat(safety_identifier="bob", prompt_cache_key="any").requests
-    assert request.client == "user:bob"
-    (request,) = chat(user="ann", safety_identifier="bob").requests
-    assert request.client == "user:ann"
+@pytest.mark.parametrize(
+    ("names", "client"),
+    [
+        ({"safety_identifier": "bob", "prompt_cache_key": "any"}, "user:bob"),
+        ({"user": "ann", "safety_identifier": "bob"}, "user:ann"),
+    ],
+)
+def test_the_newer_names_of_user(names: dict[str, object], client: str) -> None:
+    assert chat(**names).requests[0].client == client
 
 
 @pytest.mark.parametrize(
@@ -142,6 +146,8 @@ def test_the_newer_names_of_user() -> None:
         {"dry_base": 2, "dry_sequence_breakers": []},
         {"dry_multiplier": 1, "dry_penalty_last_n": 0},
         {"top_n_sigma": -1},
+        {"top_k": 0},
+        {"top_k": -1},
         {"xtc_probability": 0},
         {"min_tokens": 0, "stop_token_ids": []},
     ],
@@ -154,17 +160,6 @@ def test_dry_looks_at_all_tokens_unless_told_otherwise() -> None:
     for all_of_them in ({}, {"dry_penalty_last_n": -1}):
         (request,) = chat(dry_multiplier=1, **all_of_them).requests
         assert request.sampling.dry == DryPenalty(multiplier=1.0)
-
-
-def test_a_token_that_there_is_not_stops_nothing() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        chat(stop_token_ids=[10**6])
-    assert refused.value.param == "stop_token_ids"
-
-
-@pytest.mark.parametrize("top_k", [0, -1])
-def test_top_k_can_be_off(top_k: int) -> None:
-    assert chat(top_k=top_k).requests[0].sampling.top_k is None
 
 
 @pytest.mark.parametrize("seed", [0, -2, 2**63 - 1, -(10**40)])
@@ -259,12 +254,10 @@ def test_the_header_outranks_the_body(
     assert Sender(priority_header=header).priority(field=field, tier=tier) == expected
 
 
-def test_the_servers_default_comes_last() -> None:
-    for tier in (None, "auto", "default"):
-        assert (
-            Sender(priority_header=None, default_priority=Priority.BATCH).priority(field=None, tier=tier)
-            == Priority.BATCH
-        )
+@pytest.mark.parametrize("tier", [None, "auto", "default"])
+def test_the_servers_default_comes_last(tier: str | None) -> None:
+    sender = Sender(priority_header=None, default_priority=Priority.BATCH)
+    assert sender.priority(field=None, tier=tier) == Priority.BATCH
 
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
@@ -311,6 +304,7 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
         ({"max_tokens": 7, "max_completion_tokens": 8}, "max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 0}, "top_logprobs"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
         ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [user("hi"), {"role": "assistant", "tool_calls": []}]}, "messages[1].content"),
@@ -361,12 +355,9 @@ def test_unknown_priorities_are_refused(header: str | None, field: str | None, p
 # -- conversations ---------------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_rendered_and_begins_with_bos() -> None:
+def test_a_conversation_is_rendered_and_begins_with_one_bos() -> None:
     (prompt,) = chat(messages=[{"role": "user", "content": "hi"}]).prompts
     assert prompt.tokens == (0, 300, *tokens_of("hi"), 301)
-
-
-def test_bos_of_the_template_is_not_doubled() -> None:
     (prompt,) = chat(template="{{ bos_token }}{{ messages[0].content }}").prompts
     assert prompt.tokens == (0, *tokens_of("hi"))
 
@@ -441,13 +432,10 @@ def test_a_template_for_tools_is_taken_where_there_are_any_or_by_name() -> None:
     assert caught.value.param == "chat_template"
 
 
-@pytest.mark.parametrize("template", [None, ""])
-def test_no_template_is_no_chat(template: str | None) -> None:
-    if template is None:
-        with pytest.raises(InvalidRequest, match="--chat-template"):
-            chat(template=template)
-    else:
-        assert chat(template=template).prompts[0].tokens == (0,)
+def test_no_template_is_no_chat() -> None:
+    with pytest.raises(InvalidRequest, match="--chat-template"):
+        chat(template=None)
+    assert chat(template="").prompts[0].tokens == (0,)
 
 
 def test_tool_calls_need_no_content() -> None:
@@ -528,14 +516,8 @@ SYSTEM, DONE = {"role": "system", "content": "s"}, {"role": "tool", "content": "
 def test_the_last_turn_is_blanked_and_nothing_else_is() -> None:
     assert around(SYSTEM, user("a"), user("b")) == "system:s|user:a|user:..."
     assert around(user("a"), DONE) == "user:...|tool:42"
-
-
-def test_the_text_of_the_last_turn_is_that_of_all_its_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     turn = last_turn([AskedMessage(user(parts))], as_bytes)
     assert turn is not None
     assert turn.text == "a\nb"
-
-
-def test_without_a_user_there_is_no_last_turn() -> None:
     assert last_turn([AskedMessage(SYSTEM)], as_bytes) is None
