@@ -399,10 +399,8 @@ async def test_an_answer_that_is_stopped_calls_nothing_more(url: str) -> None:
         engine.goes_on.clear()
         making = asyncio.create_task(made(http))
         await eventually(lambda: bool(engine.heard))
-        (live,) = engine.requests()
-        stopped = await http.post(
-            f"/v1/chat/completions/{live.id.partition('/')[0]}/control", json={"action": "stop"}
-        )
+        name = engine.requests()[0].id.partition("/")[0]
+        stopped = await http.post(f"/v1/chat/completions/{name}/control", json={"action": "stop"})
         engine.goes_on.set()
         assert (stopped.status_code, len(engine.heard)) == (200, 1)
         assert (await making)["status"] == "completed"
@@ -435,17 +433,9 @@ async def test_who_leaves_before_a_background_response_is_there_ends_its_approve
     async with serving(engine, url) as http:
         tool = {**NEVER, "require_approval": "always"}
         first = await made(http, tools=[tool])
-        yes = {
-            "type": "mcp_approval_response",
-            "approval_request_id": first["output"][1]["id"],
-            "approve": True,
-        }
-        body = {
-            "input": [yes],
-            "tools": [tool],
-            "previous_response_id": first["id"],
-            "background": True,
-        }
+        asked = first["output"][1]["id"]
+        yes = {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True}
+        body = {"input": [yes], "tools": [tool], "previous_response_id": first["id"], "background": True}
         async with exchange(engine.app, "/v1/responses", body) as leaving:
             await eventually(marker.exists)
             leaving.disconnect()

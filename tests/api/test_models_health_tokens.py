@@ -134,18 +134,7 @@ PARTLY = Placement(
     compute_bytes=30,
     cells_on_cpu=True,
 )
-ABSENT = Placement(
-    device=None,
-    layers=0,
-    num_layers=33,
-    cpu_expert_layers=0,
-    weights_bytes=0,
-    cells_bytes=0,
-    compute_bytes=0,
-    why="there is no device",
-)
-
-
+ABSENT = Placement.nowhere("there is no device")
 DEVICE = 'device="Vulkan0",model="fake"'
 
 
