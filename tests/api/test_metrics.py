@@ -208,7 +208,7 @@ async def test_rows_of_batches_are_counted_once() -> None:
         body = {"messages": MESSAGES, "max_tokens": 4, "ignore_eos": True}
         await rows(CHAT, json.dumps(body).encode(), "")
         await rows(CHAT, b'{"messages": 1}', "")
-        running = asyncio.create_task(rows(CHAT, json.dumps({**body, "max_tokens": 500}).encode(), ""))
+        running = asyncio.create_task(rows(CHAT, json.dumps({**body, "max_tokens": 4000}).encode(), ""))
         await eventually(lambda: bool(one.engine.requests()))
         assert (await page(one.http)).sum("ocs_batch_rows_running") == 1
         running.cancel()  # the server stops: it will be run again

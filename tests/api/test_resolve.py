@@ -338,16 +338,13 @@ def test_unknown_priorities_are_refused(header: str | None, field: str | None, p
 
 
 def test_a_conversation_is_rendered_and_begins_with_one_bos() -> None:
-    (prompt,) = chat(messages=[{"role": "user", "content": "hi"}]).prompts
+    """A last message of the assistant is continued."""
+    (prompt,) = chat(messages=[user("hi")]).prompts
     assert prompt.tokens == (0, 300, *tokens_of("hi"), 301)
+    (prompt,) = chat(messages=[user("hi"), {"role": "assistant", "content": "Sure, "}]).prompts
+    assert prompt.tokens == (0, 300, *tokens_of("hi"), 301, *tokens_of("Sure, "))
     (prompt,) = chat(template="{{ bos_token }}{{ messages[0].content }}").prompts
     assert prompt.tokens == (0, *tokens_of("hi"))
-
-
-def test_a_last_message_of_the_assistant_is_continued() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure, "}]
-    (prompt,) = chat(messages=messages).prompts
-    assert prompt.tokens == (0, 300, *tokens_of("hi"), 301, *tokens_of("Sure, "))
 
 
 def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:

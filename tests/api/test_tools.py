@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from openai_cpu_server.api.asking.call import Call
@@ -79,10 +78,16 @@ def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
         assert "of a city" in shown_prompt(resolved)
 
 
-def test_none_is_as_if_there_were_no_tools() -> None:
-    call = chat(tools=TOOLS, tool_choice="none")
-    assert call.requests[0].constraint is None
-    assert call.tool_calls is None
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"functions": [{"name": "f"}], "function_call": "none"},
+    ],
+)
+def test_functions_that_may_not_be_called_are_as_if_there_were_none(fields: dict[str, object]) -> None:
+    call = chat(**fields)
+    assert (call.requests[0].constraint, call.tool_calls) == (None, None)
     assert call.prompts == chat().prompts
 
 
@@ -235,12 +240,6 @@ def test_deprecated_functions_are_tools_by_another_name(choice: object, reason: 
     assert accepts(shape, written(NOW))
     assert not accepts(shape, written(NOW, NOW))
     assert accepts(shape, written(WEATHER)) is (choice != {"name": "now"})
-
-
-def test_deprecated_functions_that_may_not_be_called_are_not_shown() -> None:
-    call = chat(functions=[{"name": "f"}], function_call="none")
-    assert msgspec.structs.asdict(call)["tool_calls"] is None
-    assert call.prompts == chat().prompts
 
 
 def test_deprecated_messages_are_understood() -> None:
