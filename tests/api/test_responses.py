@@ -335,6 +335,8 @@ async def test_items_are_listed_page_by_page(http: httpx.AsyncClient) -> None:
     rest = (await http.get(f"{path}?after={newest['last_id']}&limit=100&include[]=x")).json()
     assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
     assert rest["has_more"] is False
+    oldest = (await http.get(path + "?limit=2&order=asc")).json()
+    assert [item["content"][0]["text"] for item in oldest["data"]] == ["0", "1"]
     assert (await http.get(path + "?after=msg_0")).status_code == 404
     assert (await http.get(path + "?limit=0")).status_code == 400
 
