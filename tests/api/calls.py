@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -21,6 +21,7 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts
 from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.prompt.tool_formats import Part
 from tests.api.fake_tokenizer import FakeTokenizer
 
 FIGURES = Figures(
@@ -37,17 +38,24 @@ FIGURES = Figures(
     drafted_tokens=8,
     accepted_tokens=6,
 )
-TIMINGS_JSON = (
-    '{"cache_n":0,"prompt_n":3,"prompt_ms":2.0,"prompt_per_token_ms":0.667,"prompt_per_second":1500.0,'
-    '"predicted_n":2,"predicted_ms":3.0,"predicted_per_token_ms":3.0,"predicted_per_second":333.333,'
-    '"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
-    '"tokens_generated":2,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
-    '"padded_tokens":30,"draft_n":8,"draft_n_accepted":6}'
-)
-
-
 PIECES = ShownPieces(FakeTokenizer())
 Renders = ChatRenderer | CompletionRenderer | MessagesRenderer
+
+
+class ScriptedReader:
+    """Reads each character as the part that a script has for it: an output with all kinds of parts."""
+
+    is_cut = False
+    has_calls = True
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = list(parts)
+
+    def feed(self, text: str) -> list[Part]:
+        return [self._parts.pop(0) for _ in text]
+
+    def finish(self) -> list[Part]:
+        return []
 
 
 def tokens_of(text: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ class Socket:
         self.from_app: asyncio.Queue[Message] = asyncio.Queue()
         self.may_send = asyncio.Event()
         self.may_send.set()
+        self._untaken: list[Json] = []
 
     def send(self, message: object) -> None:
         text = message if isinstance(message, str) else json.dumps(message)
@@ -38,6 +39,18 @@ class Socket:
         self.to_app.put_nowait({"type": "websocket.disconnect", "code": 1000})
 
     async def next(self) -> Json:
+        return await self.take(lambda message: True)
+
+    async def take(self, fits: Callable[[Json], bool]) -> Json:
+        """The first message that fits. Earlier ones stay to be taken."""
+        for position, message in enumerate(self._untaken):
+            if fits(message):
+                return self._untaken.pop(position)
+        while not fits(message := await self._received()):
+            self._untaken.append(message)
+        return message
+
+    async def _received(self) -> Json:
         with anyio.fail_after(DEADLINE_S):
             message = await self.from_app.get()
         assert message["type"] == "websocket.send", message
@@ -45,13 +58,13 @@ class Socket:
 
     async def until_end(self, *names: str) -> dict[str, list[Json]]:
         """The messages about these requests, up to the last one of each."""
-        found: dict[str, list[Json]] = {name: [] for name in names}
-        left = set(names)
-        while left:
-            message = await self.next()
-            found[message["request_id"]].append(message)
-            if is_last(message):
-                left.discard(message["request_id"])
+        return {name: await self.answer(name) for name in names}
+
+    async def answer(self, name: str) -> list[Json]:
+        """The messages about this request, up to its last one."""
+        found: list[Json] = []
+        while not found or not is_last(found[-1]):
+            found.append(await self.take(lambda message: message["request_id"] == name))
         return found
 
     async def accepted(self) -> Message:

@@ -28,9 +28,9 @@ from tests.api.calls import call, end, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
 from tests.api.resolving import chat, refused
+from tests.api.response_events import kinds, objects, stream, told
 from tests.api.serving import rows
 from tests.api.talking import events
-from tests.api.test_render_responses import kinds, objects, stream, told
 from tests.api.test_responses import serving
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 

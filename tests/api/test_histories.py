@@ -26,9 +26,8 @@ from openai_cpu_server.api.responses.sent_items import new_items
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
-from tests.api.calls import call, end, text, whole
-from tests.api.test_render_anthropic import ScriptedReader
-from tests.api.test_render_responses import objects, stream, told
+from tests.api.calls import ScriptedReader, call, end, text, whole
+from tests.api.response_events import objects, stream, told
 from tests.prompt.test_conversation import NAMES, rendered
 
 Json = dict[str, Any]

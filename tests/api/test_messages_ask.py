@@ -87,15 +87,19 @@ def test_system_text_stands_first() -> None:
     assert told(HI, system="") == told(HI, system=[]) == [HI]
 
 
-def test_the_billing_line_of_claude_code_is_dropped() -> None:
-    expected = [{"role": "system", "content": "You help."}, HI]
-    assert told(HI, system=[text(BILLING), text("You help.")]) == expected
-    assert told(HI, system=f"{BILLING}\nYou help.") == expected
-    assert told(HI, system=BILLING) == [HI]
-
-
-def test_a_billing_line_elsewhere_is_somebodys_text() -> None:
-    assert told(HI, system=[text("You help."), text(BILLING)])[0]["content"] == f"You help.\n{BILLING}"
+@pytest.mark.parametrize(
+    ("system", "left"),
+    [
+        ([text(BILLING), text("You help.")], "You help."),
+        (f"{BILLING}\nYou help.", "You help."),
+        (BILLING, None),
+        ([text("You help."), text(BILLING)], f"You help.\n{BILLING}"),
+    ],
+)
+def test_the_billing_line_of_claude_code_is_dropped_where_it_stands_first(
+    system: object, left: object
+) -> None:
+    assert told(HI, system=system) == [*([{"role": "system", "content": left}] if left else []), HI]
     assert told({"role": "user", "content": BILLING}) == [{"role": "user", "content": BILLING}]
 
 
@@ -144,7 +148,8 @@ def test_what_was_thought_is_no_text() -> None:
     hidden = {"type": "redacted_thinking", "data": "x"}
     *_, message, _ = told(HI, assistant(thought, hidden, text("yes")), HI)
     assert (message["content"], message["reasoning_content"]) == ("yes", "Hm.")
-    assert told(HI, assistant(hidden), HI)[1]["content"] == ""
+    for ours in (assistant(hidden), assistant()):
+        assert told(HI, ours, HI)[1] == {"role": "assistant", "content": ""}
 
 
 BLIND = "[this model has no vision and cannot see images]"
@@ -190,10 +195,6 @@ def test_blocks_of_other_kinds_are_told_in_words_and_named(
     assert ignored(messages=messages) == named
 
 
-def test_our_own_empty_answer_may_come_back() -> None:
-    assert told(HI, assistant(), HI)[1] == {"role": "assistant", "content": ""}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [user(use(1)), assistant(result(1)), user({"type": "thinking", "thinking": "a"})],
@@ -233,27 +234,29 @@ def test_tools_and_choices() -> None:
     assert not tools_of(tools=[WEATHER], tool_choice=alone).several
 
 
-def test_tools_that_only_anthropic_has_are_named() -> None:
-    assert ignored(tools=[WEATHER, SEARCH]) == "tools[1] (web_search_20250305)"
-    assert read(tools=[SEARCH], tool_choice={"type": "auto"}).tools is None
-
-
 def test_a_name_may_be_long() -> None:
     assert read(tools=[{**WEATHER, "name": "m" * 128}]).tools is not None
     assert refused(tools=[{**WEATHER, "name": "m" * 129}])[1] == "tools[0].name"
 
 
-def test_services_that_are_not_here_are_named() -> None:
-    assert ignored(context_management={"edits": []}, speed="fast") == "context_management,speed"
-    assert ignored(cache_control={"type": "ephemeral"}, messages=[user(text("a", cache_control={}))]) is None
-    assert ignored(messages=[user(text("a", colour="red"))]) == "messages[].content[].colour"
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": [WEATHER, SEARCH]}, "tools[1] (web_search_20250305)"),
+        ({"context_management": {"edits": []}, "speed": "fast"}, "context_management,speed"),
+        ({"cache_control": {"type": "ephemeral"}, "messages": [user(text("a", cache_control={}))]}, None),
+        ({"messages": [user(text("a", colour="red"))]}, "messages[].content[].colour"),
+    ],
+)
+def test_services_and_tools_that_are_not_here_are_named(fields: Json, named: str | None) -> None:
+    assert ignored(**fields) == named
 
 
 def test_the_header_is_no_longer_than_it_must_be() -> None:
     names = ignored(tools=[SEARCH] * 500)
     assert names is not None
-    assert names.count(",") == 32
-    assert names.endswith(",...")
+    assert (names.count(","), names.endswith(",...")) == (32, True)
+    assert read(tools=[SEARCH], tool_choice={"type": "auto"}).tools is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import httpx
 import msgspec
 import pytest
-from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.http.body import INLINE_BYTES, off_loop
@@ -105,49 +104,33 @@ COMPILED: list[dict[str, object]] = [
 ]
 
 
-def failing_app(engine: FakeEngine, failure: BaseException) -> Starlette:
-    return create_api(served(engine, check_grammar=failing(failure)), OPTIONS).app
-
-
 FAILURES = [Panic("index out of bounds"), MemoryError(), RecursionError()]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
-async def test_a_request_fails_and_the_server_goes_on(engine: FakeEngine, failure: BaseException) -> None:
-    async with client(failing_app(engine, failure)) as http:
+async def test_a_request_a_message_or_a_row_fails_alone(engine: FakeEngine, failure: BaseException) -> None:
+    made = create_api(served(engine, check_grammar=failing(failure)), OPTIONS)
+    path, plain = "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}
+    async with client(made.app) as http, opened(made.app) as socket:
         for fields in COMPILED:
             answer = await chat(http, **fields)
-            assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
+            error = error_of(answer)
+            assert (answer.status_code, error["code"], error["param"]) == (500, "internal_error", None)
+            if isinstance(failure, Panic):
+                assert answer.headers["x-should-retry"] == "false"
             assert "index out of bounds" not in answer.text
             assert (await chat(http)).status_code == 200
-
-
-@pytest.mark.parametrize("failure", FAILURES, ids=repr)
-async def test_a_socket_goes_on_with_its_other_requests(engine: FakeEngine, failure: BaseException) -> None:
-    async with opened(failing_app(engine, failure)) as socket:
         socket.ask("bad", regex="a")
         socket.ask("good")
-        ends = await socket.until_end("bad", "good")
+        (bad,) = await socket.answer("bad")
+        assert (bad["status"], bad["error"]["code"]) == (500, "internal_error")
+        assert (await socket.answer("good"))[-1]["done"]
         socket.ask("later")
-        assert (await socket.until_end("later"))["later"][-1]["done"]
-    assert (ends["bad"][-1]["status"], ends["bad"][-1]["error"]["code"]) == (500, "internal_error")
-    assert ends["good"][-1]["done"]
-
-
-@pytest.mark.parametrize("failure", FAILURES, ids=repr)
-async def test_a_row_of_a_batch_job_fails_alone(engine: FakeEngine, failure: BaseException) -> None:
-    run_row = create_api(served(engine, check_grammar=failing(failure)), OPTIONS).run_row
-    path, plain = "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}
-    bad = await run_row(path, json.dumps({**plain, "regex": "a"}).encode(), "")
-    good = await run_row(path, json.dumps(plain).encode(), "")
-    assert (bad.status, bad.retry_after_s, good.status) == (500, None, 200)
-
-
-async def test_nobody_is_asked_to_send_a_panic_again(engine: FakeEngine) -> None:
-    async with client(failing_app(engine, Panic())) as http:
-        answer = await chat(http, regex="a")
-    assert answer.headers["x-should-retry"] == "false"
-    assert json.loads(answer.text)["error"]["param"] is None
+        assert (await socket.answer("later"))[-1]["done"]
+    rows = [
+        await made.run_row(path, json.dumps(body).encode(), "") for body in ({**plain, "regex": "a"}, plain)
+    ]
+    assert [(row.status, row.retry_after_s) for row in rows] == [(500, None), (200, None)]
 
 
 @pytest.mark.parametrize("num_bytes", [0, INLINE_BYTES + 1])

@@ -134,51 +134,35 @@ PARTLY = Placement(
     compute_bytes=30,
     cells_on_cpu=True,
 )
-ABSENT = Placement(
-    device=None,
-    layers=0,
-    num_layers=33,
-    cpu_expert_layers=0,
-    weights_bytes=0,
-    cells_bytes=0,
-    compute_bytes=0,
-    why="there is no device",
-)
+ABSENT = Placement.nowhere("there is no device")
+DEVICE = 'device="Vulkan0",model="fake"'
 
 
-async def test_what_is_on_a_device_is_told() -> None:
-    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, placement=PARTLY)))) as http:
-        told = (await http.get("/health")).json()["models"]["fake"]["placement"]
-        metrics = (await http.get("/metrics")).text.splitlines()
-    assert told == msgspec.to_builtins(PARTLY)
-    assert 'ocs_device_layers{device="Vulkan0",model="fake",role="model"} 9.0' in metrics
-    assert 'ocs_device_bytes{device="Vulkan0",model="fake",part="weights",role="model"} 500.0' in metrics
-    assert str(PARTLY).startswith("9 of 33 layers on Vulkan0, experts of 4 on the CPU, cells on the CPU (")
-
-
-async def test_what_of_the_draft_model_is_on_a_device_is_told() -> None:
-    """On the other side of its model, and where it was to be."""
-    drafted = msgspec.structs.replace(READY, draft_placement=PARTLY)
-    async with client(api(FakeEngine(told=drafted))) as http:
+@pytest.mark.parametrize(
+    ("role", "placed", "counted"),
+    [
+        ("model", PARTLY, [f'bytes{{{DEVICE},part="weights",role="model"}} 500.0']),
+        ("model", PARTLY, [f'layers{{{DEVICE},role="model"}} 9.0']),
+        ("draft", PARTLY, [f'layers{{{DEVICE},role="draft"}} 9.0']),
+        ("model", ABSENT, ['layers{device="",model="fake",role="model"} 0.0']),
+        ("model", None, []),
+    ],
+)  # fmt: skip
+async def test_what_is_on_a_device_is_told(role: str, placed: Placement | None, counted: list[str]) -> None:
+    """Also of the draft model, and that the CPU serves in place of a device."""
+    field = {"model": "placement", "draft": "draft_placement"}[role]
+    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, **{field: placed})))) as http:
         told = (await http.get("/health")).json()["models"]["fake"]
         metrics = (await http.get("/metrics")).text.splitlines()
-    assert (told["placement"], told["draft_placement"]) == (None, msgspec.to_builtins(PARTLY))
-    assert 'ocs_device_layers{device="Vulkan0",model="fake",role="draft"} 9.0' in metrics
-    assert not any('role="model"' in line for line in metrics)
+    assert told[field] == msgspec.to_builtins(placed)
+    assert {f"ocs_device_{line}" for line in counted} <= set(metrics)
+    roles = {role} if placed else set()
+    assert {one for one in ("model", "draft") if any(f'role="{one}"' in line for line in metrics)} == roles
 
 
-async def test_that_the_cpu_serves_in_place_of_a_device_is_told() -> None:
-    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, placement=ABSENT)))) as http:
-        told = (await http.get("/health")).json()["models"]["fake"]["placement"]
-        metrics = (await http.get("/metrics")).text
-    assert (told["layers"], told["why"]) == (0, "there is no device")
-    assert 'ocs_device_layers{device="",model="fake",role="model"} 0.0' in metrics
+def test_a_placement_says_where_it_is() -> None:
+    assert str(PARTLY).startswith("9 of 33 layers on Vulkan0, experts of 4 on the CPU, cells on the CPU (")
     assert str(ABSENT) == "all on the CPU: there is no device"
-
-
-async def test_without_a_device_nothing_is_told_of_one(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/health")).json()["models"]["fake"]["placement"] is None
-    assert "ocs_device_layers{" not in (await http.get("/metrics")).text
 
 
 USER = {"role": "user", "content": "a"}
@@ -212,21 +196,17 @@ async def test_tokenize(http: httpx.AsyncClient, body: dict[str, object], tokens
     assert response.json() == {"tokens": tokens, "count": len(tokens), "max_model_len": 4096}
 
 
-async def test_tokenize_with_pieces(http: httpx.AsyncClient) -> None:
-    response = await http.post("/tokenize", json={"content": "a<|user|>é", "with_pieces": True})
-    assert response.json()["tokens"] == [
+async def test_tokenize_with_pieces_and_with_texts(http: httpx.AsyncClient) -> None:
+    pieces = await http.post("/tokenize", json={"content": "a<|user|>é", "with_pieces": True})
+    assert pieces.json()["tokens"] == [
         {"id": 99, "piece": "a"},
         {"id": 300, "piece": "<|user|>"},
         {"id": 197, "piece": [195]},
         {"id": 171, "piece": [169]},
     ]
-
-
-async def test_tokenize_with_texts(http: httpx.AsyncClient) -> None:
-    response = await http.post("/tokenize", json={"content": "a<|user|>é", "return_token_strs": True})
-    answer = response.json()
-    assert answer["tokens"] == [99, 300, 197, 171]
-    assert answer["token_strs"] == ["a", "<|user|>", "\ufffd", "\ufffd"]
+    texts = (await http.post("/tokenize", json={"content": "a<|user|>é", "return_token_strs": True})).json()
+    assert texts["tokens"] == [99, 300, 197, 171]
+    assert texts["token_strs"] == ["a", "<|user|>", "\ufffd", "\ufffd"]
 
 
 async def test_what_is_known_of_a_tokenizer(http: httpx.AsyncClient) -> None:
@@ -297,6 +277,8 @@ async def test_the_body_decides_whose_engine_is_asked() -> None:
     async with client(pair.app) as http:
         by_default, named = await complete(http), await complete(http, model="small")
         waits, unknown = await complete(http, model="large"), await complete(http, model="x")
+        cards = (await http.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["meta"] is None) for card in cards] == [("small", False), ("large", True)]
     assert by_default.json()["model"] == named.json()["model"] == "small"
     assert (waits.status_code, error_of(waits)["code"]) == (503, "engine_unavailable")
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
@@ -331,12 +313,6 @@ async def test_requests_of_all_models_are_listed_and_ended() -> None:
 
 async def _listed(http: httpx.AsyncClient) -> list[dict[str, object]]:
     return list((await http.get("/v1/requests")).json()["data"])
-
-
-async def test_the_listing_tells_which_are_loaded() -> None:
-    async with client(Pair().app) as http:
-        cards = (await http.get("/v1/models")).json()["data"]
-    assert [(card["id"], card["meta"] is None) for card in cards] == [("small", False), ("large", True)]
 
 
 async def test_a_socket_speaks_to_all_models() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +11,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.application import ROWS
 from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.openapi import document
-from openai_cpu_server.http.routes import WEBSOCKET
 from openai_cpu_server.jobs.jobs import Jobs
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, locked_api
@@ -85,14 +81,6 @@ async def test_all_that_is_referred_to_is_there(described: Json) -> None:
 async def test_all_schemas_are_json_schema(described: Json) -> None:
     for schema in described["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
-
-
-async def test_it_is_openapi_for_those_who_read_that() -> None:
-    import schemathesis
-
-    rows = [row for row in ROWS if row.method != WEBSOCKET]
-    schema = schemathesis.openapi.from_dict(json.loads(json.dumps(document(rows, lenient=False))))
-    assert len(list(schema.get_all_operations())) == len(rows)
 
 
 async def test_open_routes_ask_for_no_key_and_the_others_say_what_for(described: Json) -> None:

@@ -24,6 +24,7 @@ async def test_the_page_comes_with_all_of_its_files(http: httpx.AsyncClient) -> 
     index = await http.get("/")
     assert index.headers["content-type"] == "text/html; charset=utf-8"
     assert files_of(index)
+    assert not [file for file in files_of(index) if "//" in file]  # it asks nobody else
     for file in files_of(index):
         answer = await http.get(f"/{file}")
         assert answer.status_code == 200
@@ -41,10 +42,6 @@ async def test_nothing_else_may_run_in_it_or_stand_around_it(http: httpx.AsyncCl
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert "set-cookie" not in answer.headers
     assert not re.search(r"<script>|<style|\son\w+=|\sstyle=", index.text)
-
-
-async def test_it_asks_nobody_else(http: httpx.AsyncClient) -> None:
-    assert not [file for file in files_of(await http.get("/")) if "//" in file]
 
 
 async def test_who_takes_gzip_gets_it(http: httpx.AsyncClient) -> None:
@@ -76,9 +73,6 @@ async def test_other_files_are_not_there(http: httpx.AsyncClient, name: str) -> 
     folder = files_of(await http.get("/"))[0].rpartition("/")[0]
     answer = await http.get(f"/{folder}/{name}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
-
-
-async def test_files_of_another_version_are_not_there(http: httpx.AsyncClient) -> None:
     assert (await http.get("/page/0123456789abcdef/app.js")).status_code == 404
 
 

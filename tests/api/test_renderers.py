@@ -1,61 +1,34 @@
-"""A renderer says what is told; event stream and WebSocket only frame it."""
+"""What becomes of a call that is told: counts, places in the queue, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
-import anyio
 import msgspec
 import pytest
 
 from openai_cpu_server.api.asking.ask import AskedDetails
 from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, Renderer
-from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.asking.running import SETTLING_S, RunningCall, RunningCalls, Said, Tally
+from openai_cpu_server.api.asking.renderer import AnswerRenderer
+from openai_cpu_server.api.asking.running import RunningCall, RunningCalls, Said, Tally
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
 from openai_cpu_server.api.generate.routes import GENERATE
 from openai_cpu_server.api.llama_server.render import LlamaRenderer
 from openai_cpu_server.api.messages.routes import MESSAGES_API
 from openai_cpu_server.api.ollama.routes import OLLAMA_CHAT, OLLAMA_GENERATE
-from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.http.context import Ticket
-from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.models.served import ServedModel
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
-
-
-class Named:
-    """A family whose events have names, and which has something to say before the first token."""
-
-    last_words = None
-
-    def begin(self) -> Sequence[Chunk]:
-        return (Chunk(b"{}", "created"),)
-
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
-        return ()
-
-    def silence(self) -> Sequence[Chunk]:
-        return ()
-
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        return (Chunk(b'{"n":%d}' % len(event.tokens), "delta"),) if event.tokens else ()
-
-    def end(self, figures: Figures) -> Sequence[Chunk]:
-        return (Chunk(b'{"total":%d}' % figures.output_tokens, "completed"), Chunk(b"{}"))
-
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(b"{}", "failed"),)
 
 
 def begun(one: Call, model: ServedModel, ticket: Ticket | None = None) -> RunningCall:
@@ -64,25 +37,11 @@ def begun(one: Call, model: ServedModel, ticket: Ticket | None = None) -> Runnin
     return RunningCall(one, generation, model, ticket=ticket, calls=RunningCalls())
 
 
-async def told(renderer: Renderer) -> list[bytes]:
-    model, one = served(FakeEngine()).default, call()
-    running = begun(one, model)
-    async with running:
-        return [events(said) async for said in running.tell(renderer) if not isinstance(said, QueuePlace)]
-
-
-async def test_names_go_with_their_objects_from_the_first_to_the_last() -> None:
-    first, *deltas, last = await told(Named())
-    assert first == b"event: created\ndata: {}\n\n"
-    assert set(deltas) == {b'event: delta\ndata: {"n":1}\n\n'}
-    assert last == b'event: completed\ndata: {"total":%d}\n\ndata: {}\n\n' % len(deltas)
-
-
 async def test_what_was_told_is_counted_for_the_log() -> None:
     model, one, ticket = served(FakeEngine()).default, call(), Ticket("r", "POST", "/")
     async with begun(one, model, ticket) as running:
-        async for _ in running.tell(Named()):
-            pass
+        told = [said async for said in running.tell(CHAT.renderer.stream(one, model.pieces))]
+    assert told
     assert ticket.call is not None
     assert ticket.notes["output_tokens"] == ticket.call.figures.output_tokens > 0
 
@@ -97,9 +56,13 @@ async def told_of_place(renderer: AnswerRenderer) -> dict[str, object]:
     ) as it:
         told = it.tell(renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
-        while not coming.done():
+
+        def is_told() -> bool:
+            """The place lasts, and the engine says it again and again."""
             generation.wait_at(QueuePlace(one.requests[0].id, 3, 1234.0))
-            await anyio.sleep(SETTLING_S / 5)
+            return coming.done()
+
+        await eventually(is_told)
         return dict(json.loads(await coming)["prompt_progress"])
 
 

@@ -14,7 +14,6 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -131,6 +130,9 @@ async def test_an_embedding_model_ranks_by_cosine(http: httpx.AsyncClient) -> No
 async def test_a_cross_encoder_scores_pairs(http: httpx.AsyncClient) -> None:
     scores = [pair_score(text) for text in DOCUMENTS]
     answer = await rerank(http, model="cross")
+    counted = await page(http)
+    assert counted.sum("ocs_embedded_inputs_total") == 3
+    assert counted.sum("ocs_embedded_tokens_total") == 27
     assert ranked(answer) == in_order([sigmoid(score) for score in scores])
     assert answer.json()["usage"]["prompt_tokens"] == 3 * 9
     assert ranked(await rerank(http, model="cross", use_activation=False)) == in_order(scores)
@@ -145,24 +147,21 @@ async def test_qwen3s_numbers_are_probabilities_already_and_its_template_is_used
     assert ranked(answer) == in_order([vector_of(prompt, 2)[0] for prompt in prompts])
 
 
-async def test_a_model_that_generates_is_asked_yes_or_no(served: Served) -> None:
-    async with client(create_api(served.judges, OPTIONS).app) as http:
+CHAT = "{% for m in messages %}{{ m.role[0] | upper }} {{ m.content }} {% endfor %}'Yes' or 'No'?"
+
+
+@pytest.mark.parametrize("templates", [{}, {"own": None, "chat": CHAT}])
+async def test_a_model_that_generates_is_asked_yes_or_no(templates: dict[str, Any]) -> None:
+    """By a template for it, or by the one for chats."""
+    models = ModelRegistry([judge(FakeEngine(), **templates)])
+    async with client(create_api(models, OPTIONS).app) as http:
         answer = await rerank(http, model="judge")
         raw = await rerank(http, use_activation=False)
     scores = [log_odds(text) for text in DOCUMENTS]
     assert ranked(answer) == in_order([sigmoid(score) for score in scores])
     assert ranked(raw) == in_order(scores)
-    assert answer.json()["usage"]["prompt_tokens"] == sum(
-        len(f"Q abc D {d} 'Yes' or 'No'?") + 1 for d in DOCUMENTS
-    )
-
-
-async def test_its_chat_template_may_ask(served: Served) -> None:
-    chat = "{% for m in messages %}{{ m.role[0] | upper }} {{ m.content }} {% endfor %}'Yes' or 'No'?"
-    models = ModelRegistry([judge(FakeEngine(), own=None, chat=chat)])
-    async with client(create_api(models, OPTIONS).app) as http:
-        answer = await rerank(http)
-    assert ranked(answer) == in_order([sigmoid(log_odds(text)) for text in DOCUMENTS])
+    asked = [f"Q abc D {document} 'Yes' or 'No'?" for document in DOCUMENTS]
+    assert answer.json()["usage"]["prompt_tokens"] == sum(1 + len(prompt) for prompt in asked)
 
 
 async def test_all_documents_of_a_call_are_submitted_together(served: Served) -> None:
@@ -180,11 +179,9 @@ async def test_all_documents_of_a_call_are_submitted_together(served: Served) ->
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 async def test_all_paths_are_alike(http: httpx.AsyncClient, path: str) -> None:
-    answer = await http.post(
-        path, json={"model": "cross", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
-    )
+    body = {"model": "cross", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
     best = in_order([sigmoid(pair_score(text)) for text in DOCUMENTS])[:2]
-    assert ranked(answer) == best
+    assert ranked(await http.post(path, json=body)) == best
 
 
 async def test_documents_may_be_objects_and_need_not_come_back(http: httpx.AsyncClient) -> None:
@@ -196,8 +193,12 @@ async def test_documents_may_be_objects_and_need_not_come_back(http: httpx.Async
 
 
 async def test_equal_scores_keep_their_order(http: httpx.AsyncClient) -> None:
-    answer = await rerank(http, model="cross", documents=["a"] * 5)
-    assert [index for index, _ in ranked(answer)] == [0, 1, 2, 3, 4]
+    """Also those of empty documents."""
+    for model in ("cross", "embedder"):
+        answer = await rerank(http, model=model, documents=["a", "", "a", "", "a"])
+        order = [index for index, _ in ranked(answer)]
+        assert [index for index in order if index % 2] == [1, 3]
+        assert [index for index in order if not index % 2] == [0, 2, 4]
 
 
 async def test_without_a_model_the_first_that_can_rank_is_meant(http: httpx.AsyncClient) -> None:
@@ -336,21 +337,6 @@ async def test_rows_of_a_batch_rerank(served: Served) -> None:
     assert answer.status == 200
     results: list[dict[str, Any]] = json.loads(answer.body)["results"]
     assert [r["index"] for r in results] == [i for i, _ in in_order([pair_score(text) for text in DOCUMENTS])]
-
-
-async def test_documents_are_counted(app: Starlette) -> None:
-    async with client(app) as http:
-        await rerank(http, model="cross")
-        now = await page(http)
-    assert now.sum("ocs_embedded_inputs_total") == 3
-    assert now.sum("ocs_embedded_tokens_total") == 27
-
-
-@pytest.mark.parametrize("info", [FAKE_EMBEDDER, FAKE_RERANKER])
-async def test_empty_documents_are_documents(info: ModelInfo) -> None:
-    models = ModelRegistry([embedding_model(FakeEngine(info), "m")])
-    async with client(create_api(models, OPTIONS).app) as http:
-        assert len(ranked(await rerank(http, documents=["", "a"]))) == 2
 
 
 async def scores(http: httpx.AsyncClient, one: object, two: object, **fields: object) -> list[float]:

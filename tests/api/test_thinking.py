@@ -76,7 +76,7 @@ def test_a_model_that_does_not_think_is_read_as_it_was() -> None:
 
 def test_thoughts_alone_need_no_constraint() -> None:
     call = asked(OPENS)
-    assert call.requests[0].constraint is None
+    assert (call.requests[0].constraint, call.requests[0].show_control_tokens) == (None, False)
     assert parts(call, "Hm.</think>Yes.") == [ThinkingText("Hm."), Content("Yes.")]
 
 
@@ -186,7 +186,6 @@ def test_stop_strings_wait_for_the_answer() -> None:
 
 
 def test_marks_that_are_control_tokens_are_shown_to_the_reader() -> None:
-    assert asked(OPENS).requests[0].show_control_tokens is False
     calls = ReasoningFormat("calls", "<|user|>", "<|tool_call|>", signs=())
     reasoning = template_reasoning(ChatTemplate(PLAIN, bos_text="", eos_text=""), calls)
     assert reasoning is not None
@@ -216,19 +215,16 @@ def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
     assert parts(asked(OPENS, **fields), "Hm.</think>Yes.") == [Content("Yes.")]
 
 
-def test_a_variable_that_the_template_cannot_use_is_blamed_and_not_the_messages() -> None:
+def test_variables_reach_the_template_and_are_blamed_where_it_cannot_use_them() -> None:
     template = _TURNS + "{{ 1 / divisor | default(1) }}"
     assert prompt(asked(template)).endswith("1.0")
+    deep = asked(
+        _TURNS + "{{ style }}{{ deep.er[0] }}", chat_template_kwargs={"style": "!", "deep": {"er": [1]}}
+    )
+    assert prompt(deep).endswith("!1")
     for source, param in ((template, "chat_template_kwargs"), (_TURNS + "{{ 1 / 0 }}", "messages")):
         error = refused(asked, template=source, chat_template_kwargs={"divisor": 0})
         assert (error.param, error.code) == (param, "chat_template_failed")
-
-
-def test_variables_reach_the_template() -> None:
-    call = asked(
-        _TURNS + "{{ style }}{{ deep.er[0] }}", chat_template_kwargs={"style": "!", "deep": {"er": [1]}}
-    )
-    assert prompt(call).endswith("!1")
 
 
 @pytest.mark.parametrize(
@@ -283,21 +279,18 @@ def test_a_budget_and_stop_strings_are_for_harmonys_thoughts_before_calls_too(
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_harmonys_thoughts_go_on_where_the_prompt_has_begun_them(tools: object) -> None:
-    begun = {"role": "assistant", "reasoning_content": "Hm"}
-    user = {"role": "user", "content": "a"}
-    call = asked(HARMONY, form="harmony", tools=tools, messages=[user, begun])
+def test_harmonys_thoughts_and_answer_go_on_where_the_prompt_has_begun_them(tools: object) -> None:
+    def goes_on(**begun: str) -> Call:
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", **begun}]
+        return asked(HARMONY, form="harmony", tools=tools, messages=messages)
+
+    call = goes_on(reasoning_content="Hm")
     assert prompt(call).endswith("<|start|>assistant<|channel|>analysis<|message|>\nHm")
     said = "m.<|end|><|start|>assistant<|channel|>final<|message|>7"
     assert parts(call, said) == [ThinkingText("m."), Content("7")]
     if tools is not None:
         assert (thoughts(call).begin, thoughts(call).end) == ("", "<|end|>")
-
-
-def test_an_answer_of_harmony_that_has_begun_stands_in_its_last_channel() -> None:
-    begun = {"role": "assistant", "content": "Hel"}
-    call = asked(HARMONY, messages=[{"role": "user", "content": "a"}, begun])
-    assert prompt(call).endswith("<|start|>assistant<|channel|>final<|message|>Hel")
+    assert prompt(goes_on(content="Hel")).endswith("<|start|>assistant<|channel|>final<|message|>Hel")
 
 
 def test_harmony_cannot_do_without_thoughts() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.following import Follower
 from tests.api.resolving import chat, refused
@@ -32,8 +32,6 @@ NAMED = {"type": "function", "function": {"name": "now"}}
 WEATHER = '{"name":"weather","arguments":{"city":"Rome","days":3}}'
 NOW = '{"name":"now","arguments":{}}'
 FOLLOWER = Follower()
-FORMS = ["demo", "mistral", "hermes", "llama3"]
-MARKERS = {"demo": "<|tool_call|>", "mistral": "[TOOL_CALLS]", "hermes": "<tool_call>", "llama3": ""}
 
 
 def allowed(mode: str, *names: str) -> dict[str, object]:
@@ -41,14 +39,7 @@ def allowed(mode: str, *names: str) -> dict[str, object]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
-def written(form: str, *calls: str) -> str:
-    match form:
-        case "mistral":
-            return f"[TOOL_CALLS][{','.join(calls)}]"
-        case "hermes":
-            return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
-        case "llama3":
-            return "; ".join(calls).replace("arguments", "parameters")
+def written(*calls: str) -> str:
     return "<|tool_call|>" + "\n".join(calls)
 
 
@@ -66,24 +57,13 @@ def shown_prompt(call: Call) -> str:
     return FakeTokenizer().decode(list(call.prompts[0].tokens), special=True)
 
 
-@pytest.mark.parametrize("form", ["demo", "mistral", "hermes"])
-def test_auto_is_free_until_the_marker(form: str) -> None:
-    shape = constraint(form=form)
-    assert (shape.opening, shape.triggers) == ((), (MARKERS[form],))
-    for calls in ((WEATHER,), (NOW, WEATHER, NOW)):
-        assert accepts(shape, written(form, *calls))
-    for good in ("", "text"):
-        assert accepts(shape, good)
-    for wrong in (written(form, WEATHER.replace("3", "9")), written(form, NOW) + "\nmore"):
-        assert not accepts(shape, wrong)
-
-
 def test_without_a_marker_the_first_character_decides() -> None:
     shape = constraint(form="llama3")
+    weather, now = (call.replace("arguments", "parameters") for call in (WEATHER, NOW))
     assert (shape.opening, shape.triggers) == ((), ())
-    for good in (written("llama3", WEATHER, NOW), "", "text", " {", "Müde?\n{}"):
+    for good in (f"{weather}; {now}", "", "text", " {", "Müde?\n{}"):
         assert accepts(shape, good)
-    for wrong in ("{", "{}", written("llama3", NOW) + " more", WEATHER):
+    for wrong in ("{", "{}", f"{now} more", WEATHER):
         assert not accepts(shape, wrong)
 
 
@@ -92,25 +72,29 @@ def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
         resolved = chat(tools=TOOLS, tool_choice=allowed(mode, "now"))
         shape = resolved.requests[0].constraint
         assert shape is not None
-        assert accepts(shape, written("demo", NOW))
-        assert not accepts(shape, written("demo", WEATHER))
+        assert accepts(shape, written(NOW))
+        assert not accepts(shape, written(WEATHER))
         assert accepts(shape, "text") == (mode == "auto")
         assert "of a city" in shown_prompt(resolved)
 
 
-def test_none_is_as_if_there_were_no_tools() -> None:
-    call = chat(tools=TOOLS, tool_choice="none")
-    assert call.requests[0].constraint is None
-    assert call.tool_calls is None
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"functions": [{"name": "f"}], "function_call": "none"},
+    ],
+)
+def test_functions_that_may_not_be_called_are_as_if_there_were_none(fields: dict[str, object]) -> None:
+    call = chat(**fields)
+    assert (call.requests[0].constraint, call.tool_calls) == (None, None)
     assert call.prompts == chat().prompts
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_white_space_in_calls_is_the_servers_choice(form: str) -> None:
-    spaced = '{ "name" : "weather",\n "arguments": {"city": "Rome"} }'
-    shape = constraint(form=form, is_flexible=True, tool_choice="required")
-    assert accepts(shape, written(form, spaced))
-    assert not accepts(constraint(form=form, tool_choice="required"), written(form, spaced))
+def test_white_space_in_calls_is_the_servers_choice() -> None:
+    spaced = written('{ "name" : "weather",\n "arguments": {"city": "Rome"} }')
+    assert accepts(constraint(is_flexible=True, tool_choice="required"), spaced)
+    assert not accepts(constraint(tool_choice="required"), spaced)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +207,7 @@ def test_a_tool_of_another_type_is_left_out_and_named() -> None:
 
 
 def test_free_text_beside_tools_may_have_stop_strings() -> None:
-    for form in FORMS:
+    for form in TOOL_FORMATS:
         assert chat(tools=TOOLS, form=form, stop="x").requests[0].stop == ("x",)
 
 
@@ -233,8 +217,8 @@ def test_what_a_tool_that_is_not_strict_cannot_have_is_named(strict: bool | None
     assert resolved.headers[UNENFORCED] == "tools[1].function.parameters.properties.a.pattern"
     shape = resolved.requests[0].constraint
     assert shape is not None
-    assert accepts(shape, written("demo", '{"name":"g","arguments":{"a":"anything"}}'))
-    assert not accepts(shape, written("demo", '{"name":"g","arguments":{"a":1}}'))
+    assert accepts(shape, written('{"name":"g","arguments":{"a":"anything"}}'))
+    assert not accepts(shape, written('{"name":"g","arguments":{"a":1}}'))
 
 
 def test_calls_that_must_come_leave_no_room_for_the_answers_form() -> None:
@@ -253,15 +237,9 @@ def test_deprecated_functions_are_tools_by_another_name(choice: object, reason: 
     assert shape is not None
     assert call.tool_calls is not None
     assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, True)
-    assert accepts(shape, written("demo", NOW))
-    assert not accepts(shape, written("demo", NOW, NOW))
-    assert accepts(shape, written("demo", WEATHER)) is (choice != {"name": "now"})
-
-
-def test_deprecated_functions_that_may_not_be_called_are_not_shown() -> None:
-    call = chat(functions=[{"name": "f"}], function_call="none")
-    assert msgspec.structs.asdict(call)["tool_calls"] is None
-    assert call.prompts == chat().prompts
+    assert accepts(shape, written(NOW))
+    assert not accepts(shape, written(NOW, NOW))
+    assert accepts(shape, written(WEATHER)) is (choice != {"name": "now"})
 
 
 def test_deprecated_messages_are_understood() -> None:

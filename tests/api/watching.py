@@ -30,11 +30,17 @@ class Watched:
 
 @asynccontextmanager
 async def watched(
-    *flags: str, tracing: Tracing | None = None, max_queue: int = 1000
+    *flags: str, tracing: Tracing | None = None, max_queue: int = 1000, max_seqs: int = 16
 ) -> AsyncIterator[Watched]:
     watch = Watch.new(model="fake", tracing=tracing)
     async with running(
-        new_engine(*flags, max_queue=max_queue, cache_bytes=4096, watch=watch.of_model("fake"))
+        new_engine(
+            *flags,
+            max_queue=max_queue,
+            max_seqs=max_seqs,
+            cache_bytes=4096,
+            watch=watch.of_model("fake"),
+        )
     ) as engine:
         made = create_api(served(engine), OPTIONS, watch=watch)
         async with client(made.app) as http:

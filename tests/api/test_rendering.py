@@ -1,0 +1,411 @@
+"""Answers as each family tells them, event by event and whole, compared with the records in `rendered/`.
+
+`pytest --inline-snapshot=fix tests/api/test_rendering.py` writes the records anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from inline_snapshot import external_file
+
+from openai_cpu_server.api.asking.call import Call, CallThinking, Prompt, ToolCallStyle
+from openai_cpu_server.api.asking.generation import judged
+from openai_cpu_server.api.asking.renderer import new_tool_call_id
+from openai_cpu_server.api.asking.route import events
+from openai_cpu_server.api.asking.running import TimedEvent
+from openai_cpu_server.api.chat.render import ChatRenderer
+from openai_cpu_server.api.completions.render import CompletionRenderer
+from openai_cpu_server.api.messages.render import MessagesRenderer, new_tool_use_id
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.http.errors import ErrorBody, ErrorObject, error_object
+from openai_cpu_server.jobs.records import ResponseStatus
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from tests.api import calls, response_events
+from tests.api.calls import MINUS_INFINITY, PIECES, call, end, figures, scored, text, tokens_of, told
+from tests.api.response_events import kinds, objects
+
+HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
+NAMED = ToolCallStyle(TOOL_FORMATS["hermes"], "stop")
+LEGACY = ToolCallStyle(TOOL_FORMATS["demo"], "function_call", is_legacy=True)
+ONE = '<tool_call>\n{"name":"f","arguments":{"a":"é\\"\u2028"}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name":"g","arguments":{}}\n</tool_call>'
+WITHIN = CallThinking(REASONING_FORMATS["think"], ThinkingStage.WITHIN)
+ECHOED = Prompt((0, *tokens_of("hi")), "hi")
+SPACED = Prompt((0, *tokens_of(" hi")), "hi")
+"""The tokenizer has put a space first, as SPM does."""
+
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = FAMILIES = ("chat", "completions", "messages", "responses")
+TALKING = (CHAT, MESSAGES, RESPONSES)
+OF_SEVERAL = (CHAT, COMPLETIONS)
+
+
+class Scenario(NamedTuple):
+    call: Call
+    steps: tuple[TokenEvent, ...]
+    families: tuple[str, ...] = FAMILIES
+
+
+def texts(*pieces: str, reason: FinishReason = FinishReason.STOP) -> tuple[TokenEvent, ...]:
+    return (*(text(0, piece) for piece in pieces), end(0, reason))
+
+
+def stopped(stop_string: str) -> TokenEvent:
+    finish = Finish(reason=FinishReason.STOP, output_tokens=2, stop_string=stop_string)
+    return TokenEvent(id="c-0", finish=finish)
+
+
+def prompt_scores(letters: str, *values: float) -> TokenEvent:
+    return TokenEvent(id="c-0", prompt_logprobs=tuple(map(scored, letters, values)))
+
+
+SCENARIOS = {
+    "text": Scenario(
+        call(service_tier="flex", metadata={"k": "v"}),
+        (text(0, "he"), text(0, 'l"o\u2028é'), end(0, output_tokens=5, cached_tokens=2)),
+    ),
+    "one event": Scenario(
+        call(), (msgspec.structs.replace(end(0, FinishReason.LENGTH), text="a", tokens=tokens_of("a")),)
+    ),
+    "no text": Scenario(call(), (end(0),)),
+    "usage in a chunk of its own": Scenario(call(include_usage=True), texts("a"), OF_SEVERAL),
+    "choices that begin and end on their own, one prompt for all": Scenario(
+        call(n=2),
+        (text(1, "b"), text(0, "a"), end(1, cached_tokens=1), end(0, output_tokens=4, cached_tokens=2)),
+        OF_SEVERAL,
+    ),
+    "log-probabilities, also of half characters and of a control token": Scenario(
+        call(logprobs=1),
+        (
+            text(0, "a", scored("a", -3.0, ("b", MINUS_INFINITY), ("c", -0.2))),
+            text(0, "é!", *(scored(chr(byte), -1.0) for byte in "é!".encode())),
+            TokenEvent(id="c-0", tokens=(300,), logprobs=(TokenLogprob(300, -1.0),)),
+            end(0),
+        ),
+        (CHAT, COMPLETIONS, RESPONSES),
+    ),
+    "the best two of four by mean log-probability": Scenario(
+        call(n=2, best_of=4),
+        (
+            text(0, "aa", scored("a", -1.0), scored("a", -1.0)),
+            text(1, "b", scored("b", -1.5)),
+            text(2, "c", scored("c", -0.5)),
+            *(end(index) for index in range(4)),
+        ),
+        (COMPLETIONS,),
+    ),
+    "an echoed prompt": Scenario(call(ECHOED), texts("a", "b"), (COMPLETIONS,)),
+    "an echoed prompt with scores, and offsets behind it": Scenario(
+        call(ECHOED, logprobs=0),
+        (
+            prompt_scores("hi", -1.0, MINUS_INFINITY),
+            text(0, "é!", *(scored(chr(byte), -1.0) for byte in "é!".encode())),
+            end(0),
+        ),
+        (COMPLETIONS,),
+    ),
+    "a prompt that begins with a space of the tokenizer": Scenario(
+        call(SPACED, logprobs=0), (prompt_scores(" hi", -1.0, -1.0, -1.0), end(0)), (COMPLETIONS,)
+    ),
+    "two choices of two prompts; of each the first to run found the least in the cache": Scenario(
+        call(Prompt(tokens_of("abcd"), "abcd"), Prompt(tokens_of("efghijk"), "efghijk"), n=2),
+        (
+            *(text(index, str(index)) for index in range(4)),
+            *(end(index, cached_tokens=cached) for index, cached in enumerate((3, 2, 0, 6))),
+        ),
+        (COMPLETIONS,),
+    ),
+    "a call as it comes": Scenario(
+        call(tool_calls=HERMES),
+        texts("<tool", "_call>\n{", '"name":"f","argu', 'ments":', '{"a":', " 1}", "}\n</tool_", "call>"),
+        TALKING,
+    ),
+    "text and two calls": Scenario(call(tool_calls=HERMES), texts(f"Well:\n{TWO}"), TALKING),
+    "calls of two choices": Scenario(
+        call(n=2, tool_calls=HERMES), (text(1, ONE), text(0, ONE), end(0), end(1)), (CHAT,)
+    ),
+    "text that is no call": Scenario(call(tool_calls=HERMES), texts("he <", "3"), TALKING),
+    "text that may become a call and ends": Scenario(
+        call(tool_calls=HERMES), texts("<tool", reason=FinishReason.LENGTH), TALKING
+    ),
+    "a call that is cut": Scenario(
+        call(tool_calls=HERMES), texts(ONE[:-20], reason=FinishReason.LENGTH), TALKING
+    ),
+    "a function that was demanded by its name": Scenario(call(tool_calls=NAMED), texts(ONE), (CHAT,)),
+    "a function of the deprecated kind": Scenario(
+        call(tool_calls=LEGACY), texts('<|tool_call|>{"name":"f","arguments":{"a"', ":1}}"), (CHAT,)
+    ),
+    "the context is full": Scenario(
+        msgspec.structs.replace(call(), context_ends_it=True), texts("a", reason=FinishReason.LENGTH), TALKING
+    ),
+    "a stop string": Scenario(call(), (text(0, "a"), stopped("END")), (MESSAGES,)),
+    "a stop string within a call": Scenario(
+        call(tool_calls=HERMES), (text(0, ONE[:-30]), stopped("END")), (MESSAGES,)
+    ),
+    "thoughts": Scenario(
+        call(thinking=WITHIN), texts("\nHm", ", well.\n", "</thi", "nk>", "\n\nYes", "."), TALKING
+    ),
+    "thoughts that are cut": Scenario(
+        call(thinking=WITHIN), texts("Hm. And th", reason=FinishReason.LENGTH), TALKING
+    ),
+    "empty thoughts": Scenario(call(thinking=WITHIN), texts("</think>Yes."), TALKING),
+    "thoughts that do not come": Scenario(
+        call(thinking=CallThinking(REASONING_FORMATS["think"], ThinkingStage.BEFORE)), texts("Yes"), TALKING
+    ),
+    "thoughts, text and calls": Scenario(
+        call(thinking=WITHIN, tool_calls=HERMES), texts(f"Hm.</think>\n\nSo {TWO}"), TALKING
+    ),
+}
+
+
+def stream_and_renderer(family: str, of: Call) -> tuple[Any, Any]:
+    """A renderer is for whole answers; responses have none, for their streams end with the whole."""
+    numbers = itertools.count(1)
+    renderer = {
+        CHAT: ChatRenderer(new_id=lambda: f"call_{next(numbers)}"),
+        COMPLETIONS: CompletionRenderer(),
+        MESSAGES: MessagesRenderer(new_id=lambda: f"toolu_{next(numbers)}"),
+    }.get(family)
+    return (response_events.stream(of) if renderer is None else renderer.stream(of, PIECES)), renderer
+
+
+def rendered(family: str, of: Call, *steps: TokenEvent) -> str:
+    """Each event's chunks on lines of their own, and the whole answer behind them."""
+    stream, _ = stream_and_renderer(family, of)
+    shown, finishes = [stream.begin()], dict[str, Finish]()
+    for event in itertools.chain.from_iterable(told(of, steps)):
+        shown.append(stream.event(event))
+        if event.finish is not None:
+            finishes[event.id] = event.finish
+    shown.append(stream.end(figures(of, finishes)))
+    blocks = [events(chunks).decode().replace("\n\n", "\n") or "-\n" for chunks in shown]
+    _, renderer = stream_and_renderer(family, of)  # ids begin anew
+    if renderer is not None:
+        blocks.append(calls.whole(renderer, of, *steps).decode() + "\n")
+    return "\n".join(blocks)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_told_as_recorded(family: str) -> None:
+    shown = ""
+    for name, (of, steps, families) in SCENARIOS.items():
+        if family in families:
+            answer = rendered(family, of, *steps)
+            if name != "text":  # the times are written out once
+                answer = re.sub(r'"timings":\{.*?\}', '"timings":{}', answer)
+            shown += f"=== {name}\n\n{answer}\n"
+    assert shown == external_file(f"rendered/{family}.txt")
+
+
+# -- what is not recorded ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("line_end", ["\x85", "\u2028", "\u2029"])
+def test_no_byte_of_a_chunk_ends_a_line_for_anyone(family: str, line_end: str) -> None:
+    words = f"a\r\n\x0b\x0c\x1c{line_end}é"
+    stream, _ = stream_and_renderer(family, call())
+    chunks = [*stream.begin(), *stream.event(text(0, words))]
+    assert all(len(chunk.json.decode().splitlines()) == 1 for chunk in chunks)
+    assert repr(words) in str(json.loads(chunks[-1].json))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_event_without_news_is_no_chunk(family: str) -> None:
+    stream, _ = stream_and_renderer(family, call())
+    stream.event(text(0, "a"))
+    assert not stream.event(TokenEvent(id="c-0"))
+
+
+@pytest.mark.parametrize("family", [CHAT, COMPLETIONS, MESSAGES])
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
+def test_an_end_that_is_nobodys_result_is_an_error(family: str, reason: FinishReason) -> None:
+    ended = end(0, reason, error="broken")
+    stream, renderer = stream_and_renderer(family, call())
+    with pytest.raises(GenerationFailed):
+        stream.event(ended)
+    with pytest.raises(GenerationFailed):
+        calls.whole(renderer, call(), ended)
+
+
+def test_a_call_that_a_stop_string_has_cut_is_an_error() -> None:
+    cut = [text(0, '<tool_call>\n{"name":"f","arguments":{"a"'), end(0)]
+    for way in (calls.streamed, calls.whole):
+        with pytest.raises(InvalidRequest, match="stop string") as error:
+            way(ChatRenderer(), call(tool_calls=HERMES), *cut)
+        assert error.value.param == "stop"
+
+
+@pytest.mark.parametrize(
+    ("new_id", "pattern"), [(new_tool_call_id, "call_[A-Za-z0-9]{24}"), (new_tool_use_id, "toolu_.{24}")]
+)
+def test_ids_look_like_those_of_the_makers_and_differ(new_id: Callable[[], str], pattern: str) -> None:
+    ids = {new_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(re.fullmatch(pattern, each) for each in ids)
+
+
+CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
+
+
+def letters(words: str) -> list[TokenEvent]:
+    return [*(text(0, letter, scored(letter, -1.0)) for letter in words), end(0)]
+
+
+@pytest.mark.parametrize(
+    ("of", "said", "scored_part"),
+    [
+        ({"tool_calls": HERMES}, CALL, CALL),
+        *(
+            ({"thinking": CallThinking(REASONING_FORMATS[form], stage)}, said, scored_part)
+            for form, stage, said, scored_part in (
+                ("think", ThinkingStage.WITHIN, "a</think>b", "b"),
+                ("think", ThinkingStage.WITHIN, "a\n</think>\n\nb c", "b c"),
+                ("think", ThinkingStage.WITHIN, "a", ""),
+                ("think", ThinkingStage.BEFORE, "<think>a</think>b", "b"),
+                ("think", ThinkingStage.BEFORE, "b", "b"),
+                ("think", ThinkingStage.BEFORE, "<th", "<th"),
+                ("think", ThinkingStage.BEFORE, "<thb", "<thb"),
+                ("granite", ThinkingStage.WITHIN, "a</think> <response> b", "b"),
+                ("granite", ThinkingStage.BEFORE, "<response>b", "b"),
+            )
+        ),
+    ],
+)
+def test_log_probabilities_are_those_of_calls_and_content(
+    of: dict[str, Any], said: str, scored_part: str
+) -> None:
+    asked = call(logprobs=0, **of)
+    (choice,) = json.loads(calls.whole(ChatRenderer(), asked, *letters(said)))["choices"]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == scored_part
+    streamed = "".join(calls.streamed(ChatRenderer(), asked, *letters(said)))
+    assert streamed.count('"logprob":') == len(scored_part)
+
+
+def test_routers_judge_the_answer() -> None:
+    thinking = call(thinking=WITHIN)
+    heard = itertools.chain.from_iterable(told(thinking, letters("a</think>bc")))
+    (found,) = judged(thinking, [TimedEvent(event, 0.0) for event in heard])
+    assert len(found.logprobs) == 2
+    assert not found.has_form
+
+
+# -- messages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "said", "read"),
+    [
+        *(
+            ("mistral-args", f"[TOOL_CALLS]f[ARGS]{written}", read)
+            for written, read in (
+                ('{"a": "é"}', {"a": "é"}), ('{"a": "b', {"a": "b"}), ('{"a', {}), ("{'a'}", {}),
+            )
+        ),
+        ("qwen3-coder", "<tool_call>\n<function=f>\n", {}),
+    ],
+)  # fmt: skip
+def test_of_a_call_that_was_cut_the_beginning_is_told(form: str, said: str, read: object) -> None:
+    of = call(tool_calls=ToolCallStyle(TOOL_FORMATS[form], "tool_calls"))
+    message = json.loads(calls.whole(MessagesRenderer(), of, *texts(said, reason=FinishReason.LENGTH)))
+    assert [block["input"] for block in message["content"]] == [read]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (GenerationFailed("broken"), "api_error"),
+        (EngineUnavailable("Later."), "overloaded_error"),
+        (InvalidRequest("Wrong.", code="invalid_value"), "invalid_request_error"),
+    ],
+)
+def test_the_bytes_of_a_failure_in_a_stream_of_messages(error: ServerError, kind: str) -> None:
+    stream = MessagesRenderer().stream(call(), PIECES)
+    assert events(stream.error(error_object(error, request_id="r"))).decode() == (
+        f'event: error\ndata: {{"type":"error","error":{{"type":"{kind}","message":"{error}"}}}}\n\n'
+    )
+
+
+def test_who_waits_for_a_message_is_pinged() -> None:
+    stream = MessagesRenderer().stream(call(), PIECES)
+    news = (stream.waits(QueuePlace("c-0", 1, 5.0)), stream.waits(ModelLoading(0.5)), stream.silence())
+    assert [events(chunks) for chunks in news] == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
+
+
+# -- responses --------------------------------------------------------------------------------------------
+
+PLACE = QueuePlace(id="c-0", position=3, first_token_ms=100.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "news", "expected"),
+    [
+        (
+            ResponseStatus.IN_PROGRESS,
+            ("waits", "waits", "lives"),
+            ["created", "queued", "in_progress", "in_progress"],
+        ),
+        (ResponseStatus.IN_PROGRESS, ("lives", "waits"), ["created", "in_progress", "in_progress"]),
+        (ResponseStatus.QUEUED, ("waits",), ["created", "queued", "in_progress"]),
+    ],
+)
+def test_who_waits_for_a_response_is_queued_once_and_has_signs_of_life(
+    status: ResponseStatus, news: tuple[str, ...], expected: list[str]
+) -> None:
+    """Nothing is queued behind progress."""
+    stream = response_events.stream(call(), status, {"background": status is ResponseStatus.QUEUED})
+    chunks = [*stream.begin()]
+    for kind in news:
+        chunks += stream.waits(PLACE) if kind == "waits" else stream.lives()
+    assert (stream.response.status == "queued") is ("lives" not in news)
+    heard = objects([*chunks, *stream.event(text(0, "Hi"))])
+    assert kinds(heard)[: len(expected) + 1] == [*expected, "output_item.added"]
+    assert [event["sequence_number"] for event in heard] == list(range(len(heard)))
+    assert stream.lives() == ()
+
+
+def test_a_failure_is_an_error_and_a_failed_response() -> None:
+    stream = response_events.stream(call())
+    chunks = [*stream.begin(), *stream.event(text(0, "Hi"))]
+    error, last = objects(
+        stream.error(ErrorObject(ErrorBody("Oh.", "server_error", None, "generation_failed")))
+    )
+    assert error == {
+        "type": "error",
+        "sequence_number": len(chunks),
+        "code": "generation_failed",
+        "message": "Oh.",
+        "param": None,
+    }
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"] == {"code": "server_error", "message": "Oh."}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_the_object_says_what_was_asked_for() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    said = {
+        "tool_choice": {"type": "function", "name": "f"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "service_tier": "flex",
+        "truncation": "auto",
+        "max_output_tokens": 5,
+    }
+    body = {**said, "tools": [{"type": "web_search"}, tool], "text": {"format": form}}
+    (created,) = objects(response_events.stream(call(), body=body).begin())
+    assert created["response"] == {
+        **created["response"],
+        **said,
+        "tools": [{**tool, "description": None, "strict": False}],
+        "text": {"format": form, "verbosity": "medium"},
+    }
