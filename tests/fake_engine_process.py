@@ -1,7 +1,7 @@
 """The engine process that `tests/fake_engine.py` starts.
 
 A test holds it with a file: `steps=PATH` lets each process begin as many steps as the file has bytes, and
-`loads=PATH` holds the load, and what follows it, as long as the file exists. No file, no hold.
+`loads=PATH` and `builds=PATH` hold the load, or what follows it, as long as the file exists.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
 
+NOWHERE = "/nowhere"
 _LOOK_S = 0.002
 
 
@@ -76,9 +77,8 @@ class GatedEmbedder(FakeEmbedder):
         return super().embed(inputs)
 
 
-def _hold(flags: dict[str, str]) -> None:
-    """Wait as long as the test holds the load."""
-    while "loads" in flags and Path(flags["loads"]).exists():
+def _hold(path: str) -> None:
+    while Path(path).exists():
         time.sleep(_LOOK_S)
 
 
@@ -107,7 +107,7 @@ def main() -> None:
             raise StartupError(flags["fail"])
         kill_on = _kill_on(flags, options)
         time.sleep(float(flags.get("load_s", 0)))
-        _hold(flags)
+        _hold(flags.get("loads", NOWHERE))
         for piece in range(num_pieces):
             on_progress(piece / num_pieces)
             time.sleep(0.02)
@@ -123,7 +123,7 @@ def main() -> None:
         step_s = float(flags.get("step_s", 0))
         fakes = {"kill_on": kill_on, "kill_with": kill_with, "step_s": step_s}
         backend = GatedEmbedder(**fakes) if "embeds" in flags else GatedBackend(info, **fakes)  # type: ignore[arg-type]
-        backend.gate = StepGate(flags.get("steps", "/nowhere"))
+        backend.gate = StepGate(flags.get("steps", NOWHERE))
         return backend
 
     def build(
@@ -136,7 +136,7 @@ def main() -> None:
             return build_embed_core(options, backend)
         on_progress(float(flags.get("timed", 1.0)))
         time.sleep(float(flags.get("build_s", 0)))
-        _hold(flags)
+        _hold(flags.get("builds", NOWHERE))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():
             sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
         if "dies_measuring" in flags and options.calibrate == "start":

@@ -22,6 +22,13 @@ class Gate:
     def loads(self) -> str:
         return f"loads={self._path}"
 
+    @property
+    def builds(self) -> str:
+        return f"builds={self._path}"
+
+    def close(self) -> None:
+        self.allow(0)
+
     def allow(self, num_steps: int) -> None:
         self._path.touch()
         os.truncate(self._path, num_steps)

@@ -22,6 +22,7 @@ from openai_cpu_server.errors import (
 )
 from tests.engine_client.test_client import client, kill_engine, running
 from tests.fakes import FAKE_EMBEDDER, vector_of
+from tests.gates import Gate
 from tests.scheduler.driver import request as generation
 from tests.waiting import DEADLINE_S, eventually
 
@@ -73,7 +74,7 @@ async def test_the_wrong_kind_of_model() -> None:
 
 
 async def test_who_embeds_is_shown_can_be_cancelled_and_can_leave_and_has_a_time_limit() -> None:
-    async with running(client("embeds=1", "step_s=0.02")) as engine:
+    async with running(client("embeds=1", "step_s=0.1")) as engine:
         async with engine.embed(many("a", 1000)) as embedding:
             await eventually(lambda: engine.requests()[0].num_embedded > 0)
             (live,) = engine.requests()
@@ -104,13 +105,13 @@ async def test_the_queue_is_limited_and_draining_refuses() -> None:
             engine.embed(many("d", 1))
 
 
-async def test_a_killed_engine_loses_no_vector() -> None:
+async def test_a_killed_engine_loses_no_vector(gate: Gate) -> None:
     request, other = many("a", 300), many("b", 100, Priority.BATCH)
-    async with running(client("embeds=1", "step_s=0.02")) as engine:
+    async with running(client("embeds=1", gate.steps)) as engine:
         both = asyncio.gather(vectors(engine, request), vectors(engine, other))
-        await eventually(lambda: len(engine.requests()) == 2)
-        await eventually(lambda: engine.requests()[0].num_embedded > 0)
+        await eventually(lambda: len(engine.requests()) == 2 and engine.requests()[0].num_embedded > 0)
         kill_engine(engine)
+        gate.open()
         assert await both == [expected(request), expected(other)]
         assert engine.status().restarts == 1
 
