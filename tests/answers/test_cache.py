@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ from openai_cpu_server.answers.store import (
 )
 from openai_cpu_server.errors import AnswersUnavailable
 from tests.answers.questions import answer, question, request
-from tests.waiting import DEADLINE_S
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -64,9 +63,7 @@ async def kept(
     place = await cache.find(one, comparing)
     assert isinstance(place, AnswerPlace)
     cache.keep(one, place, answer(text))
-    with anyio.fail_after(DEADLINE_S):
-        while not counts.kept:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: counts.kept)
 
 
 def told(found: object) -> str:
@@ -178,7 +175,7 @@ class Failing:
     async def _fail(self) -> None:
         self.asked += 1
         if self.hangs:
-            await asyncio.Event().wait()
+            await anyio.sleep_forever()
         if not self.works:
             raise StoreFailed("ConnectionError")
 
