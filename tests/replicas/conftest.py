@@ -1,0 +1,1 @@
+from tests.engine_client.conftest import gate as gate
