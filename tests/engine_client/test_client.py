@@ -28,7 +28,6 @@ from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,
-    QueueFull,
     RequestCancelled,
     StartupError,
 )
@@ -295,17 +294,6 @@ async def test_the_cache_is_seen_and_cleared() -> None:
         assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (4, 100, 0)
         engine.clear_cache()
         await eventually(lambda: engine.kv_stats().cache_blocks == 0)
-
-
-async def test_the_queue_is_bounded_per_priority() -> None:
-    async with running(client("step_s=0.05", max_seqs=1, max_queue=2)) as engine:
-        held = [engine.generate([request(f"r{i}", output=100)]) for i in range(2)]
-        with pytest.raises(QueueFull):
-            engine.generate([request("one too many")])
-        held.append(engine.generate([request("b", priority=Priority.BATCH)]))
-        for generation in held:
-            async with generation:
-                pass
 
 
 async def test_a_start_tells_how_far_it_is_while_costs_are_measured_and_accepts_nothing() -> None:

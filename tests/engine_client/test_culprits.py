@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
@@ -132,9 +131,3 @@ async def test_so_it_is_with_embeddings() -> None:
             engine.embed(EmbedRequest(id="c", inputs=((2, 3),), account="key:evil"))
         async with engine.embed(EmbedRequest(id="d", inputs=((2, 3),), account="key:good")) as embedding:
             assert await embedding.vectors()
-
-
-@pytest.mark.anyio
-async def test_engines_start_without_a_debugger_for_their_aborts() -> None:
-    async with running(client()) as engine:
-        assert psutil.Process(engine.engine_pid).environ()["GGML_NO_BACKTRACE"] == "1"

@@ -322,14 +322,6 @@ async def test_a_prompt_goes_to_who_holds_its_beginning_and_keys_are_kept_apart(
         await made.run_until_done(*asked)
 
 
-async def test_interactive_work_goes_where_it_begins_soonest_and_batch_work_where_nobody_is() -> None:
-    async with cluster(2) as made:
-        await made.tell(r0=busy(500.0, batch=3), r1=busy(50.0, interactive=1))
-        asked = await made.asked(request("i"), request("b", priority=Priority.BATCH))
-        assert (made.holder("i"), made.holder("b")) == ("r1", "r0")
-        await made.run_until_done(*asked)
-
-
 async def test_interactive_requests_are_replayed_first() -> None:
     async with cluster(1) as made:
         asked = await made.asked(request("b", priority=Priority.BATCH), request("i"))
