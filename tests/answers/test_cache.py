@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import anyio
 import pytest
@@ -14,7 +13,6 @@ from openai_cpu_server.answers.store import (
     AnswerEntry,
     AnswerKey,
     AnswerStore,
-    SimilarTurn,
     StoreBounds,
     StoreFailed,
     StoreSize,
@@ -148,36 +146,16 @@ class Failing:
         self.hangs = hangs
         self.works = False
 
-    async def get(self, key: str) -> bytes | None:
-        await self._fail()
-        return None
-
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        await self._fail()
-        return ()
-
-    async def put(self, entry: AnswerEntry) -> StoreSize:
-        await self._fail()
-        return StoreSize(0, 0)
-
-    async def forget(self, key: str, group: str | None) -> None:
-        await self._fail()
-
-    async def clear(self) -> None:
-        await self._fail()
-
-    async def size(self) -> StoreSize:
-        await self._fail()
-        return StoreSize(0, 0)
-
-    async def close(self) -> None: ...
-
-    async def _fail(self) -> None:
+    async def _fail(self, *args: object, **options: object) -> None:
         self.asked += 1
         if self.hangs:
             await anyio.sleep_forever()
         if not self.works:
             raise StoreFailed("ConnectionError")
+
+    get = near = put = forget = clear = size = _fail
+
+    async def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("hangs", [False, True])
