@@ -377,8 +377,9 @@ async def test_an_engine_that_keeps_dying_is_given_up() -> None:
             await dead(engine, number)
             await until(engine, EngineState.READY if number < 5 else EngineState.FAILED)
         assert "5 crashes within a minute" in (engine.status().reason or "")
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineUnavailable) as caught:
             engine.generate([request("too late")])
+        assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s > 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

@@ -17,7 +17,7 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
+from openai_cpu_server.errors import GenerationFailed, StartupError
 from tests.engine_client.test_client import (
     Ticks,
     are_whole,
@@ -69,18 +69,6 @@ async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed(gate: Gat
         status = engine.status()
         assert status.restarts >= 2
         assert status.last_death.cause == "not_started"
-
-
-async def test_engines_that_can_never_be_spawned_again_are_given_up() -> None:
-    async with running(client(clock=Ticks())) as engine:
-        with no_more_files():
-            kill_engine(engine)
-            await until(engine, EngineState.FAILED)
-        assert says(engine, "5 crashes within a minute")
-        assert says(engine, "Too many open files")
-        with pytest.raises(EngineUnavailable) as caught:
-            engine.generate([request("too late")])
-        assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s > 1
 
 
 async def test_a_first_engine_that_cannot_be_spawned_ends_the_start_with_a_line() -> None:

@@ -43,15 +43,6 @@ async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[En
         await task
 
 
-async def test_requests_wake_it_and_wait() -> None:
-    one, two = request("a", output=6), request("b", output=6)
-    async with asleep() as engine:
-        assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
-        assert engine.info == FAKE_INFO
-        assert await are_whole(begun(engine, one, two), [one, two])
-        assert engine.state is EngineState.READY
-
-
 async def test_who_waits_hears_how_far_the_model_is() -> None:
     async with asleep("load_s=0.2") as engine, engine.generate([request("a", output=2)]) as generation:
         news = [item async for item in generation.progress() if isinstance(item, ModelLoading)]
@@ -59,15 +50,17 @@ async def test_who_waits_hears_how_far_the_model_is() -> None:
     assert news[-1] == ModelLoading(1.0)
 
 
-async def test_it_sleeps_and_wakes_as_often_as_one_likes() -> None:
-    one = request("a", output=6)
+async def test_requests_wake_it_and_it_sleeps_as_often_as_one_likes() -> None:
+    requests = [request("a", output=6), request("b", output=6)]
     async with asleep() as engine:
+        assert engine.info == FAKE_INFO
         for _ in range(3):
-            assert await is_served(engine, one)
+            assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
+            assert await are_whole(begun(engine, *requests), requests)
+            assert engine.state is EngineState.READY
             pid = engine.engine_pid
             assert pid is not None
             await engine.residency.sleep()
-            assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
             assert engine.status().engine_rss_bytes == 0
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
