@@ -133,19 +133,13 @@ async def until(engine: FakeSleeper, state: EngineState) -> None:
     await eventually(lambda: engine.state is state)
 
 
-async def test_a_model_that_is_wanted_is_loaded(story: Story) -> None:
+async def test_a_model_that_is_wanted_is_loaded_once_however_often_it_is(story: Story) -> None:
     one, engine = story.model("one", 60)
     async with story.running():
         story.keeper.want(one)
-        await until(engine, EngineState.READY)
-    assert story.told == [("loaded", "one")]
-
-
-async def test_loading_twice_or_at_once_is_loading_once(story: Story) -> None:
-    one, _ = story.model("one", 60)
-    async with story.running():
         await asyncio.gather(story.keeper.load(one), story.keeper.load(one))
         await story.keeper.load(one)
+        assert engine.state is EngineState.READY
     assert story.told == [("loaded", "one")]
 
 

@@ -211,13 +211,15 @@ async def test_what_arrives_late_from_a_replica_that_was_given_up_is_not_taken_t
 
 async def test_without_a_replica_requests_wait_for_the_next() -> None:
     one = request("a", output=4)
-    async with cluster(1) as made:
+    async with cluster(1, max_queue=2) as made:
         (asked,) = await made.asked(one)
         made.remove("r0").die()
         await eventually(lambda: made.engine.state is EngineState.RESTARTING)
         late = made.ask(request("b", output=2))
         await settle()
         assert made.engine.status().waiting == {"interactive": 2, "batch": 0}
+        with pytest.raises(QueueFull):
+            made.engine.generate([request("c")])
         made.start(r1=FakeReplica())
         assert (await made.run_until_done(asked, late))[0] == expected(one)
 
@@ -280,16 +282,6 @@ async def test_a_replica_that_cannot_load_is_told_and_only_where_none_can_reques
         assert made.replicas["broken"].submitted() == []
 
 
-async def test_a_client_who_leaves_frees_the_replica() -> None:
-    async with cluster(1) as made:
-        async with made.engine.generate([request("a", output=50)]):
-            await settle()
-            assert made.replicas["r0"].live
-        await settle()
-        assert not made.replicas["r0"].live
-        assert isinstance(made.replicas["r0"].orders[-1], CancelRequest)
-
-
 async def test_a_call_is_cancelled_by_name_here_and_at_another_api_process() -> None:
     async with cluster(1) as made:
         asked = made.ask(request("a/0", output=50), request("a/1", output=50))
@@ -299,6 +291,7 @@ async def test_a_call_is_cancelled_by_name_here_and_at_another_api_process() -> 
             await asked
         await settle()
         assert not made.replicas["r0"].live
+        assert isinstance(made.replicas["r0"].orders[-1], CancelRequest)
         assert not made.engine.cancel("foreign")
         made.replicas["r0"].others = (FOREIGN,)
         made.replicas["r0"].tell_state()
@@ -343,15 +336,6 @@ async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
         await eventually(lambda: len(made.replicas["r1"].live) == 2)
         assert len(made.replicas["r0"].live) == 2
         assert await made.run_until_done(*asked) == [expected(request(f"{i}", output=3)) for i in range(4)]
-
-
-async def test_a_full_queue_is_told() -> None:
-    async with cluster(1, max_queue=2) as made:
-        asked = [made.ask(request("a", output=2)), made.ask(request("b", output=2))]
-        await settle()
-        with pytest.raises(QueueFull):
-            made.engine.generate([request("c")])
-        await made.run_until_done(*asked)
 
 
 async def test_vectors_go_on_where_a_replica_has_left_off() -> None:

@@ -123,11 +123,6 @@ async def read(engine: RemoteEngine, name: str, *, at_5: Callable[[], None] = la
     assert await text_of(engine, one, act) == expected_text(one)
 
 
-async def test_all_text_comes_over_a_connection() -> None:
-    async with hosting() as host, opened(host) as plate, remote(plate) as engine:
-        await asyncio.gather(*(read(engine, name) for name in "abcdef"))
-
-
 async def test_a_cut_connection_is_made_again_and_nothing_is_lost_or_doubled(gate: Gate) -> None:
     async with hosting(gate.steps) as host, opened(host) as plate:
         wire = Wire(plate)
