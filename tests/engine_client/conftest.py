@@ -9,8 +9,8 @@ from tests.gates import Gate
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
-    """Each process may begin twelve steps: enough for all requests of a test to get some tokens."""
-    return Gate(tmp_path / "steps", 12)
+    """Closed until the test opens it."""
+    return Gate(tmp_path / "steps", 0)
 
 
 @pytest.fixture

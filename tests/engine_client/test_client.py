@@ -7,18 +7,15 @@ import functools
 import logging
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.contract.offload import ON_CPU, Offload
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
@@ -40,36 +37,16 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
-def client(
-    *flags: str,
-    max_queue: int = 1000,
-    max_seqs: int = 8,
-    kv_tokens: int = 4096,
-    cache_bytes: int = 0,
-    cache_file: str | None = None,
-    policy: Literal["priority", "fifo"] = "priority",
-    calibrate: str = "start",
-    hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
-    memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
-    offload: Offload = ON_CPU,
-    adapters: tuple[Adapter, ...] = (),
-    clock: Callable[[], float] = time.monotonic,
-) -> EngineClient:
+_OF_SUPERVISOR = {"hang_limits", "memory_killer", "clock", "partner", "begins_asleep", "foretold"}
+
+
+def client(*flags: str, **fields: Any) -> EngineClient:
+    """`fields`: of the supervisor, or else of the engine's options."""
+    of_supervisor = {name: fields.pop(name) for name in _OF_SUPERVISOR & fields.keys()}
     options = EngineOptions(
-        model_path="",
-        max_seqs=max_seqs,
-        kv_tokens=kv_tokens,
-        cache_bytes=cache_bytes,
-        cache_file=cache_file,
-        scheduling=Scheduling(policy=policy),
-        calibrate=calibrate,
-        offload=offload,
-        adapters=adapters,
+        **{"model_path": "", "max_seqs": 8, "kv_tokens": 4096, "calibrate": "start", **fields}
     )
-    supervisor = Supervisor(
-        (*COMMAND, *flags), options, hang_limits=hang_limits, memory_killer=memory_killer, clock=clock
-    )
-    return EngineClient(supervisor, max_queue=max_queue)
+    return EngineClient(Supervisor((*COMMAND, *flags), options, **of_supervisor), max_queue=1000)
 
 
 class Ticks:
@@ -182,6 +159,13 @@ def have_advanced(engine: EngineClient, num: int) -> bool:
     return len(tokens) == num and min(tokens) > 3
 
 
+async def advanced(engine: EngineClient, gate: Gate, num: int) -> None:
+    """Let the so many requests that wait at the closed gate get some tokens, and hold the engine again."""
+    await eventually(lambda: len(engine.requests()) == num)
+    gate.allow(16)
+    await eventually(lambda: have_advanced(engine, num))
+
+
 async def is_served(engine: EngineClient, one: GenerationRequest) -> bool:
     return await are_whole(begun(engine, one), [one])
 
@@ -246,9 +230,9 @@ async def test_who_runs_and_who_waits_where() -> None:
 async def test_cancelling_ends_a_call_and_nobody_else(gate: Gate) -> None:
     async with running(client(gate.steps)) as engine:
         doomed = asyncio.create_task(collect(engine, *(request(f"a/{i}", output=3000) for i in (0, 1))))
-        other = request("b/0", output=20)
+        other = request("b/0", output=30)
         spared = begun(engine, other)
-        await eventually(lambda: have_advanced(engine, 3))
+        await advanced(engine, gate, 3)
         assert not engine.cancel("c")
         assert engine.cancel("a/1")
         assert not engine.cancel("a")
@@ -261,9 +245,9 @@ async def test_cancelling_ends_a_call_and_nobody_else(gate: Gate) -> None:
 
 async def test_calls_can_be_made_and_cancelled_while_the_engine_restarts(gate: Gate, door: Gate) -> None:
     async with running(client(door.loads, gate.steps)) as engine:
-        other, late = request("b/0", output=20), request("late")
+        other, late = request("b/0", output=30), request("late")
         doomed, spared = begun(engine, request("a/0", output=3000), other)
-        await eventually(lambda: engine.status().running["interactive"] == 2)
+        await advanced(engine, gate, 2)
         door.close()
         kill_engine(engine)
         await until(engine, EngineState.RESTARTING)
@@ -341,7 +325,7 @@ async def test_a_poisonous_request_fails_alone(
     innocent = [request(f"r{i}", output=30) for i in range(4)]
     async with running(client(gate.steps, "kill_on=300", *flags)) as engine:
         streams = begun(engine, *innocent)
-        await eventually(lambda: have_advanced(engine, 4))
+        await advanced(engine, gate, 4)
         (poison,) = begun(engine, request("poison", tokens=(2, 3, 300), output=5))
         await eventually(lambda: len(engine.requests()) == 5)
         gate.open()
@@ -360,7 +344,7 @@ async def test_a_culprit_among_many_is_found_while_the_server_goes_on(
     pattern = Constraint(grammar=30 * "?" + chr(298) + "?")
     async with running(client(gate.steps, "kill_on=300", max_seqs=16)) as engine:
         *streams, poison = begun(engine, *innocent, request("poison", output=80, constraint=pattern))
-        await eventually(lambda: have_advanced(engine, 16))
+        await advanced(engine, gate, 16)
         gate.open()
         with pytest.raises(GenerationFailed, match="died each time"):
             await poison
@@ -387,7 +371,7 @@ async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals,
     requests = [request(f"r{i}", prompt=20 + i, output=40) for i in range(4)]
     async with running(client(gate.steps)) as engine:
         streams = begun(engine, *requests)
-        await eventually(lambda: have_advanced(engine, 4))
+        await advanced(engine, gate, 4)
         kill_engine(engine, number)
         gate.open()
         assert await are_whole(streams, requests)
@@ -407,7 +391,7 @@ async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on(gate: Gate) -> N
     ticks = Ticks()
     async with running(client(gate.steps, hang_limits=HangLimits(step_s=1), clock=ticks)) as engine:
         streams = begun(engine, *requests)
-        await eventually(lambda: have_advanced(engine, 3))
+        await advanced(engine, gate, 3)
         kill_engine(engine, signal.SIGSTOP)
         ticks.pace_s = 1.0
         await dead(engine, 1)
@@ -446,19 +430,20 @@ async def test_an_engine_that_hangs_while_it_loads_again_is_started_anew(door: G
 
 
 async def test_kills_after_progress_are_pauses_and_do_not_count_as_crashes(gate: Gate) -> None:
-    requests = [request(f"r{i}", prompt=20 + i, output=100) for i in range(3)]
+    requests = [request(f"r{i}", prompt=20 + i, output=150) for i in range(3)]
+    gate.allow(16)
     async with running(client(gate.steps)) as engine:
         streams, before = begun(engine, *requests), 0
         for number in range(1, 7):
-            await eventually(lambda before=before: num_tokens(engine) > before + 20)  # type: ignore[misc]
-            before = num_tokens(engine)  # of this process 15 more may come, not 20
+            await eventually(lambda before=before: num_tokens(engine) > before + 30)  # type: ignore[misc]
+            before = num_tokens(engine)  # of this process 17 more may come, not 30
             kill_engine(engine)
             await dead(engine, number)
             await until(engine, EngineState.READY)
         gate.open()
         assert await are_whole(streams, requests)
         assert engine.status().restarts == 6
-    assert {finish_of(stream.result()).output_tokens for stream in streams} == {100}
+    assert {finish_of(stream.result()).output_tokens for stream in streams} == {150}
 
 
 async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
@@ -468,11 +453,12 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("oom_kill 0\n")
     killer = functools.partial(MemoryKiller, vmstat)
+    gate.allow(16)
     async with running(client(gate.steps, memory_killer=killer, clock=Ticks())) as engine:
         assert engine.status().last_death is None
         (stream,), before = begun(engine, request("a", output=1000)), 0
         for number in range(1, 6):
-            await eventually(lambda before=before: num_tokens(engine) > before + 6)  # type: ignore[misc]
+            await eventually(lambda before=before: num_tokens(engine) > before + 9)  # type: ignore[misc]
             before = num_tokens(engine)
             vmstat.write_text(f"oom_kill {number}\n")
             kill_engine(engine)
@@ -487,7 +473,7 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
 async def test_draining_accepts_nothing_and_finishes_what_runs(dies: bool, gate: Gate) -> None:
     """Batch work that has not begun is refused, and is not computed either."""
     requests = [request("a", prompt=5, output=40), request("c", output=10)]
-    async with running(client(gate.steps, max_seqs=1, policy="fifo")) as engine:
+    async with running(client(gate.steps, max_seqs=1, scheduling=Scheduling(policy="fifo"))) as engine:
         streams = begun(engine, requests[0])
         await eventually(lambda: engine.status().running["interactive"] == 1)
         (refused,) = begun(engine, request("b", prompt=50, priority=Priority.BATCH))

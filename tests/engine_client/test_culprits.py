@@ -86,7 +86,7 @@ async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -
             await until(engine, EngineState.READY)
         with pytest.raises(CulpritsLimited):
             await collect(engine, killer("bad/0"))
-        for number in range(3):
+        for number in range(4):
             await hang_up(engine, killer(f"unknown{number}/0", account=""))
             await until(engine, EngineState.READY)
         assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))

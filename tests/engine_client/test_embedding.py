@@ -80,6 +80,7 @@ async def test_who_embeds_is_shown_can_be_cancelled_and_can_leave_and_has_a_time
 
 async def test_a_killed_engine_loses_no_vector(gate: Gate) -> None:
     request, other = many("a", 300), many("b", 100, Priority.BATCH)
+    gate.allow(16)
     async with running(client("embeds=1", gate.steps)) as engine:
         both = asyncio.gather(vectors(engine, request), vectors(engine, other))
         await eventually(lambda: len(engine.requests()) == 2 and engine.requests()[0].num_embedded > 0)

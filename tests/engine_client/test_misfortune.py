@@ -20,11 +20,11 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import GenerationFailed, StartupError
 from tests.engine_client.test_client import (
     Ticks,
+    advanced,
     are_whole,
     begun,
     client,
     collect,
-    have_advanced,
     is_served,
     kill_engine,
     running,
@@ -59,7 +59,7 @@ async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed(gate: Gat
     one = request("a", output=60)
     async with running(client(gate.steps, clock=MINUTES)) as engine:
         streams = begun(engine, one)
-        await eventually(lambda: have_advanced(engine, 1))
+        await advanced(engine, gate, 1)
         with no_more_files():
             kill_engine(engine)
             await eventually(lambda: says(engine, "could not be started"))

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions, EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.messages import EngineWants, GrantTurn, ShortenTurn, TurnBack
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
-from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import RequestCancelled
 from tests.clock import Clock
@@ -25,6 +24,7 @@ from tests.engine_client.test_client import (
     Ticks,
     are_whole,
     begun,
+    client,
     collect,
     dead,
     endless,
@@ -35,7 +35,6 @@ from tests.engine_client.test_client import (
     running,
     text,
 )
-from tests.fake_engine import COMMAND
 from tests.gates import Gate
 from tests.scheduler.driver import request
 from tests.waiting import eventually
@@ -68,13 +67,7 @@ class Shared:
 
     def engine(self, name: str, *flags: str, step_s: float = 0.01, **watch: Any) -> EngineClient:
         self.partners[name] = self.cores.join(name)
-        supervisor = Supervisor(
-            [*COMMAND, f"step_s={step_s}", *flags],
-            EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never"),
-            partner=self.partners[name],
-            **watch,
-        )
-        return EngineClient(supervisor, max_queue=1000)
+        return client(f"step_s={step_s}", *flags, calibrate="never", partner=self.partners[name], **watch)
 
     def is_holding(self, name: str) -> bool:
         return self.cores.holder == self.partners[name].name
@@ -258,5 +251,5 @@ async def test_steps_are_measured_only_with_the_turn_and_only_until_it_is_recall
     b = shared.engine("b", f"measuring={tmp_path}/begun")
     async with both(shared, a, b):
         await eventually((tmp_path / "begun").exists)
-        assert shared.is_holding("b")
+        assert "b" in shared.cores.held
         assert await is_served(a, request("x", output=10))

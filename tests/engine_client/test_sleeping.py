@@ -12,12 +12,10 @@ import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import EngineOptions, ModelLoading
+from openai_cpu_server.contract.messages import ModelLoading
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
-from tests.engine_client.test_client import are_whole, begun, collect, is_served, kill_engine
-from tests.fake_engine import COMMAND
+from tests.engine_client.test_client import are_whole, begun, client, collect, is_served, kill_engine
 from tests.fakes import FAKE_INFO
 from tests.gates import Gate
 from tests.scheduler.driver import request
@@ -29,11 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 @asynccontextmanager
 async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[EngineClient]:
     """It wakes itself when it is wanted."""
-    options = EngineOptions(
-        model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", cache_file=cache_file
-    )
-    supervisor = Supervisor((*COMMAND, *flags), options, begins_asleep=True, foretold=FAKE_INFO)
-    engine = EngineClient(supervisor, max_queue=100)
+    engine = client(*flags, calibrate="never", cache_file=cache_file, begins_asleep=True, foretold=FAKE_INFO)
     engine.on_wanted = engine.residency.wake
     task = asyncio.create_task(engine.run())
     try:
