@@ -8,16 +8,15 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 
 import psycopg
 
+from tests.waiting import DEADLINE_S, wait_until
 from tests.wheels import program
 
 _USER = "tests"
-_START_S = 60
 
 
 class PostgresServer:
@@ -55,10 +54,7 @@ class PostgresServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + _START_S
-        while not self._answers():
-            assert time.monotonic() < deadline, "PostgreSQL does not start"
-            time.sleep(0.05)
+        wait_until(self._answers)
 
     def stop(self) -> None:
         """Connections are cut, as at a restart of the service."""
@@ -67,7 +63,7 @@ class PostgresServer:
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(timeout=_START_S)
+            self._process.wait(timeout=DEADLINE_S)
             self._process = None
 
     def new_database(self) -> str:

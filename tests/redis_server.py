@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from types import TracebackType
 
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 from tests.wheels import program
-
-_START_S = 30
 
 
 class RedisServer:
@@ -39,10 +36,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + _START_S
-        while not self._answers():
-            assert time.monotonic() < deadline, f"{self._program} does not start"
-            time.sleep(0.05)
+        wait_until(self._answers)
 
     def kill(self) -> None:
         if self.process is not None:

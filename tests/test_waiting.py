@@ -19,6 +19,7 @@ SLEEPERS = {
 """Files that may call `sleep`, with the reason."""
 ELAPSED: dict[str, str] = {
     "architectures/test_architectures.py": "a step of a real model is under way; tried until one is hit",
+    "jobs/support.py": "a database tells nobody of a change: between two reads others must get their turn",
 }
 """Files that may call `elapse`, with what only time brings about there."""
 TIMED: dict[str, str] = {}

@@ -9,7 +9,7 @@ each is and its group, and a counter how large all are.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -92,14 +92,15 @@ return {redis.call('ZCARD', KEYS[1]), total}
 class RedisAnswers:
     """An `AnswerStore`."""
 
-    def __init__(self, redis: Redis, bounds: StoreBounds) -> None:
+    def __init__(self, redis: Redis, bounds: StoreBounds, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis
         self._bounds = bounds
+        self._clock = clock
         self._way: str | None = None
         """`vectors` or `hashes`; None: Redis has not been asked yet what it can do."""
 
     @classmethod
-    def open(cls, url: str, bounds: StoreBounds) -> RedisAnswers:
+    def open(cls, url: str, bounds: StoreBounds, clock: Callable[[], float] = time.time) -> RedisAnswers:
         """It connects when it is used first. Raises StartupError, which does not repeat the URL."""
         try:
             from redis.asyncio import Redis
@@ -110,13 +111,13 @@ class RedisAnswers:
             redis = Redis.from_url(known, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
         except ValueError:
             raise StartupError("--answer-cache: expected redis://HOST:PORT") from None
-        return cls(redis, bounds)
+        return cls(redis, bounds, clock)
 
     async def get(self, key: str) -> bytes | None:
         with _told_by_kind():
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.get(_ANSWER + key)
-                pipe.zadd(_USED, {key: time.time()}, xx=True)
+                pipe.zadd(_USED, {key: self._clock()}, xx=True)
                 answer, _ = await pipe.execute()
         return None if answer is None else bytes(answer)
 
@@ -137,7 +138,7 @@ class RedisAnswers:
 
     async def put(self, entry: AnswerEntry) -> StoreSize:
         values = (
-            *(repr(time.time()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
+            *(repr(self._clock()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
             *(self._bounds.max_bytes, entry.answer, entry.group or "", entry.vector or b"", GROUP_LIMIT),
             _FEW_ENDED,
         )

@@ -75,19 +75,24 @@ _TRIGGERS = (
 class SqliteAnswers:
     """An `AnswerStore`. A power loss may forget its last answers, but kill -9 forgets none."""
 
-    def __init__(self, database: Database, bounds: StoreBounds) -> None:
+    def __init__(
+        self, database: Database, bounds: StoreBounds, clock: Callable[[], float] = time.time
+    ) -> None:
         self._database = database
         self._bounds = bounds
+        self._clock = clock
         self._threads = DatabaseThreads(database, "answers")
 
     @classmethod
-    def open(cls, path: Path | None, bounds: StoreBounds) -> SqliteAnswers:
+    def open(
+        cls, path: Path | None, bounds: StoreBounds, clock: Callable[[], float] = time.time
+    ) -> SqliteAnswers:
         """None: in memory. Raises StartupError for a file that cannot be used, or that is none of ours."""
         try:
             database = _opened(path)
         except (SQLAlchemyError, OSError) as error:
             raise StartupError(f"cannot open the cache of answers {path}: {cause_of(error)}") from None
-        return cls(database, bounds)
+        return cls(database, bounds, clock)
 
     async def get(self, key: str) -> bytes | None:
         return await self._do(self._get, key)
@@ -120,7 +125,7 @@ class SqliteAnswers:
     # -- in the thread ------------------------------------------------------------------------------------
 
     def _get(self, key: str) -> bytes | None:
-        now = time.time()
+        now = self._clock()
         wanted = sa.select(_answers.c.answer).where(_answers.c.key == key, _answers.c.expires_at > now)
         with self._database.read() as connection:
             answer: bytes | None = connection.execute(wanted).scalar()
@@ -132,7 +137,7 @@ class SqliteAnswers:
     def _near(self, group: str, vector: bytes, at_least: float) -> Sequence[SimilarTurn]:
         turns = (
             sa.select(_answers.c.key, _answers.c.vector)
-            .where(_answers.c.grp == group, _answers.c.expires_at > time.time())
+            .where(_answers.c.grp == group, _answers.c.expires_at > self._clock())
             .order_by(_answers.c.used_at.desc())
             .limit(GROUP_LIMIT)
         )
@@ -141,7 +146,7 @@ class SqliteAnswers:
         return nearest(rows, vector, at_least=at_least)[:FEW]
 
     def _put(self, entry: AnswerEntry) -> StoreSize:
-        now = time.time()
+        now = self._clock()
         row = {
             "key": entry.key,
             "grp": entry.group,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
 
 import anyio
 import pytest
@@ -15,7 +13,6 @@ from openai_cpu_server.answers.store import (
     AnswerEntry,
     AnswerKey,
     AnswerStore,
-    SimilarTurn,
     StoreBounds,
     StoreFailed,
     StoreSize,
@@ -23,7 +20,7 @@ from openai_cpu_server.answers.store import (
 )
 from openai_cpu_server.errors import AnswersUnavailable
 from tests.answers.questions import answer, question, request
-from tests.waiting import DEADLINE_S
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -64,9 +61,7 @@ async def kept(
     place = await cache.find(one, comparing)
     assert isinstance(place, AnswerPlace)
     cache.keep(one, place, answer(text))
-    with anyio.fail_after(DEADLINE_S):
-        while not counts.kept:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: counts.kept)
 
 
 def told(found: object) -> str:
@@ -151,36 +146,16 @@ class Failing:
         self.hangs = hangs
         self.works = False
 
-    async def get(self, key: str) -> bytes | None:
-        await self._fail()
-        return None
-
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        await self._fail()
-        return ()
-
-    async def put(self, entry: AnswerEntry) -> StoreSize:
-        await self._fail()
-        return StoreSize(0, 0)
-
-    async def forget(self, key: str, group: str | None) -> None:
-        await self._fail()
-
-    async def clear(self) -> None:
-        await self._fail()
-
-    async def size(self) -> StoreSize:
-        await self._fail()
-        return StoreSize(0, 0)
-
-    async def close(self) -> None: ...
-
-    async def _fail(self) -> None:
+    async def _fail(self, *args: object, **options: object) -> None:
         self.asked += 1
         if self.hangs:
-            await asyncio.Event().wait()
+            await anyio.sleep_forever()
         if not self.works:
             raise StoreFailed("ConnectionError")
+
+    get = near = put = forget = clear = size = _fail
+
+    async def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -19,6 +19,7 @@ from openai_cpu_server.answers.store import (
     StoreSize,
     direction,
 )
+from tests.clock import Clock
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -32,20 +33,21 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1e9)
+
+
 @pytest.fixture(params=["memory", "file", "redis"])
 async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer
+    request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer, clock: Clock
 ) -> AsyncIterator[AnswerStore]:
-    one = opened(request.param, tmp_path, redis, BOUNDS)
+    path = tmp_path / "below" / "answers.db" if request.param == "file" else None
+    is_redis = request.param == "redis"
+    one = RedisAnswers.open(redis.url, BOUNDS, clock) if is_redis else SqliteAnswers.open(path, BOUNDS, clock)
     await one.clear()
     yield one
     await one.close()
-
-
-def opened(kind: str, folder: Path, redis: RedisServer, bounds: StoreBounds) -> AnswerStore:
-    if kind == "redis":
-        return RedisAnswers.open(redis.url, bounds)
-    return SqliteAnswers.open(folder / "below" / "answers.db" if kind == "file" else None, bounds)
 
 
 def entry(key: str, *numbers: float, num_bytes: int = 10, group: str = "g") -> AnswerEntry:
@@ -92,10 +94,10 @@ async def test_what_is_forgotten_or_cleared_is_not_found(store: AnswerStore) -> 
     assert (await near(store, 1, 0), await store.get("y"), await store.size()) == ([], None, StoreSize(0, 0))
 
 
-async def test_what_was_told_longest_ago_goes_first(store: AnswerStore) -> None:
+async def test_what_was_told_longest_ago_goes_first(store: AnswerStore, clock: Clock) -> None:
     for number in range(9):
         await store.put(entry(f"k{number}", 1, number, num_bytes=1000))
-        await asyncio.sleep(0.002)  # the clock must tell them apart
+        clock.now_s += 1
         assert await store.get("k0") is not None
     assert await store.get("k1") is None
     assert "k1" not in await near(store, 1, 1)
@@ -105,37 +107,34 @@ async def test_what_was_told_longest_ago_goes_first(store: AnswerStore) -> None:
     assert size.entries == 8
 
 
-@pytest.mark.parametrize("kind", ["memory", "redis"])
-async def test_answers_expire_however_often_they_are_told(
-    kind: str, tmp_path: Path, redis: RedisServer
-) -> None:
-    store = opened(kind, tmp_path, redis, StoreBounds(ttl_s=0.2, max_bytes=10_000))
-    await store.clear()
+async def test_answers_expire_however_often_they_are_told() -> None:
+    clock = Clock()
+    store = SqliteAnswers.open(None, BOUNDS, clock)
     await store.put(entry("k", 1, 0))
+    clock.now_s = 59.0
     assert await store.get("k") is not None
-    for _ in range(200):
-        if await store.get("k") is None:
-            break
-        await asyncio.sleep(0.01)
-    assert await store.get("k") is None
+    clock.now_s = 60.0
+    assert (await store.get("k"), await near(store, 1, 0)) == (None, [])
     await store.close()
 
 
 async def test_expired_answers_leave_nothing_behind(redis: RedisServer) -> None:
-    """A group that goes on for days holds no more turns than there are answers."""
-    store = RedisAnswers.open(redis.url, StoreBounds(ttl_s=0.05, max_bytes=10_000_000))
-    lasting = RedisAnswers.open(redis.url, StoreBounds(ttl_s=60, max_bytes=10_000_000))
+    """Redis forgets answers by its own clock; a group that goes on for days holds no more turns than there
+    are answers."""
+    clock = Clock(1000.0)
+    store = RedisAnswers.open(redis.url, StoreBounds(ttl_s=60, max_bytes=10_000_000), clock)
     await store.clear()
     for number in range(50):
         await store.put(entry(f"old{number}", 1, number))
-    await asyncio.sleep(0.06)
-    size = await lasting.put(entry("new", 1, 0))
+    assert await store.get("old7") is not None
+    clock.now_s += 60.1
     with Redis.from_url(redis.url) as client:
+        assert 0 < client.pttl("{ocs-answers}:2:answer:old7") <= 60_000
+        size = await store.put(entry("new", 1, 0))
         assert client.hkeys("{ocs-answers}:2:turns:g") == [b"new"]
     assert size == StoreSize(1, entry("new", 1, 0).num_bytes)
-    await lasting.clear()
+    await store.clear()
     await store.close()
-    await lasting.close()
 
 
 async def test_a_file_is_found_again(tmp_path: Path) -> None:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused, EngineOptions
+from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.engine_client.adapters import AdapterTable
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
-from tests.engine_client.test_client import collect, have_advanced, kill_engine, running, text, until
-from tests.fake_engine import COMMAND
-from tests.fakes import END_TOKEN, FakeBackend
-from tests.scheduler.driver import alone, request
+from openai_cpu_server.errors import AdapterFailed, AdapterNotFound, EngineUnavailable
+from tests.engine_client.test_client import (
+    client,
+    collect,
+    endless,
+    expected_text,
+    kill_engine,
+    running,
+    text,
+    until,
+)
+from tests.scheduler.driver import request
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
@@ -28,16 +37,20 @@ def adapter(name: str, path: str = "one.gguf") -> Adapter:
     return Adapter(name=name, path=path, digest=hashlib.sha256(path.encode()).hexdigest())
 
 
-def client(*flags: str, adapters: tuple[Adapter, ...] = ()) -> EngineClient:
-    options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, adapters=adapters, calibrate="start")
-    return EngineClient(Supervisor([*COMMAND, *flags], options), max_queue=1000)
-
-
 def expected(name: str, adapter_key: str | None, output: int) -> str:
-    tokens = alone(request(name, output=output, adapter=adapter_key))
-    if END_TOKEN in tokens:
-        tokens = tokens[: tokens.index(END_TOKEN)]
-    return b"".join(FakeBackend().piece(t) for t in tokens).decode(errors="replace")
+    return expected_text(request(name, output=output, adapter=adapter_key))
+
+
+@asynccontextmanager
+async def goes_on(engine: EngineClient, one: Adapter) -> AsyncIterator[None]:
+    """A stream that has begun with the adapter has some more tokens at the end, as that one says."""
+    async with endless(engine, "a", adapter=one.name) as stream:
+        await eventually(lambda: stream)
+        yield
+        num_before = len(stream)
+        await eventually(lambda: len(stream) > num_before + 5)
+    so_far = text(stream)[:150]
+    assert so_far == expected("a", one.key, 200)[: len(so_far)]
 
 
 async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alone() -> None:
@@ -79,13 +92,10 @@ async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -
 
 async def test_one_that_is_refused_or_kills_the_process_changes_nothing() -> None:
     one = adapter("one")
-    async with running(client("step_s=0.02", adapters=(one,))) as engine:
-        going_on = asyncio.create_task(collect(engine, request("a", output=60, adapter="one")))
-        await eventually(lambda: have_advanced(engine, 1))
+    async with running(client("step_s=0.01", adapters=(one,))) as engine, goes_on(engine, one):
         for path, said in (("bad.gguf", "no adapter"), ("kill.gguf", "has killed it")):
             with pytest.raises(AdapterFailed, match=said):
                 await engine.load_adapter(adapter("one", path))
-        assert text(await going_on) == expected("a", one.key, 60)
         assert [status.adapter for status in engine.adapters()] == [one]
         assert engine.status().restarts == 1
 
@@ -95,15 +105,12 @@ async def test_hot_swap_loses_no_request_be_there_a_crash_or_not(dies: bool) -> 
     """Those that run end with the old one, new ones get the new one, and the old one is freed."""
     old, new = adapter("one", "old.gguf"), adapter("one", "new.gguf")
     async with running(client("step_s=0.01", adapters=(old,))) as engine:
-        before = asyncio.create_task(collect(engine, request("a", output=80, adapter="one")))
-        await eventually(lambda: have_advanced(engine, 1))
-        await engine.load_adapter(new)
-        if dies:
-            kill_engine(engine)
-        after = await collect(engine, request("b", output=9, adapter="one"))
-        assert not before.done() or dies
-        assert text(after) == expected("b", new.key, 9)
-        assert text(await before) == expected("a", old.key, 80)
+        async with goes_on(engine, old):
+            await engine.load_adapter(new)
+            if dies:
+                kill_engine(engine)
+            after = await collect(engine, request("b", output=9, adapter="one"))
+            assert text(after) == expected("b", new.key, 9)
         await eventually(lambda: [loaded.key for loaded in engine.info.adapters] == [new.key])
 
 
@@ -119,24 +126,22 @@ async def test_swapping_there_and_back() -> None:
 async def test_an_unloaded_one_serves_those_that_run_and_nobody_else() -> None:
     one = adapter("one")
     async with running(client("step_s=0.01", adapters=(one,))) as engine:
-        before = asyncio.create_task(collect(engine, request("a", output=60, adapter="one")))
-        await eventually(lambda: have_advanced(engine, 1))
-        assert engine.unload_adapter("one")
-        assert not engine.unload_adapter("one")
-        with pytest.raises(AdapterNotFound, match="it has none"):
-            engine.generate([request("b", adapter="one")])
-        assert text(await before) == expected("a", one.key, 60)
-        assert engine.info.adapters == ()
+        async with goes_on(engine, one):
+            assert engine.unload_adapter("one")
+            assert not engine.unload_adapter("one")
+            with pytest.raises(AdapterNotFound, match="it has none"):
+                engine.generate([request("b", adapter="one")])
+        await eventually(lambda: engine.info.adapters == ())
 
 
 async def test_the_engine_stops_while_one_is_awaited() -> None:
-    engine = client("load_s=0.1")
+    engine = client()
     async with running(engine):
         kill_engine(engine, signal.SIGSTOP)
         loading = asyncio.create_task(engine.load_adapter(adapter("one")))
-        await asyncio.sleep(0.05)
+        await anyio.lowlevel.checkpoint()
         engine.kill()
-    with pytest.raises(Exception, match="shutting down"):
+    with pytest.raises(EngineUnavailable, match="shutting down"):
         await loading
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
@@ -74,8 +75,11 @@ async def test_what_is_refused_leaves_nothing() -> None:
     story = Story(max_queue=2)
     with pytest.raises(InvalidRequest, match="does not generate"):
         story.admission.generate(FAKE_EMBEDDER, [request("a")])
-    with pytest.raises(InvalidRequest, match="has 0 tokens"):
-        story.admission.embed(FAKE_EMBEDDER, EmbedRequest(id="a", inputs=((1,), ())))
+    with pytest.raises(InvalidRequest, match="does not embed"):
+        story.admission.embed(FAKE_INFO, EmbedRequest(id="a", inputs=((1,),)))
+    for inputs in ((), (1,) * 65):
+        with pytest.raises(InvalidRequest, match=f"Input 1 has {len(inputs)} tokens"):
+            story.admission.embed(FAKE_EMBEDDER, EmbedRequest(id="a", inputs=((1,), inputs)))
     with pytest.raises(InvalidRequest, match="may wait at once"):
         story.admission.generate(FAKE_INFO, [request(f"a/{number}") for number in range(3)])
     for number in range(LIMIT):
@@ -86,6 +90,9 @@ async def test_what_is_refused_leaves_nothing() -> None:
     story.admission.generate(FAKE_INFO, [request("b"), request("c")])
     with pytest.raises(QueueFull):
         story.admission.generate(FAKE_INFO, [request("d")])
+    with pytest.raises(QueueFull):
+        story.admission.embed(FAKE_EMBEDDER, EmbedRequest(id="e", inputs=((1,),)))
+    story.admission.generate(FAKE_INFO, [request("f", priority=Priority.BATCH)])
 
 
 async def test_a_call_is_ended_by_its_own_name_or_a_sequences_and_its_reader_is_told() -> None:

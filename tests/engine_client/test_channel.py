@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -22,11 +23,6 @@ from openai_cpu_server.engine_client.live import AcceptedRequest
 pytestmark = pytest.mark.anyio
 
 TOKENS = tuple(range(400_000))
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def submit(number: int, tokens: tuple[int, ...] = TOKENS) -> Submit:
@@ -92,7 +88,7 @@ async def test_what_waits_when_the_engine_goes_is_lost() -> None:
     async with linked() as (channel, writer, _):
         channel.send(*(submit(number) for number in range(10)))
         channel.close()
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         channel.send(CancelRequest(id="1"))
         writer.transport.abort()
         assert await channel.receive() is None

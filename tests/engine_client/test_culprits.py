@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
@@ -13,7 +12,8 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
-from tests.engine_client.test_client import client, collect, expected_text, running, text, until
+from tests.clock import Clock
+from tests.engine_client.test_client import Ticks, client, collect, expected_text, running, text, until
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
@@ -29,15 +29,8 @@ def good(name: str, account: str = "key:good") -> GenerationRequest:
     return request(name, output=20, account=account)
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_two_calls_within_ten_minutes_are_too_many() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     culprits = CulpritLedger(clock)
     for call in ("a", "b"):
         culprits.check("key:a")
@@ -66,7 +59,7 @@ def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
 @pytest.mark.anyio
 async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_served() -> None:
     async with running(client("step_s=0.005", "kill_on=300")) as engine:
-        for number in range(10):
+        for number in range(LIMIT + 3):
             with pytest.raises(GenerationFailed if number < LIMIT else CulpritsLimited):
                 await collect(engine, killer(f"bad{number}/0"))
         assert engine.status().restarts == 2 * LIMIT
@@ -76,12 +69,12 @@ async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_
 
 @pytest.mark.anyio
 async def test_deaths_whose_culprits_were_found_do_not_end_the_engine() -> None:
-    """Nobody answers for these, so they come again and again: 20 deaths within a minute."""
-    async with running(client("kill_on=300")) as engine:
-        for number in range(10):
+    """Nobody answers for these, so they come again and again: six deaths within a minute."""
+    async with running(client("kill_on=300", clock=Ticks())) as engine:
+        for number in range(3):
             with pytest.raises(GenerationFailed, match="died each time"):
                 await collect(engine, killer(f"bad{number}/0", account=""))
-        assert engine.status().restarts == 20
+        assert engine.status().restarts == 6
         assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
 
 
@@ -93,7 +86,7 @@ async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -
             await until(engine, EngineState.READY)
         with pytest.raises(CulpritsLimited):
             await collect(engine, killer("bad/0"))
-        for number in range(6):
+        for number in range(4):
             await hang_up(engine, killer(f"unknown{number}/0", account=""))
             await until(engine, EngineState.READY)
         assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
@@ -138,9 +131,3 @@ async def test_so_it_is_with_embeddings() -> None:
             engine.embed(EmbedRequest(id="c", inputs=((2, 3),), account="key:evil"))
         async with engine.embed(EmbedRequest(id="d", inputs=((2, 3),), account="key:good")) as embedding:
             assert await embedding.vectors()
-
-
-@pytest.mark.anyio
-async def test_engines_start_without_a_debugger_for_their_aborts() -> None:
-    async with running(client()) as engine:
-        assert psutil.Process(engine.engine_pid).environ()["GGML_NO_BACKTRACE"] == "1"

@@ -91,6 +91,7 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
         (-15, DeathKind.KILL, "SIGTERM", "SIGTERM"),
         (-11, DeathKind.FAULT, "crashed in native code (SIGSEGV)", "SIGSEGV"),
         (-6, DeathKind.FAULT, "crashed in native code (SIGABRT)", "SIGABRT"),
+        (-7, DeathKind.FAULT, "crashed in native code (SIGBUS)", "SIGBUS"),
         (1, DeathKind.FAULT, "exit status 1", "exit_1"),
         (0, DeathKind.FAULT, "exit status 0", "exit_0"),
         (-60, DeathKind.KILL, "60", "signal_60"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+import anyio
 import pytest
 
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
@@ -15,6 +14,7 @@ from openai_cpu_server.engine_client.deaths import DeathKind
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import RequestCancelled
 from tests.scheduler.driver import request
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +158,6 @@ async def test_what_came_before_a_cancellation_is_delivered_first() -> None:
         async for event in generation:
             texts.append(event.text)
 
-    with pytest.raises(RequestCancelled, match="first"):
-        await asyncio.wait_for(read(), 5)
+    with pytest.raises(RequestCancelled, match="first"), anyio.fail_after(DEADLINE_S):
+        await read()
     assert texts == ["x"]

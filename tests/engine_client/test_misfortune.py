@@ -11,27 +11,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
+from openai_cpu_server.errors import GenerationFailed, StartupError
 from tests.engine_client.test_client import (
+    Ticks,
+    advanced,
+    are_whole,
     begun,
     client,
     collect,
-    expected_text,
     is_served,
     kill_engine,
     running,
-    text,
     until,
 )
+from tests.gates import Gate
 from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
+MINUTES = Ticks(61.0)
+"""More than a minute from one crash to the next, so that they are not too many."""
 
 
 @contextlib.contextmanager
@@ -49,31 +55,20 @@ def says(engine: EngineClient, words: str) -> bool:
     return words in (engine.status().reason or "")
 
 
-async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed() -> None:
+async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed(gate: Gate) -> None:
     one = request("a", output=60)
-    async with running(client("step_s=0.01")) as engine:
-        stream = asyncio.create_task(collect(engine, one))
-        await eventually(lambda: engine.status().running["interactive"] == 1)
+    async with running(client(gate.steps, clock=MINUTES)) as engine:
+        streams = begun(engine, one)
+        await advanced(engine, gate, 1)
         with no_more_files():
             kill_engine(engine)
             await eventually(lambda: says(engine, "could not be started"))
             assert says(engine, "Too many open files")
-        assert text(await stream) == expected_text(one)
+        gate.open()
+        assert await are_whole(streams, [one])
         status = engine.status()
         assert status.restarts >= 2
         assert status.last_death.cause == "not_started"
-
-
-async def test_engines_that_can_never_be_spawned_again_are_given_up() -> None:
-    async with running(client()) as engine:
-        with no_more_files():
-            kill_engine(engine)
-            await until(engine, EngineState.FAILED)
-        assert says(engine, "5 crashes within a minute")
-        assert says(engine, "Too many open files")
-        with pytest.raises(EngineUnavailable) as caught:
-            engine.generate([request("too late")])
-        assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s > 1
 
 
 async def test_a_first_engine_that_cannot_be_spawned_ends_the_start_with_a_line() -> None:
@@ -85,54 +80,37 @@ async def test_a_first_engine_that_cannot_be_spawned_ends_the_start_with_a_line(
 async def test_an_engine_that_cannot_be_read_is_replaced(tmp_path: Path) -> None:
     """As one of another version may be, after an upgrade under a running server."""
     babbling = tmp_path / "babbling"
-    async with running(client(f"babble_if={babbling}")) as engine:
+    async with running(client(f"babble_if={babbling}", clock=MINUTES)) as engine:
         babbling.touch()
         kill_engine(engine)
         await eventually(lambda: says(engine, "cannot be read"))
         babbling.unlink()
         assert await is_served(engine, request("a"))
-        last = engine.status().last_death
-        assert last.cause == "bad_message"
-
-
-async def test_what_draining_refuses_is_not_computed_either() -> None:
-    running_one, last = request("a", prompt=5, output=40), request("c")
-    refused_one = request("b", prompt=50, priority=Priority.BATCH)
-    async with running(client("step_s=0.02", max_seqs=1, policy="fifo")) as engine:
-        (first,) = begun(engine, running_one)
-        await eventually(lambda: engine.status().running["interactive"] == 1)
-        (refused,) = begun(engine, refused_one)
-        await eventually(lambda: len(engine.requests()) == 2)
-        (third,) = begun(engine, last)
-        await eventually(lambda: len(engine.requests()) == 3)
-        draining = asyncio.create_task(engine.drain(30))
-        with pytest.raises(EngineUnavailable, match="draining") as caught:
-            await refused
-        assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s
-        await asyncio.gather(first, third, draining)
-        kv = engine.kv_stats()
-        assert kv.prompt_tokens == len(running_one.tokens) + len(last.tokens)
+        assert engine.status().last_death.cause == "bad_message"
 
 
 async def test_who_is_preempted_waits_however_many_are_before_it() -> None:
     async with running(client("step_s=0.01", max_seqs=1)) as engine:
-        batch = engine.generate([request("batch", output=1000, priority=Priority.BATCH)])
+        batch = engine.generate([request("batch", output=3000, priority=Priority.BATCH)])
         await eventually(lambda: engine.status().running["batch"] == 1)
-        crowd = engine.generate([request(f"i{number}", output=1000) for number in range(300)])
+        crowd = engine.generate([request(f"i{number}", output=3000) for number in range(300)])
         await eventually(lambda: engine.status().waiting == {"interactive": 299, "batch": 1})
         for generation in (crowd, batch):
             async with generation:
                 pass
 
 
-async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more() -> None:
+async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more(door: Gate) -> None:
     """Its message is there, and who awaits it is to go on, when the client is killed."""
-    engine = client("build_s=0.3")
+    engine = client(door.builds)
+    door.close()
     task = asyncio.create_task(engine.run())
     waited_for = operator.attrgetter("_fut_waiter")
+    await eventually(lambda: engine.status().timed is not None)
+    door.open()
     with anyio.fail_after(DEADLINE_S):
-        while engine.status().timed is None or not waited_for(task).done():
-            await asyncio.sleep(0)
+        while not waited_for(task).done():
+            await anyio.lowlevel.checkpoint()
     assert engine.state is EngineState.LOADING
     engine.kill()
     await task
@@ -146,7 +124,7 @@ async def test_a_client_that_is_closed_while_its_engine_spawns_or_loads(ticks: i
     engine = client("load_s=100", cache_file="nowhere")
     task = asyncio.create_task(engine.run())
     for _ in range(ticks or 0):
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     if ticks is None:
         await eventually(lambda: engine.engine_pid is not None)
     with anyio.fail_after(DEADLINE_S):
@@ -155,15 +133,16 @@ async def test_a_client_that_is_closed_while_its_engine_spawns_or_loads(ticks: i
 
 
 async def test_nobody_waits_for_the_next_start_of_a_client_that_ends() -> None:
-    engine = client()
+    """The wait between two starts would take longer than twenty rounds of the event loop."""
+    engine = client(clock=MINUTES)
     task = asyncio.create_task(engine.run())
     await until(engine, EngineState.READY)
     with no_more_files():
         kill_engine(engine)
         await eventually(lambda: says(engine, "could not be started"))
         engine.kill()
-        for _ in range(20):  # of the event loop's rounds
-            await asyncio.sleep(0)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
         assert task.done()
     await task
 
@@ -191,7 +170,7 @@ async def test_what_a_shutdown_ends_may_be_tried_again_and_what_kills_engines_ma
     async with running(client("step_s=0.02", "kill_on=300")) as engine:
         with pytest.raises(GenerationFailed) as poison:
             await collect(engine, request("p", tokens=(300,)))
-        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
+        (stream,) = begun(engine, request("a", output=3000))
         await eventually(lambda: engine.status().running["interactive"] == 1)
     with pytest.raises(GenerationFailed, match="shutting down") as cut:
         await stream

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-import pytest
-
 from openai_cpu_server.contract.messages import EngineOptions, GrantTurn, ShortenTurn
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -199,24 +197,6 @@ def test_first_tokens_beside_others_batch_work_are_no_later_than_beside_ones_own
     assert len(own) == len(others) == 120
     for share in (0.5, 0.95, 0.999):
         assert sorted(others)[int(share * 120)] <= sorted(own)[int(share * 120)] + ABORT_S
-
-
-def test_batch_work_of_others_keeps_its_share_beside_endless_interactive_work() -> None:
-    endless: list[Arrival] = [(0.0, "a", request(f"a-person{i}", output=800)) for i in range(2)]
-    machine = run([*endless, *batch_of("b"), *batch_of("c")], end_s=10.0)
-    used_s = sum(machine.turns.used_s(name, BATCH, machine.now_s) for name in "bc")
-    assert 0.07 * machine.now_s < used_s < 0.15 * machine.now_s
-    assert machine.models["b"].computed[BATCH] > 0
-    assert machine.models["c"].computed[BATCH] > 0
-
-
-def test_streams_of_two_models_share_the_time() -> None:
-    def endless(name: str) -> list[Arrival]:
-        return [(0.0, name, request(f"{name}-person{i}", output=800)) for i in range(2)]
-
-    machine = run([*endless("a"), *endless("b")], end_s=5.0)
-    a, b = (machine.turns.used_s(name, INTERACTIVE, machine.now_s) for name in "ab")
-    assert a == pytest.approx(b, rel=0.05)
 
 
 def test_a_stream_waits_no_longer_for_another_models_prompt_than_for_one_of_its_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.contract.media import MeasuredMedia, MediaRows, PictureSize
@@ -18,7 +19,7 @@ SHAPE = ((1,), MediaRows(4, 4), (2,))
 
 async def _asked(shapes: MediaShapes, *sizes: PictureSize) -> asyncio.Task[object]:
     task = asyncio.ensure_future(shapes.of(sizes))
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     return task
 
 

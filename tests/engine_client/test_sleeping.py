@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import EngineOptions, ModelLoading
+from openai_cpu_server.contract.messages import ModelLoading
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
-from tests.engine_client.test_client import (
-    are_whole,
-    begun,
-    collect,
-    expected_text,
-    is_served,
-    kill_engine,
-    text,
-    until,
-)
+from tests.engine_client.test_client import are_whole, begun, client, collect, is_served, kill_engine
 from tests.fakes import FAKE_INFO
+from tests.gates import Gate
 from tests.scheduler.driver import request
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -35,12 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 @asynccontextmanager
 async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[EngineClient]:
     """It wakes itself when it is wanted."""
-    command = [sys.executable, "-m", "tests.fake_engine", *flags]
-    options = EngineOptions(
-        model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", cache_file=cache_file
-    )
-    supervisor = Supervisor(command, options, begins_asleep=True, foretold=FAKE_INFO)
-    engine = EngineClient(supervisor, max_queue=100)
+    engine = client(*flags, calibrate="never", cache_file=cache_file, begins_asleep=True, foretold=FAKE_INFO)
     engine.on_wanted = engine.residency.wake
     task = asyncio.create_task(engine.run())
     try:
@@ -50,15 +37,6 @@ async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[En
         await task
 
 
-async def test_requests_wake_it_and_wait() -> None:
-    one, two = request("a", output=6), request("b", output=6)
-    async with asleep() as engine:
-        assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
-        assert engine.info == FAKE_INFO
-        assert await are_whole(begun(engine, one, two), [one, two])
-        assert engine.state is EngineState.READY
-
-
 async def test_who_waits_hears_how_far_the_model_is() -> None:
     async with asleep("load_s=0.2") as engine, engine.generate([request("a", output=2)]) as generation:
         news = [item async for item in generation.progress() if isinstance(item, ModelLoading)]
@@ -66,15 +44,17 @@ async def test_who_waits_hears_how_far_the_model_is() -> None:
     assert news[-1] == ModelLoading(1.0)
 
 
-async def test_it_sleeps_and_wakes_as_often_as_one_likes() -> None:
-    one = request("a", output=6)
+async def test_requests_wake_it_and_it_sleeps_as_often_as_one_likes() -> None:
+    requests = [request("a", output=6), request("b", output=6)]
     async with asleep() as engine:
+        assert engine.info == FAKE_INFO
         for _ in range(3):
-            assert await is_served(engine, one)
+            assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
+            assert await are_whole(begun(engine, *requests), requests)
+            assert engine.state is EngineState.READY
             pid = engine.engine_pid
             assert pid is not None
             await engine.residency.sleep()
-            assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
             assert engine.status().engine_rss_bytes == 0
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -86,7 +66,7 @@ async def test_a_request_that_comes_while_it_falls_asleep_is_not_lost() -> None:
     async with asleep() as engine:
         await collect(engine, request("b", output=1))
         falling = asyncio.create_task(engine.residency.sleep())
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         assert engine.state is EngineState.ASLEEP
         assert await is_served(engine, one)
         await falling
@@ -101,12 +81,14 @@ async def test_a_model_that_cannot_be_loaded_fails_those_who_wait_for_it_and_can
             assert engine.residency.failed_s is not None
 
 
-async def test_a_kill_while_it_loads_is_a_pause() -> None:
+async def test_a_kill_while_it_loads_is_a_pause(door: Gate) -> None:
     one = request("a", output=6)
-    async with asleep("load_s=1") as engine:
+    door.close()
+    async with asleep(door.loads) as engine:
         waiting = begun(engine, one)
-        await asyncio.sleep(0.4)
+        await eventually(lambda: engine.engine_pid is not None)
         kill_engine(engine)
+        door.open()
         assert await are_whole(waiting, [one])
         assert engine.status().restarts == 1
 
@@ -122,21 +104,19 @@ async def test_what_the_keeper_refuses_is_refused_at_once() -> None:
         assert not engine.residency.has_requests
 
 
-async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later() -> None:
+async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later(gate: Gate) -> None:
     long, late = request("a", output=40), request("b", output=4)
-    async with asleep("step_s=0.01") as engine:
-        running = asyncio.create_task(collect(engine, long))
-        await until(engine, EngineState.READY)
-        while not engine.residency.is_at_work:
-            await asyncio.sleep(0.01)
+    async with asleep(gate.steps) as engine:
+        running = begun(engine, long)
+        await eventually(lambda: engine.residency.is_at_work)
         engine.residency.hold_back()
-        waiting = asyncio.create_task(collect(engine, late))
-        assert text(await running) == expected_text(long)
+        waiting = begun(engine, late)
+        gate.open()
+        assert await are_whole(running, [long])
         assert (engine.residency.is_at_work, engine.residency.has_requests) == (False, True)
-        assert not waiting.done()
         await engine.residency.sleep()
         engine.residency.wake()
-        assert text(await waiting) == expected_text(late)
+        assert await are_whole(waiting, [late])
 
 
 async def test_what_was_kept_of_it_can_be_forgotten_without_waking_it(tmp_path: Path) -> None:

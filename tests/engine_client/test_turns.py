@@ -101,10 +101,11 @@ def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
     assert machine.turns.holder == "b"
 
 
-def test_interactive_work_is_not_interrupted_nor_batch_work_that_has_become_so() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE)
-    assert machine.join("b", INTERACTIVE) == Decision("a", ShortenTurn(after_ms=1000 * INTERACTIVE_TURN_S))
+def test_work_of_the_same_class_is_not_interrupted_nor_batch_work_that_has_become_interactive() -> None:
+    for work, turn_s in ((INTERACTIVE, INTERACTIVE_TURN_S), (BATCH, BATCH_TURN_S)):
+        machine = Machine()
+        machine.join("a", work)
+        assert machine.join("b", work) == Decision("a", ShortenTurn(after_ms=1000 * turn_s))
     machine = Machine()
     machine.join("a", BATCH)
     machine.wants("a", INTERACTIVE)
@@ -114,18 +115,20 @@ def test_interactive_work_is_not_interrupted_nor_batch_work_that_has_become_so()
     assert not decision.command.interrupts
 
 
-def test_interactive_work_takes_turns_step_by_step() -> None:
+@pytest.mark.parametrize(
+    ("work", "names", "step_s", "seconds", "turns"),
+    [
+        (INTERACTIVE, "abc", 0.1, 1.2, "abcabcabcabc"),
+        (INTERACTIVE, "ab", 0.004, 0.079, "aaaaabbbbbaaaaabbbbb"),
+        (BATCH, "ab", 0.25, 3, "aaaabbbbaaaa"),
+    ],
+    ids=["step by step", "short steps share a turn", "batch work takes longer turns"],
+)
+def test_turns_of_one_class(work: Priority, names: str, step_s: float, seconds: float, turns: str) -> None:
     machine = Machine()
-    for name in "abc":
-        machine.join(name, INTERACTIVE)
-    assert "".join(machine.run(1.2)) == "abcabcabcabc"
-
-
-def test_short_steps_share_a_turn() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE, step_s=0.004)
-    machine.join("b", INTERACTIVE, step_s=0.004)
-    assert "".join(machine.run(0.079)) == "aaaaabbbbb" * 2
+    for name in names:
+        machine.join(name, work, step_s)
+    assert "".join(machine.run(seconds)) == turns
 
 
 def test_time_counts_and_not_steps() -> None:
@@ -145,13 +148,6 @@ def test_who_was_away_has_saved_up_nothing() -> None:
     machine.run(100)
     machine.wants("b", INTERACTIVE)
     assert "".join(machine.run(1)).count("a") == pytest.approx(5, abs=1)
-
-
-def test_batch_work_takes_longer_turns() -> None:
-    machine = Machine()
-    machine.join("a", BATCH, step_s=0.25)
-    assert machine.join("b", BATCH, step_s=0.25) == Decision("a", ShortenTurn(after_ms=1000 * BATCH_TURN_S))
-    assert "".join(machine.run(3)) == "aaaabbbbaaaa"
 
 
 @pytest.mark.parametrize(("floor", "names"), [(0.1, "b"), (0.25, "b"), (0.1, "bc")])

@@ -16,7 +16,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, JobOptions
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.database import open_database
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, elapse_async
 
 URL = "/v1/completions"
 OPTIONS = JobOptions(model="m", poll_s=0.05, concurrency=4)
@@ -66,12 +66,16 @@ async def begin(jobs: Jobs, content: bytes, *, window: str = "24h", owner: str =
     return await jobs.create_batch(owner, input_file_id=file.id, endpoint=URL, completion_window=window)
 
 
-async def ended(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
+async def found(jobs: Jobs, batch: BatchRecord, is_so: Callable[[BatchRecord], bool]) -> BatchRecord:
+    """Read the batch until this is so. It must stay so."""
     with anyio.fail_after(DEADLINE_S):
-        while not batch.status.has_ended:
-            await anyio.sleep(0.01)
-            batch = await jobs.batch(batch.owner, batch.id)
+        while not is_so(batch := await jobs.batch(batch.owner, batch.id)):
+            await elapse_async(0.01)
     return batch
+
+
+async def ended(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
+    return await found(jobs, batch, lambda batch: batch.status.has_ended)
 
 
 async def lines_of(jobs: Jobs, file_id: str | None, owner: str = "") -> list[dict[str, object]]:

@@ -22,8 +22,8 @@ from openai_cpu_server.jobs.run.batch import RowRecorder
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.database import files, open_database, parts
 from openai_cpu_server.jobs.store.files import PART_BYTES
-from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
-from tests.waiting import DEADLINE_S
+from tests.jobs.support import OPTIONS, begin, echo, ended, found, jobs_at, jsonl, lines_of, never, ok
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -35,18 +35,26 @@ def names(lines: list[dict[str, object]]) -> list[object]:
 
 
 class Counting:
-    """Counts how often each row was run to its end, and how many at once."""
+    """Counts how often each row was run to its end. The first ones wait until as many run as may, and those
+    after `num_allowed` hang."""
 
-    def __init__(self, *, pause_s: float = 0.0) -> None:
+    def __init__(self, num_allowed: int = 1_000_000) -> None:
         self.runs: Counter[bytes] = Counter()
         self.at_once = self.most_at_once = 0
-        self._pause_s = pause_s
+        self._num_allowed = num_allowed
+        self._are_all_busy = anyio.Event()
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
+        if self.at_once == OPTIONS.concurrency:
+            self._are_all_busy.set()
         try:
-            await anyio.sleep(self._pause_s)
+            await self._are_all_busy.wait()
+            if not self._num_allowed:
+                await anyio.sleep_forever()
+            self._num_allowed -= 1
+            await anyio.lowlevel.checkpoint()
         finally:
             self.at_once -= 1
         self.runs[body] += 1
@@ -54,20 +62,16 @@ class Counting:
 
 
 async def is_begun(jobs: Jobs, batch: BatchRecord) -> None:
-    with anyio.fail_after(DEADLINE_S):
-        while (await jobs.batch(batch.owner, batch.id)).status is not BatchStatus.IN_PROGRESS:
-            await anyio.sleep(0.005)
+    """Its rows must not end."""
+    await found(jobs, batch, lambda batch: batch.status is BatchStatus.IN_PROGRESS)
 
 
 async def run_so_many(jobs: Jobs, batch: BatchRecord, num_rows: int) -> BatchRecord:
-    with anyio.fail_after(DEADLINE_S):
-        while (batch := await jobs.batch(batch.owner, batch.id)).completed < num_rows:
-            await anyio.sleep(0.005)
-    return batch
+    return await found(jobs, batch, lambda batch: batch.completed >= num_rows)
 
 
 async def test_rows_run_a_few_at_a_time_and_come_out_in_order(place: str) -> None:
-    rows = Counting(pause_s=0.002)
+    rows = Counting()
     async with jobs_at(place, rows) as jobs:
         done = await ended(jobs, await begin(jobs, jsonl(100)))
         assert names(await lines_of(jobs, done.output_file_id)) == NAMES
@@ -75,17 +79,6 @@ async def test_rows_run_a_few_at_a_time_and_come_out_in_order(place: str) -> Non
     assert (done.input_tokens, done.output_tokens) == (300, 200)
     assert set(rows.runs.values()) == {1}
     assert rows.most_at_once == OPTIONS.concurrency
-
-
-async def test_the_slowest_row_does_not_change_the_order(place: str) -> None:
-    async def first_is_last(url: str, body: bytes, owner: str) -> RowAnswer:
-        await anyio.sleep(0.2 if body == b'{"n": 0}' else 0)
-        return ok(b'{"echo":' + body + b"}")
-
-    async with jobs_at(place, first_is_last) as jobs:
-        done = await ended(jobs, await begin(jobs, jsonl(20)))
-        lines = await lines_of(jobs, done.output_file_id)
-    assert [line["response"]["body"]["echo"]["n"] for line in lines] == list(range(20))  # type: ignore[index]
 
 
 async def test_rows_longer_than_the_parts_of_a_file_carry_their_owner(place: str) -> None:
@@ -117,45 +110,8 @@ async def test_a_row_that_is_not_to_blame_is_tried_again(place: str) -> None:
     assert set(tried.values()) == {3}
 
 
-async def test_an_owner_who_has_to_wait_holds_up_nobody_else(place: str) -> None:
-    """And few of the owner's rows are begun meanwhile."""
-    may_go = anyio.Event()
-    begun: set[bytes] = set()
-
-    async def evil_waits(url: str, body: bytes, owner: str) -> RowAnswer:
-        await anyio.lowlevel.checkpoint()
-        if owner == "evil" and not may_go.is_set():
-            begun.add(body)
-            return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.5, pauses=True)
-        return ok()
-
-    async with jobs_at(place, evil_waits) as jobs:
-        waiting = await begin(jobs, jsonl(1000), owner="evil")
-        with anyio.fail_after(DEADLINE_S):
-            while not begun:
-                await anyio.sleep(0.001)
-        done = await ended(jobs, await begin(jobs, jsonl(100), owner="ann"))
-        assert (done.completed, done.failed) == (100, 0)
-        assert len(begun) < 100
-        may_go.set()
-        late = await ended(jobs, waiting)
-        assert (late.completed, late.failed) == (1000, 0)
-
-
-async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(place: str) -> None:
-    async def waits(url: str, body: bytes, owner: str) -> RowAnswer:
-        return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=600.0, pauses=True)
-
-    async with jobs_at(place, waits) as jobs:
-        batch = await begin(jobs, jsonl(10))
-        await begin(jobs, jsonl(10))
-        await is_begun(jobs, batch)
-        await jobs.cancel_batch("", batch.id)
-        assert (await ended(jobs, batch)).status is BatchStatus.CANCELLED
-
-
 async def test_what_is_closed_goes_on_where_it_was(place: str) -> None:
-    first, second = Counting(pause_s=0.005), Counting()
+    first, second = Counting(20), Counting()
     async with jobs_at(place, first) as jobs:
         batch = await begin(jobs, jsonl(100))
         batch = await run_so_many(jobs, batch, 20)
@@ -163,30 +119,25 @@ async def test_what_is_closed_goes_on_where_it_was(place: str) -> None:
         done = await ended(jobs, batch)
         assert names(await lines_of(jobs, done.output_file_id)) == NAMES
     assert done.in_progress_at == batch.in_progress_at
-    assert 0 < len(second.runs) <= 80
-    again = set(first.runs) & set(second.runs)
-    assert len(again) <= OPTIONS.concurrency, "only what was running is computed again"
+    assert (len(first.runs), len(second.runs)) == (20, 80)
+    assert {*first.runs.values(), *(first.runs + second.runs).values()} == {1}
 
 
-async def test_a_window_that_closes(place: str) -> None:
-    async with jobs_at(place, never) as jobs:
-        done = await ended(jobs, await begin(jobs, jsonl(1200), window="3s"))
-        late = await lines_of(jobs, done.error_file_id)
-    assert (done.status, done.completed, done.failed) == (BatchStatus.EXPIRED, 0, 1200)
-    assert names(late) == [f"r{n}" for n in range(1200)]
-    assert done.output_file_id is None
-
-
-async def test_a_window_that_closed_while_nobody_ran_it(place: str) -> None:
+@pytest.mark.parametrize("left_s", [0.2, -1], ids=["while it runs", "while nobody runs it"])
+async def test_a_window_that_closes(place: str, left_s: float) -> None:
     now = [1000.0]
     async with jobs_at(place, never, clock=lambda: now[0]) as jobs:
-        batch = await begin(jobs, jsonl(5), window="1h")
+        batch = await begin(jobs, jsonl(1200), window="1h")
         await is_begun(jobs, batch)
-    now[0] += 3601
-    other_model = msgspec.structs.replace(OPTIONS, model="other")
-    async with jobs_at(place, echo, other_model, clock=lambda: now[0]) as jobs:
+    now[0] += 3600 - left_s
+    options = msgspec.structs.replace(OPTIONS, model=OPTIONS.model if left_s > 0 else "other")
+    async with jobs_at(place, never, options, clock=lambda: now[0]) as jobs:
         done = await ended(jobs, batch)
-    assert (done.status, done.expired_at, done.failed) == (BatchStatus.EXPIRED, 4601, 5)
+        late = await lines_of(jobs, done.error_file_id)
+    assert (done.status, done.completed, done.failed) == (BatchStatus.EXPIRED, 0, 1200)
+    assert done.expired_at == int(now[0])
+    assert names(late) == [f"r{n}" for n in range(1200)]
+    assert done.output_file_id is None
 
 
 async def test_cancelling_ends_running_rows(place: str) -> None:
@@ -204,15 +155,23 @@ async def test_cancelling_ends_running_rows(place: str) -> None:
 
 
 async def test_a_short_batch_does_not_wait_for_a_long_one(place: str) -> None:
-    async with jobs_at(place, Counting(pause_s=0.01)) as jobs:
-        long = await begin(jobs, jsonl(2000))
+    may_end = anyio.Event()
+
+    async def last_ones_wait(url: str, body: bytes, owner: str) -> RowAnswer:
+        if int(body[6:-1]) > 1000:
+            await may_end.wait()
+        return await echo(url, body, owner)
+
+    async with jobs_at(place, last_ones_wait) as jobs:
+        long = await begin(jobs, jsonl(1010))
         short = await ended(jobs, await begin(jobs, jsonl(10)))
         assert short.status is BatchStatus.COMPLETED
         assert not (await jobs.batch("", long.id)).status.has_ended
+        may_end.set()
 
 
 async def test_two_that_share_a_database_run_each_row_once(where: str) -> None:
-    rows = Counting(pause_s=0.001)
+    rows = Counting()
     async with jobs_at(where, rows) as one, jobs_at(where, rows) as two:
         batches = [
             await begin(jobs, jsonl(30).replace(b'"n"', b'"n%d"' % i)) for i, jobs in enumerate([one, two])
@@ -321,7 +280,7 @@ async def test_reads_do_not_wait_for_a_write(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             writing = asyncio.create_task(jobs.add_file("", "y", io.BytesIO(b"y")))
-            await asyncio.sleep(0.05)
+            await anyio.wait_all_tasks_blocked()
             assert await jobs.file("", kept.id) == kept
             assert not writing.done()
             other.execute("ROLLBACK")
@@ -333,6 +292,7 @@ class Limited:
 
     def __init__(self, allowed: int, *, wait_s: float) -> None:
         self.allowed = allowed
+        self.num_refused = 0
         self.runs: Counter[bytes] = Counter()
         self._wait_s = wait_s
 
@@ -340,6 +300,7 @@ class Limited:
         await anyio.lowlevel.checkpoint()
         if owner == "ann":
             if not self.allowed:
+                self.num_refused += 1
                 return RowAnswer(
                     status=429, request_id="r", body=b"{}", retry_after_s=self._wait_s, pauses=True
                 )
@@ -360,6 +321,7 @@ async def test_a_batch_that_waits_makes_room_for_others_and_goes_on_where_it_was
         others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
         assert others.completed == 5
         assert not (await jobs.batch("ann", first.id)).status.has_ended
+        assert not wait_s or rows.num_refused <= options.concurrency, "few rows are begun meanwhile"
         rows.allowed = 100
         await jobs.delete_file("bob", others.output_file_id or "")  # there may be room now
         first = await ended(jobs, first)
@@ -370,9 +332,13 @@ async def test_a_batch_that_waits_makes_room_for_others_and_goes_on_where_it_was
 
 @pytest.mark.parametrize("wait_s", [0.0, 3600.0])
 async def test_a_batch_that_waits_can_be_cancelled_and_expires(place: str, wait_s: float) -> None:
-    async with jobs_at(place, Limited(allowed=1, wait_s=wait_s)) as jobs:
-        one, two = [await begin(jobs, jsonl(3), owner="ann", window="2s") for _ in range(2)]
-        await anyio.sleep(0.1)
+    now, rows = [1000.0], Limited(allowed=1, wait_s=wait_s)
+    async with jobs_at(place, rows, clock=lambda: now[0]) as jobs:
+        one, two, _ = [
+            await begin(jobs, jsonl(3), owner="ann", window=window) for window in ("1h", "1s", "1h")
+        ]
+        await eventually(lambda: rows.num_refused >= 2)
         await jobs.cancel_batch("ann", one.id)
         assert (await ended(jobs, one)).status is BatchStatus.CANCELLED
+        now[0] += 2
         assert (await ended(jobs, two)).status is BatchStatus.EXPIRED

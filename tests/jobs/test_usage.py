@@ -17,7 +17,7 @@ from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot, UsageStore
 from openai_cpu_server.storage.database import DatabaseThreads
 from tests.jobs.support import jobs_at
-from tests.waiting import DEADLINE_S
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -134,9 +134,7 @@ async def test_it_is_written_by_itself(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)
         book.add("a", "m", ONE)
-        with anyio.fail_after(DEADLINE_S):
-            while not UsageStore(database).page(asked()).rows:
-                await anyio.sleep(0.01)
+        await eventually(lambda: UsageStore(database).page(asked()).rows)
         group.cancel_scope.cancel()
     await threads.close()
     database.close()

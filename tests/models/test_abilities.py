@@ -56,8 +56,5 @@ async def test_others_are_refused_with_a_hint_to_those_that_the_caller_may_use(
     with pytest.raises(WrongModelKind) as refused:
         choose_able(models, name, allowed, ability)
     assert str(refused.value) == f"The model {said}"
-
-
-async def test_a_name_that_is_not_allowed_is_unknown(models: ModelRegistry) -> None:
     with pytest.raises(ModelNotFound):
         choose_able(models, "embeds", {"chat"}, Ability.EMBED)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.models.served import FileDigests, ServedModel
 from openai_cpu_server.server.model_builder import FileContent
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +35,9 @@ async def test_a_large_file_is_read_while_the_server_goes_on() -> None:
     digests.begin(one)
     assert [await digests.of(one), await digests.of(one)] == [None, None]
     may_end.set()
-    while await digests.of(one) is None:
-        await asyncio.sleep(0.001)
+    with anyio.fail_after(DEADLINE_S):
+        while await digests.of(one) is None:
+            await anyio.lowlevel.checkpoint()
     assert (await digests.of(one), len(times)) == ("known", 1)
 
 

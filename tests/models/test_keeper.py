@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
 import msgspec
 import pytest
 
@@ -15,7 +14,7 @@ from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoad
 from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
 from tests.clock import Clock
-from tests.waiting import DEADLINE_S
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +32,7 @@ class FakeSleeper:
         self.may_load.set()
         self._clock = clock
         self.breaks = breaks
+        self.num_looks = 0
 
     @property
     def is_at_work(self) -> bool:
@@ -40,7 +40,13 @@ class FakeSleeper:
 
     @property
     def has_requests(self) -> bool:
+        self.num_looks += 1
         return self.num_at_work + self.num_waiting > 0
+
+    async def has_been_looked_at(self) -> None:
+        """Wait until the keeper has decided about it several times more."""
+        end = self.num_looks + 4
+        await eventually(lambda: self.num_looks >= end)
 
     def status(self) -> EngineStatus:
         reason = "broken" if self.state is EngineState.FAILED else None
@@ -115,7 +121,7 @@ class Story:
             await asyncio.wait([task])
 
     async def has_told(self, number: int) -> None:
-        await until_so(lambda: len(self.told) >= number)
+        await eventually(lambda: len(self.told) >= number)
 
 
 @pytest.fixture
@@ -124,29 +130,16 @@ def story() -> Story:
 
 
 async def until(engine: FakeSleeper, state: EngineState) -> None:
-    await until_so(lambda: engine.state is state)
+    await eventually(lambda: engine.state is state)
 
 
-async def until_so(is_so: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None) -> None:
-    with anyio.fail_after(DEADLINE_S):
-        while not is_so():
-            meanwhile()
-            await asyncio.sleep(0.01)
-
-
-async def test_a_model_that_is_wanted_is_loaded(story: Story) -> None:
+async def test_a_model_that_is_wanted_is_loaded_once_however_often_it_is(story: Story) -> None:
     one, engine = story.model("one", 60)
     async with story.running():
         story.keeper.want(one)
-        await until(engine, EngineState.READY)
-    assert story.told == [("loaded", "one")]
-
-
-async def test_loading_twice_or_at_once_is_loading_once(story: Story) -> None:
-    one, _ = story.model("one", 60)
-    async with story.running():
         await asyncio.gather(story.keeper.load(one), story.keeper.load(one))
         await story.keeper.load(one)
+        assert engine.state is EngineState.READY
     assert story.told == [("loaded", "one")]
 
 
@@ -182,10 +175,10 @@ async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_wor
         await story.keeper.load(busy)
         busy_engine.num_at_work, busy_engine.num_waiting = 1, 1
         story.keeper.want(other)
-        await asyncio.sleep(0.2)
+        await busy_engine.has_been_looked_at()
         assert not busy_engine.is_held_back
         story.clock.now_s += 11
-        await until_so(lambda: busy_engine.is_held_back)
+        await eventually(lambda: busy_engine.is_held_back)
         assert busy_engine.state is EngineState.READY
         busy_engine.num_at_work = 0
         other_engine.num_waiting = 1
@@ -206,11 +199,11 @@ async def test_who_was_held_back_goes_on_when_another_has_made_room(story: Story
         one_engine.num_at_work = two_engine.num_at_work = 1
         story.keeper.want(third)
         story.clock.now_s += 11
-        await until_so(lambda: one_engine.is_held_back, lambda: story.keeper.want(third))
+        await eventually(lambda: story.keeper.want(third) or one_engine.is_held_back)
         two_engine.num_at_work = 0
         third_engine.num_waiting = 1
         await until(third_engine, EngineState.READY)
-        await until_so(lambda: not one_engine.is_held_back)
+        await eventually(lambda: not one_engine.is_held_back)
     assert (one_engine.state, one.is_held_back) == (EngineState.READY, False)
 
 
@@ -302,7 +295,7 @@ async def test_a_model_that_was_replaced_goes_and_is_not_wanted_again(story: Sto
         old.is_replaced = True
         with pytest.raises(EngineUnavailable):
             story.keeper.want(old)
-        await asyncio.sleep(0.1)
+        await engine.has_been_looked_at()
         assert engine.state is EngineState.READY
         engine.num_at_work = 0
         await until(engine, EngineState.ASLEEP)

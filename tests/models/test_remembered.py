@@ -54,7 +54,7 @@ def test_what_several_want_at_once_is_made_once(texts: LruCache[str]) -> None:
         wanted = [pool.submit(get) for _ in range(3)]
         others.wait(DEADLINE_S)
         goes_on.set()
-        assert [each.result(10) for each in wanted] == ["a", "a", "a"]
+        assert [each.result(DEADLINE_S) for each in wanted] == ["a", "a", "a"]
     assert made == ["a"]
 
 

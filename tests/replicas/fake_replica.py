@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import anyio
 import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
@@ -94,7 +95,7 @@ class FakeReplica:
 
     async def tell(self, lessee: str, orders: bytes) -> bool:
         if self.is_deaf:
-            await asyncio.Event().wait()
+            await anyio.sleep_forever()
         if lessee != self._lessee:
             return False
         for order in read_orders(orders):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import anyio
@@ -15,14 +16,17 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
+from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.replicas.host.host import ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import encode_orders, read_news
+from tests.clock import Clock
 from tests.engine_client.test_client import expected_text
 from tests.fake_engine import COMMAND
+from tests.gates import Gate
 from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S, eventually
 
@@ -48,12 +52,29 @@ class HostLink:
         return msgspec.msgpack.encode(status)
 
 
+class TakenSpending(CpuSpending):
+    """Keeps what was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[dict[str, float]] = []
+
+    def take(self) -> dict[str, float]:
+        self.taken.append(super().take())
+        return self.taken[-1]
+
+
 @asynccontextmanager
-async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[ReplicaHost]:
+async def hosting(
+    *flags: str,
+    lease_s: float = 60.0,
+    spending: CpuSpending | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[ReplicaHost]:
     options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", tells_forecast=True)
-    spending = CpuSpending()
+    spending = spending or CpuSpending()
     supervisor = Supervisor((*COMMAND, *flags), options, begins_asleep=True, observer=spending)
-    host = ReplicaHost(supervisor, lease_s=lease_s, spending=spending)
+    host = ReplicaHost(supervisor, lease_s=lease_s, spending=spending, clock=clock)
     running = asyncio.create_task(host.run())
     try:
         with anyio.fail_after(DEADLINE_S):
@@ -82,18 +103,42 @@ async def until(engine: RemoteEngine, state: EngineState) -> None:
     await eventually(lambda: engine.state is state)
 
 
-async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica() -> None:
-    one = request("a", output=60)
-    async with hosting("step_s=0.01") as host, remote(host) as engine:
-        await until(engine, EngineState.READY)
-        text = ""
+async def text_of(engine: RemoteEngine, one: GenerationRequest, at_5: Callable[[], Awaitable[None]]) -> str:
+    """`at_5` is called once, after five characters."""
+    text, is_called = "", False
+    with anyio.fail_after(DEADLINE_S):
         async with engine.generate([one]) as generation:
             async for event in generation:
                 text += event.text
-                if len(text) == 5 and host.engine_pid is not None:
-                    os.kill(host.engine_pid, signal.SIGSEGV)
-        assert text == expected_text(one)
-        assert engine.status().restarts >= 1
+                if len(text) >= 5 and not is_called:
+                    is_called = True
+                    await at_5()
+    return text
+
+
+async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica(gate: Gate) -> None:
+    one = request("a", output=60)
+    async with hosting(gate.steps) as host, remote(host) as engine:
+
+        async def crash() -> None:
+            os.kill(host.engine_pid or 0, signal.SIGSEGV)
+            gate.open()
+
+        await until(engine, EngineState.READY)
+        assert await text_of(engine, one, crash) == expected_text(one)
+        await eventually(lambda: engine.status().restarts >= 1)
+
+
+async def test_a_request_goes_on_at_another_replica_when_its_own_ends(gate: Gate) -> None:
+    one = request("a", output=60)
+    async with hosting(gate.steps) as first, hosting(gate.steps) as second, remote(first, second) as engine:
+
+        async def end() -> None:
+            await (first if first.num_live else second).close()
+            gate.open()
+
+        await until(engine, EngineState.READY)
+        assert await text_of(engine, one, end) == expected_text(one)
 
 
 async def test_cpu_time_is_told_by_client() -> None:
@@ -106,40 +151,28 @@ async def test_cpu_time_is_told_by_client() -> None:
 
 
 async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_told_to_another() -> None:
-    async with hosting() as host:
+    spending = TakenSpending()
+    async with hosting(spending=spending) as host:
         leaver = host.attend("leaver")
         assert not read_news(await anext(leaver)).spent_ms
         assert host.tell("leaver", encode_orders([Submit(request=request("a", output=20, client="mine"))]))
-        await eventually(lambda: not host.num_live)
-        await asyncio.sleep(1.2)  # by now it would be told, if it listened
+        await eventually(lambda: any(spent_ms.get("mine") for spent_ms in spending.taken))
         await leaver.aclose()  # type: ignore[attr-defined]
+        told: list[dict[str, float]] = []
         with anyio.fail_after(DEADLINE_S):
             async for payload in host.attend("heir"):
-                if read_news(payload).spent_ms.get("mine"):
+                told.append(read_news(payload).spent_ms)
+                if told[-1].get("mine"):
                     break
 
 
-async def test_a_request_goes_on_at_another_replica_when_its_own_ends() -> None:
-    one = request("a", output=60)
-    slow = "step_s=0.01"
-    async with hosting(slow) as first, hosting(slow) as second, remote(first, second) as engine:
-        await until(engine, EngineState.READY)
-        text, holder = "", None
-        async with engine.generate([one]) as generation:
-            async for event in generation:
-                text += event.text
-                if len(text) >= 5 and holder is None:
-                    holder = first if first.num_live else second
-                    await holder.close()
-        assert text == expected_text(one)
-
-
 async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> None:
-    async with hosting("step_s=0.01", lease_s=0.3) as host:
+    clock = Clock()
+    async with hosting("step_s=0.01", clock=clock) as host:
         news = host.attend("silent")
         assert read_news(await anext(news)).report is not None
-        submit = Submit(request=request("a", output=2000))
-        assert host.tell("silent", encode_orders([submit]))
+        assert host.tell("silent", encode_orders([Submit(request=request("a", output=3000))]))
+        clock.now_s += 60.1
         with anyio.fail_after(DEADLINE_S):
             async for payload in news:
                 assert not read_news(payload).ended

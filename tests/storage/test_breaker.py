@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.storage.breaker import CircuitBreaker, NotAnswering
@@ -28,7 +30,7 @@ class Elsewhere:
     async def work(self) -> int:
         self.asked += 1
         if self.hangs:
-            await asyncio.Event().wait()
+            await anyio.sleep_forever()
         if self.error is not None:
             raise self.error
         return self.asked
@@ -131,7 +133,7 @@ async def test_a_caller_that_is_cancelled_says_nothing_of_it(said: pytest.LogCap
     breaker = breaker_of(Clock(), answer_s=60)
     elsewhere.hangs = True
     task = asyncio.create_task(breaker.ask(elsewhere.work))
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

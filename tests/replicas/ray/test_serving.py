@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,9 +41,17 @@ def client(server: RayServer) -> Iterator[openai.OpenAI]:
         yield sdk
 
 
-def stream(client: openai.OpenAI, prompt: str, tokens: int, model: str = "chaos") -> str:
+def stream(
+    client: openai.OpenAI,
+    prompt: str,
+    tokens: int,
+    model: str = "chaos",
+    came: Callable[[str], object] = lambda text: None,
+) -> str:
+    """`came` is called with each piece."""
     chunks = client.completions.create(model=model, prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
-    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    texts = [chunk.choices[0].text for chunk in chunks if chunk.choices and not came(chunk.choices[0].text)]
+    return "".join(texts)
 
 
 def test_a_stream_comes_in_pieces(client: openai.OpenAI) -> None:
@@ -60,8 +67,9 @@ def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI)
     prompts = [f"Story {number}: " for number in range(6)]
     quiet = [stream(client, prompt, 200) for prompt in prompts]
     with ThreadPoolExecutor(6) as readers:
-        disturbed = readers.map(lambda prompt: stream(client, prompt, 200), prompts)
-        time.sleep(0.5)
+        pieces: list[str] = []
+        disturbed = readers.map(lambda prompt: stream(client, prompt, 200, came=pieces.append), prompts)
+        wait_until(lambda: len(pieces) > 20)
         assert server.kill_engine()
     assert list(disturbed) == quiet
     assert httpx.get(server.url + "/health").json()["restarts"] >= 1
@@ -97,7 +105,7 @@ def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
     rows = "\n".join(lines).encode()
     file = client.files.create(file=("rows.jsonl", rows), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    time.sleep(1.0)
+    wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)
     assert server.kill_api()
     server.wait_until_ready()
     wait_until(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed"))

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gates import Gate
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Lets each process begin some steps."""
+    return Gate(tmp_path / "steps", 16)
