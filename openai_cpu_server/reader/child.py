@@ -3,18 +3,22 @@ that both import side by side."""
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
 import sys
 from contextlib import suppress
+
+import psutil
 
 from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
 from openai_cpu_server.contract.framing import framed, read_frame
 
 _MODULE = "openai_cpu_server.reader.process"
 _PATIENCE_S = 60.0
-"""A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
-itself."""
+_PROGRESS_S = 1.0
+"""A process that computes less than this within `_PATIENCE_S` is stopped, or waits for a disk. One that
+computes may be slow beside others, and ends by itself when it has used its share."""
 _END_S = 5.0
 SILENCE = "silence"
 
@@ -59,12 +63,28 @@ class ReaderChild:
     def receive(self) -> bytes:
         """The next message. Raises ReaderDied."""
         try:
+            self._wait()
             message = read_frame(self._stream)
         except OSError as error:
             raise self._death(error) from None
         if message is None:
             raise self._death()
         return message
+
+    def _wait(self) -> None:
+        """Returns when there is something to read. Raises TimeoutError for a process that does nothing."""
+        computed_s = self._computed_s()
+        while not select.select([self._socket], [], [], _PATIENCE_S)[0]:
+            before_s, computed_s = computed_s, self._computed_s()
+            if computed_s - before_s < _PROGRESS_S:
+                raise TimeoutError
+
+    def _computed_s(self) -> float:
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0  # the socket says what has become of it
+        return float(times.user + times.system)
 
     def kill(self) -> None:
         self._process.kill()

@@ -81,6 +81,17 @@ class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     documents: Sequence[str]
 
 
+class WriteTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Raises InvalidRequest."""
+
+    template: str
+    """Of Ollama's language. A client has sent it."""
+    messages: Union[Sequence[Mapping[str, str]], None]
+    """With `role` and `content`; None: the template is only checked."""
+    suffix: str
+    most_chars: int
+
+
 class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
     key: int
     order: GrammarOrder
@@ -128,6 +139,7 @@ Work = Union[
     EncodeTexts,
     RenderChat,
     RenderRerank,
+    WriteTemplate,
     MakeGrammar,
     OpenPicture,
     OpenSound,
