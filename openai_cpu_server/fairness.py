@@ -249,6 +249,11 @@ class FairQueue(Generic[T]):
         """Tickets that wait."""
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def num_held(self) -> int:
+        """Places that are taken."""
+        return sum(self._held.values())
+
     def add(self, caller: Path, ticket: T) -> None:
         self._turns.join(caller)
         self._waiting.setdefault(caller, []).append(ticket)

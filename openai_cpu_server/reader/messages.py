@@ -13,6 +13,9 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
 
+SHARE_S = 10.0
+"""Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
+
 
 class ReaderStart(msgspec.Struct, frozen=True):
     """The first message."""

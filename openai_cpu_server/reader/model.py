@@ -200,12 +200,12 @@ class ReadGrammars:
         self._key = key
 
     def __call__(self, order: GrammarOrder) -> GrammarAnswer:
-        """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
-        remembers it need not ask again."""
+        """Raises what `ReaderPool.do` raises, but for a grammar that kills the reader or uses up its share:
+        that is refused like one that is wrong."""
         try:
             work = MakeGrammar(self._key.number, order)
             result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
-        except DeadlyInput as error:
+        except (DeadlyInput, InvalidRequest) as error:
             return RefusedGrammar(str(error), error.code)
         assert isinstance(result, (MadeGrammar, RefusedGrammar))
         return result

@@ -20,6 +20,7 @@ import msgspec
 
 from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.errors import (
+    UNLOADABLE,
     DeadlyInput,
     EngineUnavailable,
     InvalidRequest,
@@ -51,11 +52,19 @@ _KILLED_S = 15.0
 """So long a piece of work is tried again whose processes somebody else kills."""
 _EXPLAINED = frozenset({"SIGXCPU"})
 """It took too long: once more would take as long."""
+_NO_LIBRARY = f"exit_{UNLOADABLE}"
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
 _encoder = msgspec.msgpack.Encoder()
 _replies = msgspec.msgpack.Decoder(WorkReply)
+
+
+class ReadersUnusable(EngineUnavailable):
+    """The processes cannot load llama.cpp."""
+
+    def __init__(self) -> None:
+        super().__init__("llama.cpp cannot be loaded on this machine: the server's log says why.", _AGAIN_S)
 
 
 class WorkKind(enum.Enum):
@@ -67,6 +76,11 @@ class WorkKind(enum.Enum):
     """Schemas, grammars and templates of clients, and long texts."""
     MEDIA = "media"
     """Pictures, sounds and documents."""
+
+
+class WorkLoad(NamedTuple):
+    waiting: int
+    running: int
 
 
 class OpenedKey(NamedTuple):
@@ -166,10 +180,10 @@ class ReaderPool:
         if second is not None:
             self._starter.submit(self._start, programs[0], second)
 
-    def queued(self) -> dict[str, int]:
-        """Pieces of work that wait, by kind."""
+    def load(self) -> dict[str, WorkLoad]:
+        """Pieces of work that wait and run, by kind."""
         with self._changed:
-            return {kind.value: len(queue) for kind, queue in self._queues.items()}
+            return {kind.value: WorkLoad(len(queue), queue.num_held) for kind, queue in self._queues.items()}
 
     @property
     def pids(self) -> list[int]:
@@ -186,6 +200,8 @@ class ReaderPool:
                     place.reader.known.add(number)
         except DeadlyInput as error:
             raise StartupError(f"{source.path} is damaged: {error}") from None
+        except ReadersUnusable as error:
+            raise StartupError(str(error)) from None
         except (NativePanic, InvalidRequest, EngineUnavailable) as error:
             raise StartupError(f"{source.path} cannot be read: {error}") from None
         assert isinstance(opened, ModelOpened)
@@ -288,6 +304,8 @@ class ReaderPool:
                 self.deaths += 1
                 self.on_death(died.cause)
                 place.reader = None
+                if died.cause == _NO_LIBRARY:
+                    raise ReadersUnusable from None
                 causes.append(died.cause)
                 logger.error(
                     "a reader process died (%s) of a piece of work (%s); the next one starts",

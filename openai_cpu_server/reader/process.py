@@ -28,7 +28,15 @@ from openai_cpu_server.contract.framing import framed, read_frame
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.decoders import load_decoders
-from openai_cpu_server.reader.messages import OpenModel, ReaderStart, Result, Work, WorkRefused, WorkReply
+from openai_cpu_server.reader.messages import (
+    SHARE_S,
+    OpenModel,
+    ReaderStart,
+    Result,
+    Work,
+    WorkRefused,
+    WorkReply,
+)
 from openai_cpu_server.reader.work import ReaderWorker
 
 STACK_BYTES = 512 * 2**20
@@ -37,8 +45,6 @@ _DATA_BYTES = 2 * 2**30
 """What else the process may have. A vocabulary of 260,000 tokens takes some 100 MB."""
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by so much since it last opened a model gives it back by ending."""
-_SHARE_S = 10.0
-"""Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
 _NATIVE_S = 5
 """Native code that has not returned so much later ends with the process."""
 
@@ -72,9 +78,9 @@ class _Bounds:
 
     def begin(self) -> None:
         """Python code is interrupted when the share is used up. Native code dies a little later."""
-        _limit(resource.RLIMIT_CPU, int(time.process_time() + _SHARE_S) + 1 + _NATIVE_S)
+        _limit(resource.RLIMIT_CPU, int(time.process_time() + SHARE_S) + 1 + _NATIVE_S)
         self._is_working = True
-        signal.setitimer(signal.ITIMER_PROF, _SHARE_S)
+        signal.setitimer(signal.ITIMER_PROF, SHARE_S)
 
     def end(self) -> None:
         self._is_working = False
@@ -130,7 +136,7 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
         finally:
             bounds.end()
     except _ShareUsed:
-        message = f"Reading this takes more than {_SHARE_S:g} seconds of computing."
+        message = f"Reading this takes more than {SHARE_S:g} seconds of computing."
         return WorkRefused(kind=InvalidRequest.__name__, message=message)
     except BaseException as panic:
         return WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
