@@ -23,6 +23,7 @@ class ReaderStart(msgspec.Struct, frozen=True):
     readable: Union[Sequence[str], None]
     """The folders that models are in; None: the process is not confined to them."""
     opens_media: bool = False
+    share_s: float = SHARE_S
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):

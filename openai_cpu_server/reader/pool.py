@@ -33,6 +33,7 @@ from openai_cpu_server.errors import (
 from openai_cpu_server.fairness import FairQueue
 from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
 from openai_cpu_server.reader.messages import (
+    SHARE_S,
     CloseModel,
     ModelOpened,
     ModelSource,
@@ -151,16 +152,19 @@ class ReaderPool:
         *,
         children: Sequence[ReaderChild] = (),
         opens_media: bool = False,
+        share_s: float = SHARE_S,
     ) -> None:
         """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
         `children`: processes that are there already, two at most, and are the pool's from here on. All others
-        are started when they are needed, the first one at once. `opens_media`: they may be asked to."""
+        are started when they are needed, the first one at once. `opens_media`: they may be asked to.
+        `share_s`: seconds of computing that one piece of work may take."""
         self.deaths = 0
         """Counts processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
         self._folders = None if readable is None else sorted({str(path) for path in readable})
         self._opens_media = opens_media
+        self._share_s = share_s
         quick, *programs = (
             _Place(WorkKind.QUICK),
             *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PROGRAM_PLACES)),
@@ -365,7 +369,8 @@ class ReaderPool:
         if place.reader is None:
             try:
                 opens_media = self._opens_media and place.kinds[0] is WorkKind.MEDIA
-                place.reader = _Reader(child or ReaderChild(), ReaderStart(self._folders, opens_media))
+                start = ReaderStart(self._folders, opens_media, self._share_s)
+                place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
         return place.reader

@@ -29,7 +29,6 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.decoders import load_decoders
 from openai_cpu_server.reader.messages import (
-    SHARE_S,
     OpenModel,
     ReaderStart,
     Result,
@@ -60,7 +59,8 @@ class _ShareUsed(BaseException):
 class _Bounds:
     """Bounds on memory and computing time. Made on the thread that works."""
 
-    def __init__(self) -> None:
+    def __init__(self, share_s: float) -> None:
+        self.share_s = share_s
         self._own = psutil.Process()
         self._usual_bytes = 0
         self._is_working = False
@@ -78,9 +78,9 @@ class _Bounds:
 
     def begin(self) -> None:
         """Python code is interrupted when the share is used up. Native code dies a little later."""
-        _limit(resource.RLIMIT_CPU, int(time.process_time() + SHARE_S) + 1 + _NATIVE_S)
+        _limit(resource.RLIMIT_CPU, int(time.process_time() + self.share_s) + 1 + _NATIVE_S)
         self._is_working = True
-        signal.setitimer(signal.ITIMER_PROF, SHARE_S)
+        signal.setitimer(signal.ITIMER_PROF, self.share_s)
 
     def end(self) -> None:
         self._is_working = False
@@ -110,9 +110,9 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _serve(sock: socket.socket, stream: BinaryIO, has_bounds: SimpleQueue[_Bounds]) -> None:
+def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: SimpleQueue[_Bounds]) -> None:
     """Until the other side is gone. The bounds are handed to the main thread."""
-    bounds = _Bounds()
+    bounds = _Bounds(share_s)
     has_bounds.put(bounds)
     worker = ReaderWorker()
     while (payload := read_frame(stream)) is not None:
@@ -136,7 +136,7 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
         finally:
             bounds.end()
     except _ShareUsed:
-        message = f"Reading this takes more than {SHARE_S:g} seconds of computing."
+        message = f"Reading this takes more than {bounds.share_s:g} seconds of computing."
         return WorkRefused(kind=InvalidRequest.__name__, message=message)
     except BaseException as panic:
         return WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
@@ -157,7 +157,7 @@ def main() -> None:
         confine(read=map(Path, start.readable))
     threading.stack_size(STACK_BYTES)
     has_bounds: SimpleQueue[_Bounds] = SimpleQueue()
-    thread = threading.Thread(target=_serve, args=(sock, stream, has_bounds))
+    thread = threading.Thread(target=_serve, args=(sock, stream, start.share_s, has_bounds))
     thread.start()
     signal.signal(signal.SIGPROF, has_bounds.get().interrupt)
     thread.join()
