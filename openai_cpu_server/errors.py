@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+UNLOADABLE = 72
+"""Exit status of a process that cannot load llama.cpp: no input is to blame."""
+
 
 class ServerError(Exception):
     """Base of all failures that the package raises on purpose."""

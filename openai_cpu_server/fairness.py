@@ -231,3 +231,55 @@ def alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
                 still.append(queue)
                 yield item
         left = still
+
+
+class FairQueue(Generic[T]):
+    """Tickets of callers who wait for one of several places. The caller who has used least is next.
+
+    A caller holds at most `most` places, so that the worst work of one never keeps all places from others.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._turns = NestedTurns()
+        self._waiting: dict[Path, list[T]] = {}
+        self._held: dict[Path, int] = {}
+
+    def __len__(self) -> int:
+        """Tickets that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def num_held(self) -> int:
+        """Places that are taken."""
+        return sum(self._held.values())
+
+    def add(self, caller: Path, ticket: T) -> None:
+        self._turns.join(caller)
+        self._waiting.setdefault(caller, []).append(ticket)
+
+    def remove(self, caller: Path, ticket: T) -> None:
+        """The ticket does not wait any more; its caller gave up."""
+        self._waiting[caller].remove(ticket)
+        self._leave_if_gone(caller)
+
+    def take(self) -> T | None:
+        """Give a place to the ticket that is next; None if nobody may have one."""
+        for caller in self._turns.order:
+            if self._waiting.get(caller) and self._held.get(caller, 0) < self._most:
+                self._held[caller] = self._held.get(caller, 0) + 1
+                return self._waiting[caller].pop(0)
+        return None
+
+    def give_back(self, caller: Path, used: float) -> None:
+        """A place is free again, after its caller has used so much."""
+        self._turns.use(caller, used)
+        self._held[caller] -= 1
+        self._leave_if_gone(caller)
+
+    def _leave_if_gone(self, caller: Path) -> None:
+        if not self._waiting.get(caller):
+            self._waiting.pop(caller, None)
+            if not self._held.get(caller):
+                self._held.pop(caller, None)
+                self._turns.leave(caller)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.served import ModelThinking, ServedModel
 from openai_cpu_server.prompt.chat import ControlNames
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.structured.compiler import grammar_maker
@@ -44,5 +46,16 @@ def model_read_here(
         grammars=ModelGrammars(grammar_maker(check_grammar), is_flexible=is_flexible),
         rerank=TemplatePrompts(rerank, tokenizer, control) if rerank is not None else None,
         thinking=thinking,
+        write_template=write_template,
         **more,
     )
+
+
+def write_template(
+    template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
+) -> str:
+    """As `ReadModel.write_template`."""
+    parsed = GoTemplate(template, "template")
+    if suffix and not parsed.has_suffix:
+        raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
+    return "" if messages is None else parsed.prompt(messages, suffix)

@@ -67,9 +67,9 @@ ALLOWED = {
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "engine_client": {"child_processes.spawn", "contract", "errors", "fairness"},
     # The API process's way to the processes that read texts with native code, and these themselves.
-    "reader": {"child_processes.spawn", "contract", "errors", "prompt"},
+    "reader": {"child_processes.spawn", "contract", "errors", "fairness", "prompt"},
     "reader.work": {"errors", "llama", "prompt", "reader.messages", "reader.decoders", "structured.compiler"},
-    "reader.process": {"child_processes", "contract.framing", "llama.model.native", "reader"},
+    "reader.process": {"child_processes", "contract.framing", "errors", "llama.model.native", "reader"},
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": {"contract"},
     "replicas.remote": {"contract", "engine_client", "errors"},
@@ -105,7 +105,7 @@ ALLOWED = {
     # The files of the page: for it there is no HTTP.
     "page": set[str](),
     # What is HTTP: it knows keys and routes, and no family of the API. It is told what to serve.
-    "http": {"", "contract", "errors", "jobs.records", "json_size", "observe", "storage.breaker"},
+    "http": {"", "contract", "errors", "fairness", "jobs.records", "json_size", "observe", "storage.breaker"},
     "api": {
         "",
         "answers",
@@ -335,7 +335,8 @@ def test_what_must_not_die_reads_nothing_with_native_code() -> None:
     for module in reached:
         roots = {name.split(".")[0] for name in imports(parsed()[module])}
         assert not roots & {"llama_cpp", "llguidance", "jinja2"}, module
-    assert "structured.compiler" not in reached, "schemas are compiled where that may take long"
+    for interpreter in ("structured.compiler", "prompt.chat_template", "prompt.go_template"):
+        assert interpreter not in reached, "clients' programs run where that may take long"
 
 
 def test_ray_stays_in_its_room() -> None:

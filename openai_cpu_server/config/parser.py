@@ -21,6 +21,7 @@ from openai_cpu_server.config.sources import (
     named_by,
     option,
     origin_of,
+    require_known,
     said,
     variable,
 )
@@ -87,6 +88,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     where it comes from."""
     arguments = arguments_that_say_something(arguments)
     _refuse_replaced(arguments)
+    require_known(Settings.model_fields)
     config = _config_path(arguments)
     settings = _reading(config)
     named, others = _uncut_and_others(arguments)

@@ -7,9 +7,10 @@ a server must not do without keys because a secret was not there.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ _GUARDS = {
 }
 """Options that keep somebody out, or name a file with such options."""
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_OF_KUBERNETES = re.compile(
+    r"PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?|SERVICE_HOST|SERVICE_PORT(_\w+)?"
+)
+"""Variables that Kubernetes sets for a Service named `ocs`, without the prefix."""
+_OF_SCRIPTS = {"GPU", "SECRETS_DIR"}
+"""Variables that are no options of the settings."""
 _HINT = (
     "; Kubernetes sets it where there is a Service named ocs: set enableServiceLinks to false in the pod, "
     "or give the option itself"
@@ -161,6 +168,20 @@ def secrets_folder() -> Path | None:
     if folder is not None and not Path(folder).is_dir():
         raise StartupError(f"{SECRETS_VARIABLE}: there is no folder {folder}")
     return Path(folder) if folder is not None else None
+
+
+def require_known(options: Collection[str]) -> None:
+    """Raises StartupError for a variable, or a file of the secrets folder, that is named like an option and
+    is none: a misspelt key would leave the server open."""
+    files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
+    known = {name.upper() for name in options} | _OF_SCRIPTS
+    for name in (*os.environ, *files):
+        prefix, rest = name[: len(ENV_PREFIX)].upper(), name[len(ENV_PREFIX) :].upper()
+        if prefix != ENV_PREFIX or rest in known or _OF_KUBERNETES.fullmatch(rest):
+            continue
+        close = difflib.get_close_matches(rest, known, n=1)
+        guess = f": did you mean {ENV_PREFIX}{close[0]}?" if close else ""
+        raise StartupError(f"{name} is not an option of this server{guess}")
 
 
 def option(name: str) -> str:

@@ -97,11 +97,18 @@ def run_engine(
     try:
         backend = load(start.options, _weights_teller(channel, turn))
     except StartupError as error:
-        channel.send(StartFailed(message=str(error)))
+        with contextlib.suppress(ConnectionError):
+            channel.send(StartFailed(message=str(error)))
+        return
+    except ConnectionError:  # the model was unloaded while it was loading
         return
     reader.interrupts(backend, lambda recall: True)
-    _warm_up(backend, turn)
-    core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS), turn)
+    try:
+        _warm_up(backend, turn)
+        core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS), turn)
+    except ConnectionError:
+        backend.close()
+        return
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
             for adapter in start.options.adapters:

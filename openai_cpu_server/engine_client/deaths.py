@@ -13,6 +13,7 @@ import msgspec
 
 from openai_cpu_server.child_processes.spawn import death_cause
 from openai_cpu_server.contract.engine import LastDeath
+from openai_cpu_server.errors import UNLOADABLE
 
 _FAULTS = {
     number
@@ -91,6 +92,8 @@ class Death(msgspec.Struct, frozen=True):
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")
         cause = death_cause(exit_status)
+        if exit_status == UNLOADABLE:
+            return cls(DeathKind.FAULT, "llama.cpp cannot be loaded: the log says why", cause)
         if exit_status is None or exit_status >= 0:
             return cls(DeathKind.FAULT, f"the engine process ended (exit status {exit_status})", cause)
         if -exit_status in _FAULTS:

@@ -3,9 +3,11 @@ loop."""
 
 from __future__ import annotations
 
+import enum
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
+from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.errors import (
     BodiesFull,
     BodyTooLarge,
@@ -23,19 +26,73 @@ from openai_cpu_server.errors import (
     InvalidRequest,
     NativePanic,
 )
+from openai_cpu_server.fairness import FairQueue
 
 T = TypeVar("T")
 
 INLINE_BYTES = 2048
 """A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
-_SLOW_AT_ONCE = 8
-"""A schema can take a second. More such threads get no more done, for they share the interpreter's lock; and
-the event loop waits up to 5 ms for each of them whenever it wants that lock."""
-_LARGE_BYTES, _LARGE_AT_ONCE = 64 * 1024, 2
-"""Bodies above this size are parsed two at a time: each holds the interpreter's lock for milliseconds."""
-_slow_lane: RunVar[anyio.CapacityLimiter] = RunVar("slow_lane")
-_large_lane: RunVar[anyio.CapacityLimiter] = RunVar("large_lane")
+_LARGE_BYTES = 64 * 1024
+
+
+class ThreadLane:
+    """Threads for one kind of work. Clients take turns, and one client leaves some threads to others."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_free = num_threads
+        self._threads = anyio.CapacityLimiter(num_threads)
+        self._queue: FairQueue[anyio.Event] = FairQueue(max(1, num_threads - _LEFT_TO_OTHERS))
+
+    async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        """Raises what the work raises."""
+        caller, ticket = CALLER.get(), anyio.Event()
+        self._queue.add(caller, ticket)
+        self._grant()
+        try:
+            await ticket.wait()
+        except BaseException:
+            if not ticket.is_set():
+                self._queue.remove(caller, ticket)
+            else:
+                self._give_back(caller, 0.0)
+            raise
+        start_s = time.monotonic()
+        try:
+            return await anyio.to_thread.run_sync(
+                work, limiter=self._threads, abandon_on_cancel=abandon_on_cancel
+            )
+        finally:
+            self._give_back(caller, time.monotonic() - start_s)
+
+    def _grant(self) -> None:
+        while self._num_free and (ticket := self._queue.take()) is not None:
+            self._num_free -= 1
+            ticket.set()
+
+    def _give_back(self, caller: tuple[str, ...], used_s: float) -> None:
+        self._queue.give_back(caller, used_s)
+        self._num_free += 1
+        self._grant()
+
+
+_LEFT_TO_OTHERS = 2
+
+
+class ThreadKind(enum.Enum):
+    """Kinds of work that threads do, with the number of threads for each."""
+
+    QUICK = 40
+    SLOW = 8
+    """A schema can take a second. More such threads get no more done, because they share the interpreter's
+    lock; and the event loop waits up to 5 ms for each of them whenever it wants that lock."""
+    LARGE = 3
+    """Bodies above `_LARGE_BYTES`: parsing each holds the interpreter's lock for milliseconds."""
+    FETCH = 16
+    """Waiting for other servers."""
+
+
+_lanes: RunVar[dict[ThreadKind, ThreadLane]] = RunVar("thread_lanes")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
@@ -46,27 +103,26 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
     """
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
-    lane = own_lane(_large_lane, _LARGE_AT_ONCE) if num_bytes > _LARGE_BYTES else None
-    return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
+    kind = ThreadKind.LARGE if num_bytes > _LARGE_BYTES else ThreadKind.QUICK
+    return await thread_lane(kind).run(partial(_contained, work))
 
 
 async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
-    """Does work that may wait for a reader, always in a thread. What is slow waits for others that are, and
-    keeps no thread from anybody else.
+    """Do work that may wait for a reader, always in a thread. Slow work only waits for other slow work.
 
     Raises what the work raises; NativePanic in place of a panic.
     """
-    lane = own_lane(_slow_lane, _SLOW_AT_ONCE) if is_slow else None
-    return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
+    kind = ThreadKind.SLOW if is_slow else ThreadKind.QUICK
+    return await thread_lane(kind).run(partial(_contained, work))
 
 
-def own_lane(of: RunVar[anyio.CapacityLimiter], at_once: int) -> anyio.CapacityLimiter:
-    """Places for threads of one kind; the event loop's own."""
-    lane = of.get(None)
-    if lane is None:
-        lane = anyio.CapacityLimiter(at_once)
-        of.set(lane)
-    return lane
+def thread_lane(kind: ThreadKind) -> ThreadLane:
+    """The event loop's own lane for work of this kind."""
+    lanes = _lanes.get(None)
+    if lanes is None:
+        lanes = {each: ThreadLane(each.value) for each in ThreadKind}
+        _lanes.set(lanes)
+    return lanes[kind]
 
 
 def _contained(work: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope as AsgiScope
 
+from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.contract.replica import key_identity
 from openai_cpu_server.errors import Forbidden, Unauthorized
 from openai_cpu_server.http.key_file import KeyRing
@@ -100,6 +101,12 @@ def account_of(identity: Identity) -> str:
     if identity.key is not None and identity.key.digest:
         return f"key:{identity.key.digest.hex()[:_DIGEST_CHARS]}"
     return f"address:{identity.address}" if identity.address else ""
+
+
+def works_for(identity: Identity) -> None:
+    """This task, and the threads that it starts, work for this client from now on."""
+    label = Client.of(identity, None).label
+    CALLER.set((Client.group_of(identity) or label, label))
 
 
 def key_of(label: str) -> str:

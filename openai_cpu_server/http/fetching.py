@@ -12,22 +12,18 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import anyio
-import anyio.to_thread
-from anyio.lowlevel import RunVar
 
 from openai_cpu_server import __version__
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.body import own_lane
+from openai_cpu_server.http.body import ThreadKind, thread_lane
 
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 64 * 1024
-_AT_ONCE = 16
-"""Who waits for slow servers keeps no thread from anybody else."""
-_fetches: RunVar[anyio.CapacityLimiter] = RunVar("fetches")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
 """Networks that Python takes for public: of IPv4 addresses, a translator's own, and of sites."""
@@ -48,9 +44,7 @@ async def fetch(asked: Fetched) -> bytes:
     """What stands there. Raises InvalidRequest, with a clause for the client."""
     try:
         with anyio.fail_after(asked.timeout_s):
-            return await anyio.to_thread.run_sync(
-                _fetched, asked, limiter=own_lane(_fetches, _AT_ONCE), abandon_on_cancel=True
-            )
+            return await thread_lane(ThreadKind.FETCH).run(partial(_fetched, asked), abandon_on_cancel=True)
     except TimeoutError:
         raise _late(asked) from None
 

@@ -28,7 +28,7 @@ from openai_cpu_server.errors import (
     TooManyConnections,
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
-from openai_cpu_server.http.clients import Claim, is_local
+from openai_cpu_server.http.clients import Claim, is_local, works_for
 from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
@@ -286,6 +286,7 @@ class RouteGuard:
         check_origin(scope, self._origins)
         context = self._context(access, scope, ticket)
         put_context(scope, context)
+        works_for(context.identity)
         if scope["type"] != "http":  # the messages of a WebSocket are held to the same where they are read
             await handle(scope, receive, send)
             return

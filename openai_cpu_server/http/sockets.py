@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openai_cpu_server.errors import RequestsLimited
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
+from openai_cpu_server.http.clients import works_for
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
@@ -148,6 +149,7 @@ class OpenSocket:
         identity = self._handshake.identity_now(self._parts.keys)
         sender = self.sender(identity)
         ticket.client, ticket.priority = identity.holder, sender.default_priority
+        works_for(identity)
         timeout_s = self.options.request_timeout_s
         return RequestContext(
             ticket, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import UNLOADABLE, StartupError
 
 _PACKAGE = "llama_cpp"
 
@@ -35,9 +35,13 @@ def _package_not_run() -> Iterator[None]:
         del sys.modules[_PACKAGE]
 
 
-with _package_not_run():
-    from llama_cpp import llama_cpp as llama_cpp
-    from llama_cpp._ggml import libggml as libggml
+try:
+    with _package_not_run():
+        from llama_cpp import llama_cpp as llama_cpp
+        from llama_cpp._ggml import libggml as libggml
+except (ImportError, OSError, RuntimeError) as error:  # a library that is missing, or newer than the system's
+    sys.stderr.write(f"openai-cpu-server: llama.cpp cannot be loaded: {error}\n")
+    raise SystemExit(UNLOADABLE) from None
 
 VERSION = metadata.version("llama-cpp-python")
 

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
@@ -35,7 +35,6 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
     repo: str
     path: str
     size: int
-    """0: the hub does not tell."""
     etag: str
     """SHA-256 of its content; of what is no large file the hash that git has of it."""
     commit: str
@@ -44,10 +43,14 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def asked(cls, repo: str, path: str) -> HubFile:
         """As the hub has it now. Raises what the hub's library raises."""
-        told = get_hf_file_metadata(hf_hub_url(repo, path))
-        if told.etag is None or told.commit_hash is None or "/" in told.etag:
+        metadata = get_hf_file_metadata(hf_hub_url(repo, path))
+        etag, commit = metadata.etag or "", metadata.commit_hash or ""
+        # Both become names of files.
+        if not (_SHA256.fullmatch(etag) or _SHA1.fullmatch(etag)) or not _SHA1.fullmatch(commit):
             raise StartupError(f"the hub does not say which content {repo}/{path} has")
-        return cls(repo=repo, path=path, size=told.size or 0, etag=told.etag, commit=told.commit_hash)
+        if metadata.size is None:
+            raise StartupError(f"the hub does not say how large {repo}/{path} is")
+        return cls(repo=repo, path=path, size=metadata.size, etag=etag, commit=commit)
 
     @property
     def blob(self) -> Path:
@@ -132,19 +135,39 @@ def _partial(file: HubFile) -> Iterator[BinaryIO | None]:
 
 
 def _complete(file: HubFile, begun: BinaryIO, progress: Progress | None) -> None:
-    if file.size and begun.tell() > file.size:
+    if begun.tell() > file.size:
         begun.truncate(0)
     at = begun.seek(0, os.SEEK_END)
     http_get(
         hf_hub_url(file.repo, file.path),
-        begun,
+        cast("BinaryIO", _Bounded(begun, file)),
         resume_size=at,
         headers=build_hf_headers(),
-        expected_size=file.size or None,
+        expected_size=file.size,
         displayed_filename=file.path,
         _tqdm_bar=None if progress is None else _Silent(begun, progress),
     )
     begun.flush()
+
+
+class _Bounded:
+    """A file that takes no more than the hub has announced: the space on the disk was checked for that."""
+
+    def __init__(self, begun: BinaryIO, file: HubFile) -> None:
+        self._begun = begun
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        """Raises StartupError."""
+        if self._begun.tell() + len(data) > self._file.size:
+            self._begun.truncate(0)
+            raise StartupError(
+                f"the hub sends more of {self._file.path} than the {in_gb(self._file.size)} that it announced"
+            )
+        return self._begun.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._begun, name)
 
 
 class _Silent:
@@ -169,10 +192,8 @@ def _check(file: HubFile) -> None:
     """Raises StartupError for other content than the hub has, which is thrown away."""
     if _SHA256.fullmatch(file.etag):
         digest = hashlib.sha256()
-    elif _SHA1.fullmatch(file.etag):
-        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
     else:
-        return
+        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
     with file.partial.open("rb") as whole:
         while chunk := whole.read(_CHUNK):
             digest.update(chunk)

@@ -13,7 +13,9 @@ import msgspec
 from openai_cpu_server.errors import StartupError
 
 PREFIX = "hf:"
-_NAME = re.compile(rf"{PREFIX}(?P<repo>[^/:\s]+/[^/:\s]+)(?:/(?P<file>[^:]+)|:(?P<quant>[\w.-]+))?")
+_NAME = re.compile(
+    rf"{PREFIX}(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^:\\\x00-\x1f\x7f]+)|:(?P<quant>[\w.-]+))?", re.ASCII
+)
 
 
 class HubName(msgspec.Struct, frozen=True, kw_only=True):

@@ -291,8 +291,7 @@ class ModelKeeper:
             if model.engine.has_requests:
                 status = model.engine.status()
                 raise ModelInUse(model.name, sum([*status.running.values(), *status.waiting.values()]))
-            if model.engine.process_state in (EngineState.READY, EngineState.LOADING):
-                await self._sleep(model, "asked")
+            await self._sleep(model, "asked")
 
     async def run(self) -> None:
         """Loads and unloads until it is cancelled."""

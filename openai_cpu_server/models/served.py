@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -99,6 +99,10 @@ def _hears_none(data: bytes, rate: int, most_samples: int, most_at_once: int) ->
     raise InvalidRequest(DEAF)
 
 
+def _writes_none(*_: object) -> NoReturn:
+    raise InvalidRequest("this server has no templates but the model's own", param="template")
+
+
 def _reads_none(data: bytes, most_chars: int) -> NoReturn:
     raise InvalidRequest("this server reads no files; send their text")
 
@@ -139,6 +143,9 @@ class ServedModel:
     one piece). As `open_picture`."""
     read_document: Callable[[bytes, int], str] = _reads_none
     """The text of a file, of at most so many characters. As `open_picture`."""
+    write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _writes_none
+    """The prompt that a client's template makes of messages and a suffix, for a context of so many tokens. As
+    `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
     of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -383,6 +383,17 @@ class Metrics:
             "Deaths of the processes that read texts, by cause: of what they read, or killed by somebody.",
             ("cause",),
         )
+        self._reader_work = Gauge(
+            "ocs_reader_work",
+            "Clients' pieces of work by kind (quick, program or media) and state (waiting or running).",
+            ("kind", "state"),
+            registry=registry,
+        )
+        self.reader_share = Gauge(
+            "ocs_reader_share_seconds",
+            "Seconds of computing that a piece of work may take in a reader before it is refused.",
+            registry=registry,
+        )
         self._loads = counter(
             "ocs_model_loads",
             "Loads of models on demand, by outcome: loaded or failed.",
@@ -446,6 +457,12 @@ class Metrics:
         """Any thread may tell it."""
         self._reader_deaths.labels(cause).inc()
 
+    def watch_readers(self, load: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
+        """`load`: by kind of work the pieces that wait, and those that run."""
+        for kind in load():
+            for place, state in enumerate(("waiting", "running")):
+                self._reader_work.labels(kind, state).set_function(partial(_of_kind, load, kind, place))
+
     def model_loaded(self, model: str, seconds: float) -> None:
         self._loads.labels(model, "loaded").inc()
         self._load_seconds.labels(model).observe(seconds)
@@ -455,6 +472,10 @@ class Metrics:
 
     def model_unloaded(self, model: str, why: str) -> None:
         self._unloads.labels(model, why).inc()
+
+
+def _of_kind(load: Callable[[], Mapping[str, tuple[int, int]]], kind: str, place: int) -> float:
+    return load()[kind][place]
 
 
 def text_of(collector: Collector) -> bytes:

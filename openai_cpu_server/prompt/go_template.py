@@ -17,8 +17,13 @@ from openai_cpu_server.errors import wrong
 
 _MOST_LENGTH = 65_536
 _MOST_STEPS = 50_000
-"""Loops within loops over a long conversation end here."""
+"""Loops within loops over a long conversation end here. Each node and each value takes a step, and so do
+each `_CHARS_A_STEP` characters of a value that is looked at or made."""
+_CHARS_A_STEP = 1024
 _MOST_DEPTH = 50
+_MOST_DIGITS = 20
+_MOST_CHARS = 16 * 2**20
+"""No context has room for more."""
 _ACTION = re.compile(
     r"""(?P<left>-(?=\s))?(?:(?P<comment>\s?/\*(?:[^*]|\*(?!/))*\*/\s?)
     |(?P<body>(?:"(?:[^"\\\n]|\\.)*"|`[^`]*`|[^"`}-]|}(?!})|-(?!}}))*))(?P<right>-)?}}""",
@@ -90,13 +95,6 @@ class _ResponseIsNext(Exception):
     """The prompt ends here: the model goes on."""
 
 
-def checked_template(source: str | None) -> str:
-    """The template that a client sends, "" for none. Raises InvalidRequest for what is none."""
-    if source:
-        GoTemplate(source, "template")
-    return source or ""
-
-
 class GoTemplate:
     """`path` is what is blamed for faults of the template."""
 
@@ -114,9 +112,12 @@ class GoTemplate:
     def has_suffix(self) -> bool:
         return "Suffix" in self._uses
 
-    def prompt(self, messages: Sequence[Mapping[str, str]], suffix: str = "") -> str:
-        """Of messages with `role` and `content`: up to where the model is to go on. Raises InvalidRequest."""
-        run, turns = _Run(self._path), _collated(messages)
+    def prompt(
+        self, messages: Sequence[Mapping[str, str]], suffix: str = "", *, most_chars: int = _MOST_CHARS
+    ) -> str:
+        """Write messages with `role` and `content` up to where the model is to go on. Raises InvalidRequest,
+        also for a value or a prompt of more than `most_chars`."""
+        run, turns = _Run(self._path, min(most_chars, _MOST_CHARS)), _collated(messages)
         system = "\n\n".join(text for role, text in turns if role == "system")
         values: dict[str, object] = {
             "System": system,
@@ -131,7 +132,7 @@ class GoTemplate:
         }
         if "Messages" in self._uses:
             run.turn(self._nodes, values, ends=False)
-            return "".join(run.written)
+            return run.text
         said = {"System": "", "Prompt": "", "Response": ""}
         for role, text in turns:
             name = _FIELDS.get(role)
@@ -142,7 +143,7 @@ class GoTemplate:
                 said = dict.fromkeys(said, "")
             said[name] = text
         run.turn(self._nodes, values | said, ends=True)
-        return "".join(run.written)
+        return run.text
 
 
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
@@ -288,6 +289,8 @@ class _Parser:
             case "string":
                 return _Constant(text[1:-1] if text[0] == "`" else self._unquoted(text))
             case "number":
+                if len(text) > _MOST_DIGITS:
+                    raise self._wrong("a number is too long")
                 return _Constant(float(text) if "." in text else int(text))
             case "path":
                 variable, *fields = text.split(".")
@@ -315,12 +318,18 @@ def _assigned(tokens: list[_Token]) -> tuple[tuple[str, ...], list[_Token]]:
 class _Run:
     """One conversation."""
 
-    def __init__(self, path: str) -> None:
-        self.written: list[str] = []
+    def __init__(self, path: str, most_chars: int) -> None:
+        self._written: list[str] = []
+        self._num_chars = 0
+        self._most_chars = most_chars
         self._path = path
         self._ends = False
         self._variables: dict[str, object] = {}
         self._steps = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._written)
 
     def turn(self, nodes: Sequence[_Node], values: Mapping[str, object], *, ends: bool) -> None:
         """`ends`: at the response."""
@@ -330,20 +339,32 @@ class _Run:
 
     def nodes(self, nodes: Sequence[_Node], dot: object) -> None:
         for node in nodes:
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                raise wrong("Invalid template: it takes too long.", self._path)
+            self._step(0)
             match node:
                 case str(text):
-                    self.written.append(text)
+                    self._write(text)
                 case _Print(value):
-                    self.written.append(_printed(self._value(value, dot)))
+                    self._write(_printed(self._value(value, dot)))
                     if self._ends and isinstance(value, _Path) and value.fields[-1:] == ("Response",):
                         raise _ResponseIsNext
                 case _Set(variable, value):
                     self._variables[variable] = self._value(value, dot)
                 case _Branch(value=value):
                     self._branch(node, self._value(value, dot), dot)
+
+    def _step(self, num_chars: int) -> None:
+        """Raises InvalidRequest."""
+        self._steps += 1 + num_chars // _CHARS_A_STEP
+        if self._steps > _MOST_STEPS:
+            raise wrong("Invalid template: it takes too long.", self._path)
+        if num_chars > self._most_chars:
+            raise wrong(f"Invalid template: it makes more than {self._most_chars} characters.", self._path)
+
+    def _write(self, text: str) -> None:
+        self._num_chars += len(text)
+        if self._num_chars > self._most_chars:
+            raise wrong(f"Invalid template: it writes more than {self._most_chars} characters.", self._path)
+        self._written.append(text)
 
     def _branch(self, node: _Branch, found: object, dot: object) -> None:
         if not found:
@@ -361,6 +382,7 @@ class _Run:
             raise wrong("Invalid template: 'range' wants a list.", self._path)
 
     def _value(self, expression: _Expression, dot: object) -> object:
+        self._step(0)
         match expression:
             case _Constant(value):
                 return value
@@ -377,6 +399,7 @@ class _Run:
                 return found
             case _Call(function, arguments):
                 values = [self._value(argument, dot) for argument in arguments]
+                self._step(sum(map(_num_chars, values)))  # before they are put together
                 try:
                     return _FUNCTIONS[function](*values)
                 except (TypeError, ValueError, LookupError):
@@ -393,6 +416,15 @@ class _Run:
                 raise wrong(f"Invalid template: there is no field '.{name}'.", self._path)
             value = value[name]
         return value
+
+
+def _num_chars(value: object) -> int:
+    """At least so many characters stand for it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_num_chars, value.values()))
+    return sum(map(_num_chars, value)) if isinstance(value, list) else 1
 
 
 def _printed(value: object) -> str:

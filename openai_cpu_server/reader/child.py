@@ -3,18 +3,22 @@ that both import side by side."""
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 
+import psutil
+
 from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
 from openai_cpu_server.contract.framing import framed, read_frame
 
 _MODULE = "openai_cpu_server.reader.process"
-_PATIENCE_S = 60.0
-"""A process that says nothing for so long is stopped, or waits for a disk. One that computes ends earlier by
-itself."""
+PATIENCE_S = 60.0
+_PROGRESS = 1 / 60
+"""A process that computes for less than this part of the time is stopped, or waits for a disk. One that
+computes may be slow beside others, and ends by itself when it has used its share."""
 _END_S = 5.0
 SILENCE = "silence"
 
@@ -31,8 +35,9 @@ class ReaderChild:
     """Owns the process and the socket to it. The thread that makes one must live as long: the kernel ends the
     process with it."""
 
-    def __init__(self) -> None:
-        """Raises OSError."""
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: the time without any progress that means silence. Raises OSError."""
+        self._patience_s = patience_s
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -41,7 +46,7 @@ class ReaderChild:
             except BaseException:
                 ours.close()
                 raise
-        ours.settimeout(_PATIENCE_S)
+        ours.settimeout(patience_s)
         self._socket = ours
         self._stream = ours.makefile("rb")
 
@@ -59,12 +64,28 @@ class ReaderChild:
     def receive(self) -> bytes:
         """The next message. Raises ReaderDied."""
         try:
+            self._wait()
             message = read_frame(self._stream)
         except OSError as error:
             raise self._death(error) from None
         if message is None:
             raise self._death()
         return message
+
+    def _wait(self) -> None:
+        """Returns when there is something to read. Raises TimeoutError for a process that does nothing."""
+        computed_s = self._computed_s()
+        while not select.select([self._socket], [], [], self._patience_s)[0]:
+            before_s, computed_s = computed_s, self._computed_s()
+            if computed_s - before_s < self._patience_s * _PROGRESS:
+                raise TimeoutError
+
+    def _computed_s(self) -> float:
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0  # the socket says what has become of it
+        return float(times.user + times.system)
 
     def kill(self) -> None:
         self._process.kill()

@@ -13,6 +13,9 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
 
+SHARE_S = 10.0
+"""Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
+
 
 class ReaderStart(msgspec.Struct, frozen=True):
     """The first message."""
@@ -20,6 +23,7 @@ class ReaderStart(msgspec.Struct, frozen=True):
     readable: Union[Sequence[str], None]
     """The folders that models are in; None: the process is not confined to them."""
     opens_media: bool = False
+    share_s: float = SHARE_S
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,17 @@ class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     documents: Sequence[str]
 
 
+class WriteTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Raises InvalidRequest."""
+
+    template: str
+    """Of Ollama's language. A client has sent it."""
+    messages: Union[Sequence[Mapping[str, str]], None]
+    """With `role` and `content`; None: the template is only checked."""
+    suffix: str
+    most_chars: int
+
+
 class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
     key: int
     order: GrammarOrder
@@ -128,6 +143,7 @@ Work = Union[
     EncodeTexts,
     RenderChat,
     RenderRerank,
+    WriteTemplate,
     MakeGrammar,
     OpenPicture,
     OpenSound,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
 from openai_cpu_server.contract.media import Picture, Sound
@@ -30,11 +30,13 @@ from openai_cpu_server.reader.messages import (
     RenderRerank,
     SoundOpened,
     VocabularyFacts,
+    WriteTemplate,
 )
-from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkLane
+from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkKind
 
 _LONG_CHARS = 128 * 1024
 """Tokenising this takes 20 to 60 ms, and more takes more."""
+_LONGEST_PIECE = 256
 _SHORT_WORD = 64
 _WORDS = 1024
 
@@ -56,19 +58,32 @@ class ReadModel:
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
         """What `decoded` makes of a client's file. Raises InvalidRequest, and what `ReaderPool.do` raises."""
-        result = self._pool.do(OpenPicture(data, most_pixels, most_side), lane=WorkLane.LONG)
+        result = self._pool.do(OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
         assert isinstance(result, PictureOpened)
         return result.picture
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
         """What `decoded_sounds` makes of a client's file. Raises as `picture`."""
-        result = self._pool.do(OpenSound(data, rate, most_samples, most_at_once), lane=WorkLane.LONG)
+        result = self._pool.do(OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
         assert isinstance(result, SoundOpened)
         return result.pieces
 
     def document(self, data: bytes, most_chars: int) -> str:
         """The text of a file of a client's. Raises as `picture`."""
-        result = self._pool.do(ReadDocument(data, most_chars), lane=WorkLane.LONG)
+        result = self._pool.do(ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
+        assert isinstance(result, DocumentRead)
+        return result.text
+
+    def write_template(
+        self, template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
+    ) -> str:
+        """The prompt that a client's template of Ollama's language writes of messages with `role` and
+        `content`; None: the template is only checked. Raises as `picture`."""
+        longest_piece = self.facts.longest_piece or _LONGEST_PIECE
+        work = WriteTemplate(
+            template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
+        )
+        result = self._pool.do(work, kind=WorkKind.PROGRAM)
         assert isinstance(result, DocumentRead)
         return result.text
 
@@ -110,7 +125,7 @@ class ReadTokenizer:
             add_special=add_special,
             parse_special=parse_special,
         )
-        result = self._pool.do(work, model=self._key, lane=_lane(sum(map(len, texts))))
+        result = self._pool.do(work, model=self._key, kind=_kind_of(sum(map(len, texts))))
         assert isinstance(result, EncodedTexts)
         return [list(tokens) for tokens in result.tokens]
 
@@ -154,7 +169,7 @@ class ReadPrompts:
             has_marks=conversation.has_marks,
             shown=conversation.shown,
         )
-        result = self._pool.do(work, model=self._key, lane=_lane(len(told)))
+        result = self._pool.do(work, model=self._key, kind=_kind_of(len(told)))
         assert isinstance(result, Rendered)
         return ChatPrompt(result.tokens, result.stage, result.wants_thoughts, result.borders)
 
@@ -172,7 +187,7 @@ class ReadRerank:
         texts = [_sound(text) for text in documents]
         work = RenderRerank(key=self._key.number, query=_sound(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
-        result = self._pool.do(work, model=self._key, lane=_lane(num_chars))
+        result = self._pool.do(work, model=self._key, kind=_kind_of(num_chars))
         assert isinstance(result, EncodedTexts)
         return [tuple(tokens) for tokens in result.tokens]
 
@@ -185,12 +200,12 @@ class ReadGrammars:
         self._key = key
 
     def __call__(self, order: GrammarOrder) -> GrammarAnswer:
-        """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
-        remembers it need not ask again."""
+        """Raises what `ReaderPool.do` raises, but for a grammar that kills the reader or uses up its share:
+        that is refused like one that is wrong."""
         try:
             work = MakeGrammar(self._key.number, order)
-            result = self._pool.do(work, model=self._key, lane=WorkLane.LONG)
-        except DeadlyInput as error:
+            result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
+        except (DeadlyInput, InvalidRequest) as error:
             return RefusedGrammar(str(error), error.code)
         assert isinstance(result, (MadeGrammar, RefusedGrammar))
         return result
@@ -203,8 +218,8 @@ def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: 
     return result
 
 
-def _lane(num_chars: int) -> WorkLane:
-    return WorkLane.LONG if num_chars > _LONG_CHARS else WorkLane.SHORT
+def _kind_of(num_chars: int) -> WorkKind:
+    return WorkKind.PROGRAM if num_chars > _LONG_CHARS else WorkKind.QUICK
 
 
 def _sound(text: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import hashlib
 import itertools
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +18,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.errors import (
+    UNLOADABLE,
     DeadlyInput,
     EngineUnavailable,
     InvalidRequest,
@@ -25,8 +30,10 @@ from openai_cpu_server.errors import (
     StartupError,
     TemplateFailed,
 )
+from openai_cpu_server.fairness import FairQueue
 from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
 from openai_cpu_server.reader.messages import (
+    SHARE_S,
     CloseModel,
     ModelOpened,
     ModelSource,
@@ -46,6 +53,7 @@ _KILLED_S = 15.0
 """So long a piece of work is tried again whose processes somebody else kills."""
 _EXPLAINED = frozenset({"SIGXCPU"})
 """It took too long: once more would take as long."""
+_NO_LIBRARY = f"exit_{UNLOADABLE}"
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
@@ -53,11 +61,27 @@ _encoder = msgspec.msgpack.Encoder()
 _replies = msgspec.msgpack.Decoder(WorkReply)
 
 
-class WorkLane(enum.Enum):
-    """Work that takes long waits for work that does, and for nobody else; nor does anybody wait for it."""
+class ReadersUnusable(EngineUnavailable):
+    """The processes cannot load llama.cpp."""
 
-    SHORT = "short"
-    LONG = "long"
+    def __init__(self) -> None:
+        super().__init__("llama.cpp cannot be loaded on this machine: the server's log says why.", _AGAIN_S)
+
+
+class WorkKind(enum.Enum):
+    """How long work takes. Each kind has places of its own, so that none waits for a longer one."""
+
+    QUICK = "quick"
+    """Conversations and texts of ordinary length."""
+    PROGRAM = "program"
+    """Schemas, grammars and templates of clients, and long texts."""
+    MEDIA = "media"
+    """Pictures, sounds and documents."""
+
+
+class WorkLoad(NamedTuple):
+    waiting: int
+    running: int
 
 
 class OpenedKey(NamedTuple):
@@ -90,15 +114,37 @@ class _Reader:
 
 
 class _Place:
-    """Where a process is, or another will be."""
+    """A process, or the place where one will be started, and the kinds of work that it takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: WorkKind) -> None:
+        self.kinds = kinds
         self.reader: _Reader | None = None
         self.is_lent = False
+        self.closed_models = set[int]()
+        """Numbers of models that its process need not keep open any more."""
+
+    def takes(self, kind: WorkKind) -> bool:
+        """A process is started for the first of its kinds only."""
+        return kind is self.kinds[0] or (kind in self.kinds and self.reader is not None)
+
+
+class _Ticket:
+    """A thread that waits for a place."""
+
+    def __init__(self) -> None:
+        self.place: _Place | None = None
+
+
+_PROGRAM_PLACES = 2
+"""One client holds at most one of them, so its slowest grammar never keeps another client waiting."""
+_MOST_OF_CLIENT = {WorkKind.QUICK: 1 + _PROGRAM_PLACES, WorkKind.PROGRAM: 1, WorkKind.MEDIA: 1}
+_MOST_REFUSALS = 1024
+_DEAR_S = 1.0
+"""A refusal that took longer is remembered: the same work is refused at once."""
 
 
 class ReaderPool:
-    """Some processes. Any thread may call its methods; all of them block."""
+    """Some processes. Any thread may call its methods; all of them block. Clients take turns."""
 
     def __init__(
         self,
@@ -106,43 +152,60 @@ class ReaderPool:
         *,
         children: Sequence[ReaderChild] = (),
         opens_media: bool = False,
+        share_s: float = SHARE_S,
     ) -> None:
         """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
         `children`: processes that are there already, two at most, and are the pool's from here on. All others
-        are started when they are needed, the first one at once. `opens_media`: they may be asked to."""
+        are started when they are needed, the first one at once. `opens_media`: they may be asked to.
+        `share_s`: seconds of computing that one piece of work may take."""
         self.deaths = 0
         """Counts processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
-        folders = None if readable is None else sorted({str(path) for path in readable})
-        self._first = ReaderStart(folders, opens_media)
-        self._short, self._any = _Place(), _Place()
-        self._free = threading.Condition()
+        self._folders = None if readable is None else sorted({str(path) for path in readable})
+        self._opens_media = opens_media
+        self._share_s = share_s
+        quick, *programs = (
+            _Place(WorkKind.QUICK),
+            *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PROGRAM_PLACES)),
+        )
+        self._places = [quick, *programs, _Place(WorkKind.MEDIA)]
+        self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
+            kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
+        }
+        self._changed = threading.Condition()
+        self._refusals: OrderedDict[bytes, InvalidRequest | DeadlyInput] = OrderedDict()
         self._numbers = itertools.count(1)
-        self._closed_models: dict[_Place, set[int]] = {self._short: set(), self._any: set()}
         self._is_closing = False
         # The kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="readers")
         first, second = [*children, None, None][:2]
-        self._starter.submit(self._start, self._short, first)
+        self._starter.submit(self._start, quick, first)
         if second is not None:
-            self._starter.submit(self._start, self._any, second)
+            self._starter.submit(self._start, programs[0], second)
+
+    def load(self) -> dict[str, WorkLoad]:
+        """Pieces of work that wait and run, by kind."""
+        with self._changed:
+            return {kind.value: WorkLoad(len(queue), queue.num_held) for kind, queue in self._queues.items()}
 
     @property
     def pids(self) -> list[int]:
-        return [place.reader.child.pid for place in (self._short, self._any) if place.reader is not None]
+        return [place.reader.child.pid for place in self._places if place.reader is not None]
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, VocabularyFacts]:
         """Raises StartupError."""
         number = next(self._numbers)
         work = OpenModel(key=number, source=source, is_known=False)
         try:
-            with self._borrowed(WorkLane.SHORT) as place:
+            with self._borrowed(WorkKind.QUICK) as place:
                 opened = self._tried(place, work, None)
                 if place.reader is not None:
                     place.reader.known.add(number)
         except DeadlyInput as error:
             raise StartupError(f"{source.path} is damaged: {error}") from None
+        except ReadersUnusable as error:
+            raise StartupError(str(error)) from None
         except (NativePanic, InvalidRequest, EngineUnavailable) as error:
             raise StartupError(f"{source.path} cannot be read: {error}") from None
         assert isinstance(opened, ModelOpened)
@@ -152,25 +215,41 @@ class ReaderPool:
 
     def forget(self, key: OpenedKey) -> None:
         """Nobody needs the model any more. Returns at once."""
-        for numbers in self._closed_models.values():
-            numbers.add(key.number)
+        for place in self._places:
+            place.closed_models.add(key.number)
 
-    def do(self, work: Work, *, model: OpenedKey | None = None, lane: WorkLane = WorkLane.SHORT) -> Result:
+    def do(self, work: Work, *, model: OpenedKey | None = None, kind: WorkKind = WorkKind.QUICK) -> Result:
         """Raises what the work raises; DeadlyInput where it kills the process again and again; ReaderLost
-        where somebody else does; EngineUnavailable where there is none."""
-        with self._borrowed(lane) as place:
-            return self._tried(place, work, model)
+        where somebody else does; EngineUnavailable where there is none. The same work is refused at once
+        where a refusal was dear."""
+        if self._refusals and (refusal := self._refusals.get(_digest(work))) is not None:
+            raise refusal.with_traceback(None)
+        start_s = time.monotonic()
+        try:
+            with self._borrowed(kind) as place:
+                start_s = time.monotonic()
+                return self._tried(place, work, model)
+        except (InvalidRequest, DeadlyInput) as error:
+            if isinstance(error, DeadlyInput) or time.monotonic() - start_s > _DEAR_S:
+                self._remember(_digest(work), error)
+            raise
+
+    def _remember(self, digest: bytes, refusal: InvalidRequest | DeadlyInput) -> None:
+        with self._changed:
+            self._refusals[digest] = refusal
+            if len(self._refusals) > _MOST_REFUSALS:
+                self._refusals.popitem(last=False)
 
     def close(self) -> None:
         """End all processes. What they do is lost."""
-        with self._free:
+        with self._changed:
             self._is_closing = True
-            self._free.notify_all()
-        for place in (self._short, self._any):
+            self._changed.notify_all()
+        for place in self._places:
             if place.reader is not None:
                 place.reader.child.kill()
         self._starter.shutdown(wait=True, cancel_futures=True)
-        for place in (self._short, self._any):
+        for place in self._places:
             if place.reader is not None:
                 place.reader.child.close()
 
@@ -181,26 +260,43 @@ class ReaderPool:
         self.close()
 
     @contextmanager
-    def _borrowed(self, lane: WorkLane) -> Iterator[_Place]:
-        with self._free:
-            while (place := self._lendable(lane)) is None:
-                self._free.wait()
-            place.is_lent = True
+    def _borrowed(self, kind: WorkKind) -> Iterator[_Place]:
+        """Raises EngineUnavailable where the server ends meanwhile."""
+        caller, ticket, queue = CALLER.get(), _Ticket(), self._queues[kind]
+        with self._changed:
+            queue.add(caller, ticket)
+            self._grant()
+            self._changed.wait_for(lambda: ticket.place is not None or self._is_closing)
+            if ticket.place is None:
+                queue.remove(caller, ticket)
+                raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
+        start_s = time.monotonic()
         try:
-            yield place
+            yield ticket.place
         finally:
-            with self._free:
-                place.is_lent = False
-                self._free.notify_all()
+            with self._changed:
+                ticket.place.is_lent = False
+                queue.give_back(caller, time.monotonic() - start_s)
+                self._grant()
 
-    def _lendable(self, lane: WorkLane) -> _Place | None:
-        """Short work goes where long work does not, if it can."""
-        if self._is_closing:
-            raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
-        if lane is WorkLane.SHORT and not self._short.is_lent:
-            return self._short
-        is_there = self._any.reader is not None or lane is WorkLane.LONG
-        return self._any if is_there and not self._any.is_lent else None
+    def _grant(self) -> None:
+        """Give free places to those who are next."""
+        for place in self._places:
+            for kind in place.kinds:
+                if place.is_lent or not place.takes(kind):
+                    continue
+                if (ticket := self._queues[kind].take()) is not None:
+                    ticket.place, place.is_lent = place, True
+                    self._changed.notify_all()
+                    self._start_spare(place)
+
+    def _start_spare(self, taken: _Place) -> None:
+        """Have another process ready for the next client's program before there is one."""
+        spares = (one for one in self._places if one.kinds == taken.kinds and one is not taken)
+        if taken.kinds[0] is WorkKind.PROGRAM and not self._is_closing:
+            for place in spares:
+                if place.reader is None and not place.is_lent:
+                    self._starter.submit(self._start, place)
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         causes: list[str] = []
@@ -212,6 +308,8 @@ class ReaderPool:
                 self.deaths += 1
                 self.on_death(died.cause)
                 place.reader = None
+                if died.cause == _NO_LIBRARY:
+                    raise ReadersUnusable from None
                 causes.append(died.cause)
                 logger.error(
                     "a reader process died (%s) of a piece of work (%s); the next one starts",
@@ -236,12 +334,14 @@ class ReaderPool:
         if reply.is_last:
             place.reader = None
             reader.child.close()
+            with contextlib.suppress(RuntimeError):  # `close` came first
+                self._starter.submit(self._start, place)
         if isinstance(reply.result, WorkRefused):
             raise _raised(reply.result)
         return reply.result
 
     def _taken(self, place: _Place) -> set[int]:
-        numbers, self._closed_models[place] = self._closed_models[place], set()
+        numbers, place.closed_models = place.closed_models, set()
         return numbers
 
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
@@ -268,10 +368,16 @@ class ReaderPool:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:
             try:
-                place.reader = _Reader(child or ReaderChild(), self._first)
+                opens_media = self._opens_media and place.kinds[0] is WorkKind.MEDIA
+                start = ReaderStart(self._folders, opens_media, self._share_s)
+                place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
         return place.reader
+
+
+def _digest(work: Work) -> bytes:
+    return hashlib.sha256(_encoder.encode(work)).digest()
 
 
 def _raised(refused: WorkRefused) -> ServerError:

@@ -7,13 +7,16 @@ grammar library for each rule of a chain. Beyond these bounds the process dies, 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import resource
+import signal
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import BinaryIO
 
 import msgspec
@@ -22,9 +25,17 @@ import psutil
 from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.framing import framed, read_frame
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.decoders import load_decoders
-from openai_cpu_server.reader.messages import OpenModel, ReaderStart, Result, Work, WorkRefused, WorkReply
+from openai_cpu_server.reader.messages import (
+    OpenModel,
+    ReaderStart,
+    Result,
+    Work,
+    WorkRefused,
+    WorkReply,
+)
 from openai_cpu_server.reader.work import ReaderWorker
 
 STACK_BYTES = 512 * 2**20
@@ -33,18 +44,30 @@ _DATA_BYTES = 2 * 2**30
 """What else the process may have. A vocabulary of 260,000 tokens takes some 100 MB."""
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by so much since it last opened a model gives it back by ending."""
-_COMPUTING_S = 20
-"""Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
+_NATIVE_S = 5
+"""Native code that has not returned so much later ends with the process."""
 
 _works: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
 _start: msgspec.msgpack.Decoder[ReaderStart] = msgspec.msgpack.Decoder(ReaderStart)
 _encoder = msgspec.msgpack.Encoder()
 
 
+class _ShareUsed(BaseException):
+    """Raised within a piece of work that has computed for too long. Libraries do not catch it."""
+
+
 class _Bounds:
-    def __init__(self) -> None:
+    """Bounds on memory and computing time. Made on the thread that works."""
+
+    def __init__(self, share_s: float) -> None:
+        self.share_s = share_s
         self._own = psutil.Process()
         self._usual_bytes = 0
+        self._is_working = False
+        self.has_interrupted = False
+        """Some work was left in the middle of what it did: the process is of no more use."""
+        self._thread = threading.get_ident()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
         _limit(resource.RLIMIT_DATA, STACK_BYTES + _DATA_BYTES)
         _limit(resource.RLIMIT_CORE, 0)  # a death is no accident here, and its core would have prompts in it
@@ -54,12 +77,32 @@ class _Bounds:
         self._usual_bytes = self._own.memory_info().rss
 
     def begin(self) -> None:
-        """The kernel ends the process when it has computed for too long."""
-        _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + _COMPUTING_S)
+        """Python code is interrupted when the share is used up. Native code dies a little later."""
+        _limit(resource.RLIMIT_CPU, int(time.process_time() + self.share_s) + 1 + _NATIVE_S)
+        self._is_working = True
+        signal.setitimer(signal.ITIMER_PROF, self.share_s)
+
+    def end(self) -> None:
+        self._is_working = False
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        _raise_in(self._thread, None)
+
+    def interrupt(self, number: int, frame: object) -> None:
+        """The handler of SIGPROF, which runs on the main thread."""
+        if self._is_working:
+            self.has_interrupted = True
+            _raise_in(self._thread, _ShareUsed)
 
     @property
     def has_grown(self) -> bool:
         return self._own.memory_info().rss > self._usual_bytes + _GROWTH_BYTES
+
+
+def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
+    """Raise it in this thread before its next instruction of Python. None: what has not been raised yet is
+    taken back."""
+    raised = ctypes.py_object(exception) if exception else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 def _limit(kind: int, most: int) -> None:
@@ -67,26 +110,34 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _serve(sock: socket.socket, stream: BinaryIO) -> None:
-    """Until the other side is gone."""
-    worker, bounds = ReaderWorker(), _Bounds()
+def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: SimpleQueue[_Bounds]) -> None:
+    """Until the other side is gone. The bounds are handed to the main thread."""
+    bounds = _Bounds(share_s)
+    has_bounds.put(bounds)
+    worker = ReaderWorker()
     while (payload := read_frame(stream)) is not None:
         work = _works.decode(payload)
-        bounds.begin()
-        result = _contained(worker, work)
+        result = _contained(worker, work, bounds)
         if isinstance(work, OpenModel):
             gc.freeze()
             bounds.open()
-        is_last = bounds.has_grown
+        is_last = bounds.has_grown or bounds.has_interrupted
         sock.sendall(framed(_encoder.encode(WorkReply(result, is_last))))
         if is_last:
             return
 
 
-def _contained(worker: ReaderWorker, work: Work) -> Result:
+def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
     """A panic of Rust code arrives as a BaseException."""
     try:
-        return worker.do(work)
+        try:
+            bounds.begin()
+            return worker.do(work)
+        finally:
+            bounds.end()
+    except _ShareUsed:
+        message = f"Reading this takes more than {bounds.share_s:g} seconds of computing."
+        return WorkRefused(kind=InvalidRequest.__name__, message=message)
     except BaseException as panic:
         return WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
 
@@ -105,8 +156,10 @@ def main() -> None:
     if start.readable is not None:
         confine(read=map(Path, start.readable))
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(sock, stream))
+    has_bounds: SimpleQueue[_Bounds] = SimpleQueue()
+    thread = threading.Thread(target=_serve, args=(sock, stream, start.share_s, has_bounds))
     thread.start()
+    signal.signal(signal.SIGPROF, has_bounds.get().interrupt)
     thread.join()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError
+from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
@@ -19,6 +19,7 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens,
 from openai_cpu_server.prompt.chat import ControlNames
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
@@ -48,6 +49,7 @@ from openai_cpu_server.reader.messages import (
     VocabularyFacts,
     Work,
     WorkRefused,
+    WriteTemplate,
 )
 from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
 
@@ -140,10 +142,8 @@ class ReaderWorker:
         match work:
             case OpenModel():
                 return self._opened(work)
-            case CloseModel(key=key):
-                if (closed := self._models.pop(key, None)) is not None:
-                    closed.vocabulary.close()
-                return ModelClosed()
+            case CloseModel():
+                return self._closed(work)
             case EncodeTexts():
                 return EncodedTexts(
                     self._models[work.key].vocabulary.encode_all(
@@ -153,11 +153,13 @@ class ReaderWorker:
             case RenderChat():
                 return self._rendered(work)
             case RenderRerank():
-                asked = self._models[work.key].rerank
-                assert asked is not None, "the model has no template for reranking"
-                return EncodedTexts(asked.prompts(work.query, work.documents))
+                template = self._models[work.key].rerank
+                assert template is not None, "the model has no template for reranking"
+                return EncodedTexts(template.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
+            case WriteTemplate():
+                return _written(work)
             case OpenPicture() | OpenSound() | ReadDocument():
                 return _decoded(work)
             case FindProfile():
@@ -168,6 +170,11 @@ class ReaderWorker:
         facts = model.facts()
         digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
         return ModelOpened(digest=digest, facts=None if work.is_known else facts)
+
+    def _closed(self, work: CloseModel) -> ModelClosed:
+        if (closed := self._models.pop(work.key, None)) is not None:
+            closed.vocabulary.close()
+        return ModelClosed()
 
     def _rendered(self, work: RenderChat) -> Rendered:
         messages, tools, variables = json.loads(work.conversation)
@@ -189,6 +196,15 @@ class ReaderWorker:
             )
         )
         return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
+
+
+def _written(work: WriteTemplate) -> DocumentRead:
+    template = GoTemplate(work.template, "template")
+    if work.messages is None:
+        return DocumentRead("")
+    if work.suffix and not template.has_suffix:
+        raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
+    return DocumentRead(template.prompt(work.messages, work.suffix, most_chars=work.most_chars))
 
 
 def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> PictureOpened | SoundOpened | DocumentRead:

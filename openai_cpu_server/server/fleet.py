@@ -22,6 +22,7 @@ from openai_cpu_server.errors import (
     InvalidRequest,
     ModelNotLoaded,
     ServerError,
+    StartupError,
 )
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
@@ -52,7 +53,7 @@ class ModelSet:
     def __init__(
         self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
-        """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
+        """Raises StartupError where no model can ever be served, and for a router that leads nowhere."""
         may_grow = settings.allow_pull or settings.models_dir is not None
         self.is_alone = len(plans) == 1 and settings.memory is None and not may_grow
         """An only model, which is loaded at once and stays."""
@@ -60,6 +61,9 @@ class ModelSet:
         self.keeper = ModelKeeper(budget, watch.metrics)
         self._builder = ModelBuilder(settings, watch, self.keeper, readers, num_models=len(plans) + may_grow)
         self._models = self._built(plans)
+        states = [model.engine.status() for model in self._models]
+        if all(status.state is EngineState.FAILED for status in states) and not may_grow:
+            raise StartupError("; ".join(f"{status.reason}" for status in states))
         kinds = {
             name: None if model.is_broken else model.served.kind
             for model in self._models

@@ -212,6 +212,7 @@ class ModelParts(NamedTuple):
             open_picture=self.read.picture,
             open_sound=self.read.sound,
             read_document=self.read.document,
+            write_template=self.read.write_template,
             content_digest=FileContent(model_files(self.header)).digest,
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise

@@ -49,6 +49,7 @@ from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.reader.child import ReaderChild
+from openai_cpu_server.reader.messages import SHARE_S
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.model_builder import reader_pool
 from openai_cpu_server.server.options import adapter_files, api_options, is_on_loopback, job_options
@@ -120,6 +121,8 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         pool.on_death = watch.metrics.reader_died
+        watch.metrics.watch_readers(pool.load)
+        watch.metrics.reader_share.set(SHARE_S)
         fleet = ModelFleet(settings, plans, watch, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
         if settings.models_dir is not None:

@@ -247,6 +247,8 @@ class AskedConversation(msgspec.Struct, frozen=True):
     """Tokens that it goes on from: an earlier prompt with its answer."""
     template: str = ""
     """Ollama's, which writes the prompt in place of the model's own; "": nothing is said."""
+    suffix: str = ""
+    """What follows behind the answer, for such a template."""
 
 
 class AskedConversations(msgspec.Struct, frozen=True):
@@ -344,7 +346,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_slow(self) -> bool:
         """It may take more than some milliseconds: it is long, or has something to compile."""
-        return self.num_bytes > LONG_BODY or self.form is not None or self.tools is not None
+        has_program = self.form is not None or self.tools is not None or self._has_template
+        return self.num_bytes > LONG_BODY or has_program
+
+    @property
+    def _has_template(self) -> bool:
+        return isinstance(self.prompt, AskedConversation) and bool(self.prompt.template)
 
 
 # -- what is attached --------------------------------------------------------------------------------------

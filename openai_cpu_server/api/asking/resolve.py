@@ -54,7 +54,6 @@ from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.http.unheeded import TIERS
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
-from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 UNENFORCED = "x-unenforced-schema-keywords"
@@ -63,6 +62,8 @@ _MOST_NAMED = 32
 _ROOM = 1024
 """Where something may be left out, so many tokens stay free for an answer of no given length, or a quarter of
 the context."""
+_MOST_CONTEXT = 2**20
+"""For a model that is not loaded."""
 _TOO_LONG = "context_length_exceeded"
 
 
@@ -95,7 +96,8 @@ def tokens_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[i
     assert isinstance(ask.prompt, AskedConversation), "nobody asks for other prompts"
     assert not ask.attached, "what is attached is found before"
     if ask.prompt.template:
-        (made,) = text_prompts(_written(ask, ask.prompt), model.tokenizer, None)
+        context_limit = model.engine.info.context_limit if model.engine.info else _MOST_CONTEXT
+        (made,) = text_prompts(_written(ask, ask.prompt, model, context_limit), model.tokenizer, None)
         return made.tokens
     maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info, ends)
     return maker.prompt(ask.prompt.messages).tokens
@@ -137,7 +139,7 @@ def _of_texts(ask: Ask, texts: AskedTexts, asking: ModelContext) -> PreparedProm
     return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
 
 
-def _written(ask: Ask, conversation: AskedConversation) -> AskedTexts:
+def _written(ask: Ask, conversation: AskedConversation, model: ServedModel, context_limit: int) -> AskedTexts:
     """The text that a template of Ollama's makes of it. Raises InvalidRequest for what such a one does not
     show."""
     if ask.tools is not None and ask.tools.use is not None:
@@ -149,7 +151,7 @@ def _written(ask: Ask, conversation: AskedConversation) -> AskedTexts:
         {"role": roles.get(str(one.role), str(one.role)), "content": one.text}
         for one in conversation.messages
     ]
-    text = GoTemplate(conversation.template, "template").prompt(said)
+    text = model.write_template(conversation.template, said, conversation.suffix, context_limit)
     whole: str | Sequence[int | str] = (*conversation.before, text) if conversation.before else text
     return AskedTexts([whole], path=conversation.path)
 
@@ -196,7 +198,8 @@ def _with_media_of(ask: Ask, conversation: AskedConversation) -> Ask:
 
 def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
     if conversation.template:
-        return _of_texts(ask, _written(ask, conversation), asking)
+        written = _written(ask, conversation, asking.chosen.model, asking.info.context_limit)
+        return _of_texts(ask, written, asking)
     model, plan = asking.chosen.model, tool_plan(ask.tools)
     maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
     template = maker.template

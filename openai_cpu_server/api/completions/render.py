@@ -95,9 +95,11 @@ def _offsets(prompt: Prompt, pieces: ShownPieces) -> list[int]:
 
 
 def _top(entry: TokenLogprob, pieces: ShownPieces) -> dict[str, float]:
-    """The alternatives, and the token itself where it is none of them."""
-    top = {pieces[token].text: finite(logprob) for token, logprob in entry.top}
-    top.setdefault(pieces[entry.token].text, finite(entry.logprob))
+    """The alternatives, the most likely first, and the token itself where it is none of them. Of several
+    tokens with one text the most likely one counts."""
+    top: dict[str, float] = {}
+    for token, logprob in (*entry.top, (entry.token, entry.logprob)):
+        top.setdefault(pieces[token].text, finite(logprob))
     return top
 
 

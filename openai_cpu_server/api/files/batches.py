@@ -24,6 +24,7 @@ from openai_cpu_server.errors import (
     Unauthorized,
 )
 from openai_cpu_server.http.body import off_loop, small_body
+from openai_cpu_server.http.clients import works_for
 from openai_cpu_server.http.context import (
     EndedRequests,
     RequestContext,
@@ -101,6 +102,7 @@ class RowRunner:
                 await self._storage.check(owner, limits, StoredAmount(num_bytes=1))
             async with self._limits.row_lease(key) as lease:
                 context = RequestContext(ticket, _sender(key), lease)
+                works_for(context.identity)
                 answer = await self._routes[ticket.path](body, context)
         except Exception as error:
             return _failed(error, ticket)

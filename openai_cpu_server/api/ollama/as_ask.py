@@ -32,7 +32,6 @@ from openai_cpu_server.api.ollama.body import (
     OllamaTool,
 )
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.prompt.go_template import GoTemplate, checked_template
 from openai_cpu_server.prompt.template import joined, to_json
 
 _NO_EYES = LACKS["image"]
@@ -58,16 +57,16 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
     prompt = body.prompt or ""
     if body.raw and body.system:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
-    template = checked_template(body.template)
+    template = body.template or ""
     if body.raw and template:
         raise wrong("'raw' and 'template' cannot be combined: a raw prompt is all of the prompt.", "template")
     context = tuple(body.context or ())
     if context and (body.raw or body.suffix):
         other = "raw" if body.raw else "suffix"
         raise wrong(f"'{other}' and 'context' cannot be combined: it is no conversation.", "context")
-    if body.suffix and template:
-        return _ask(body, AskedTexts([_filled(body, GoTemplate(template, "template"))]))
-    if body.suffix:
+    if body.suffix and body.images and template:
+        raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
+    if body.suffix and not template:
         return _ask(body, AskedTexts([prompt], suffix=body.suffix))
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
@@ -78,18 +77,10 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
     said.append(("user", _with_marks(prompt, body.images)))
     messages = [AskedMessage({"role": role, "content": text}, path=role) for role, text in said]
     pictures = list(_pictures(body.images, "images", is_asked=True))
-    conversation = AskedConversation(messages, "prompt", before=context, template=template)
+    suffix = body.suffix or ""
+    conversation = AskedConversation(messages, "prompt", before=context, template=template, suffix=suffix)
     # Pictures are no tokens that could be sent again.
-    return _ask(body, conversation, pictures=pictures, tells_context=not pictures)
-
-
-def _filled(body: OllamaGenerateBody, template: GoTemplate) -> str:
-    if not template.has_suffix:
-        raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
-    if body.images:
-        raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
-    said = [{"role": "system", "content": body.system}] if body.system else []
-    return template.prompt([*said, {"role": "user", "content": body.prompt or ""}], body.suffix or "")
+    return _ask(body, conversation, pictures=pictures, tells_context=not (pictures or suffix))
 
 
 def _ask(

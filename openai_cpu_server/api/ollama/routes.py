@@ -38,7 +38,7 @@ from openai_cpu_server.api.ollama.render import (
     OllamaRenderer,
 )
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, missing
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -86,8 +86,8 @@ class OllamaGeneration(Generic[B]):
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
     async def _kept(self, body: B, context: RequestContext) -> Response:
-        """Any request may wake a model. To unload one is for administrators, as everywhere. Raises Forbidden,
-        ModelInUse."""
+        """Answer when the model is in memory, or out of it. Unloading needs the scope admin, as everywhere.
+        Raises Forbidden, ModelInUse, EngineUnavailable, ModelTooLarge, ModelNotLoaded."""
         identity = context.identity
         await fetch(self._parts.models, body.model, identity.allowed_models)
         chosen = self._parts.models.choose(body.model, identity.allowed_models)
@@ -95,7 +95,9 @@ class OllamaGeneration(Generic[B]):
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
             await self._parts.keeping.unload(chosen.model)
-        elif chosen.model.engine.state is EngineState.ASLEEP:
+        else:
+            if chosen.model.engine.state is EngineState.FAILED and not chosen.model.may_retry():
+                raise unavailable(chosen.model.engine.status())
             await self._parts.keeping.load(chosen.model, replace=False)
         return json_response(self._renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
 

@@ -21,7 +21,7 @@ from openai_cpu_server.api.ollama.render import NDJSON, OLLAMA, SHAPE, OllamaErr
 from openai_cpu_server.api.parts import ModelStore, ServerParts
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
-from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.body import in_thread, unkept_body
 from openai_cpu_server.http.context import context_of, ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.keys import ADMIN
@@ -30,7 +30,6 @@ from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
 from openai_cpu_server.models.presets import Preset, PresetMessage
 from openai_cpu_server.models.registry import fetch
-from openai_cpu_server.prompt.go_template import checked_template
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 _SHOWN_DIGITS = 12
@@ -119,7 +118,7 @@ def preset_of(body: OllamaCreateBody) -> Preset:
     return Preset(
         base=body.base,
         system=body.system or "",
-        template=checked_template(body.template),
+        template=body.template or "",
         messages=tuple(_message(message, index) for index, message in enumerate(body.messages or ())),
         parameters={name: number for name, number in numbers.items() if number is not None},
         max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
@@ -214,7 +213,9 @@ class OllamaStoreRoutes:
         store = store_for(self._store, name, request)
         allowed = context_of(request.scope).identity.allowed_models
         await fetch(self._models, preset.base, allowed)
-        self._models.choose(preset.base, allowed)
+        base = self._models.choose(preset.base, allowed).model
+        if preset.template:
+            await in_thread(partial(base.write_template, preset.template, None, "", 0), is_slow=True)
         await store.derive(name, preset)
 
 

@@ -263,12 +263,32 @@ class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
 
 def submit(call: PoolingCall, engine: Engine) -> Embedding:
     """Raises as `Engine.embed` and `Engine.generate`."""
+    if not call.work.inputs:
+        return NoVectors()
     if isinstance(call.work, EmbedRequest):
         return engine.embed(call.work)
     try:
         return YesOrNoScores(engine.generate(call.work.requests), call.work)
     except InvalidRequest as error:  # more sequences than may wait
         raise InvalidRequest(str(error), param="documents", code=error.code) from error
+
+
+class NoVectors:
+    """An `Embedding` of no inputs. The engine only takes requests that have some."""
+
+    figures = Figures(queue_ms=0.0, prefill_ms=0.0, latency_ms=0.0, tokens_per_second=0.0)
+
+    async def __aenter__(self) -> NoVectors:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        """Nothing was begun."""
+
+    async def vectors(self) -> bytes:
+        return b""
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """Nothing takes time."""
 
 
 class YesOrNoScores:

@@ -54,9 +54,6 @@ class InputReader(msgspec.Struct, frozen=True):
         """Names of control tokens in them are text. Raises InputTooLong; InvalidRequest for a text that is no
         token."""
         read = self._read(texts, params, add_special=True)
-        for tokens, param in zip(read, params, strict=True):
-            if not tokens:
-                raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
@@ -75,7 +72,7 @@ class InputReader(msgspec.Struct, frozen=True):
         room = self.limit - len(head) - len(marks.end)
         if length > self.limit and not (self.truncate and room >= 0):
             raise InputTooLong(tokens=length, limit=self.limit, param=param)
-        return (*head, *self.kept(text, max(0, room)), *marks.end)
+        return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
 
     def mixed(self, given: MixedText, param: str) -> Tokens:
         """Tokens and texts in turns, with what the model puts around them where it is not there. Raises as
@@ -120,6 +117,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return text[-length:] if self.keeps_end else text[:length]
 
     def _fitted(self, tokens: Sequence[int], param: str) -> Tokens:
+        _require_some(tokens, param)
         if len(tokens) <= self.limit:
             return tuple(tokens)
         if not self.truncate:
@@ -130,6 +128,13 @@ class InputReader(msgspec.Struct, frozen=True):
         if room < 0:
             raise InputTooLong(tokens=len(begin) + len(end), limit=self.limit, param=param)
         return (*begin, *self.kept(inner, room), *end)
+
+
+def _require_some(tokens: Sequence[int], param: str) -> Tokens:
+    """Raises InvalidRequest for an input that is empty: no engine computes one."""
+    if not tokens:
+        raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
+    return tuple(tokens)
 
 
 def _foreign(param: str, tokenizer: Tokenizer) -> str:

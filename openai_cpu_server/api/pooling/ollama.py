@@ -39,11 +39,12 @@ class OllamaEmbedBody(PoolingBody):
 
     input: Annotated[
         Union[
-            Annotated[NonEmpty, Tag("<text>")],
+            Annotated[str, Tag("<text>")],
             Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
         ],
         TEXT_OR_LIST,
     ]
+    """An empty text and an empty list have no vectors, as Ollama has it."""
     dimensions: Several | None = None
 
 
@@ -51,7 +52,8 @@ class OllamaOldEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
     hints: ClassVar[Hints] = _HINTS
 
-    prompt: NonEmpty
+    prompt: str
+    """An empty text has no vector, as Ollama has it."""
 
 
 class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +87,17 @@ class _VectorsWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 def _one_vector(rows: Rows, figures: Figures) -> bytes:
     """As the model gives it: the older route tells vectors of any length."""
-    return b'{"embedding":%b}' % b"".join(as_numbers(checked(rows)))
+    return b'{"embedding":%b}' % (b"".join(as_numbers(checked(rows))) or b"[]")
 
 
 def _vectors(body: OllamaEmbedBody, asking: ModelContext) -> PoolingCall:
     dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    params = ["input"] if isinstance(body.input, str) else [f"input[{at}]" for at in range(len(texts))]
+    texts = list(filter(None, [body.input])) if isinstance(body.input, str) else body.input
+    params = (
+        ["input"] * len(texts)
+        if isinstance(body.input, str)
+        else [f"input[{at}]" for at in range(len(texts))]
+    )
     inputs = InputReader.of(asking, None if body.truncate is False else _CUT).texts(texts, params)
     request = embed_request(inputs, body, asking, id_prefix="ollama-")
     writer = _VectorsWriter(model=asking.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions)
@@ -99,7 +105,8 @@ def _vectors(body: OllamaEmbedBody, asking: ModelContext) -> PoolingCall:
 
 
 def _vector(body: OllamaOldEmbedBody, asking: ModelContext) -> PoolingCall:
-    inputs = InputReader.of(asking, _CUT).texts([body.prompt], ["prompt"])
+    texts = list(filter(None, [body.prompt]))
+    inputs = InputReader.of(asking, _CUT).texts(texts, ["prompt"] * len(texts))
     request = embed_request(inputs, body, asking, id_prefix="ollama-")
     return PoolingCall(work=request, timeout_s=body.timeout, render=_one_vector)
 

@@ -151,7 +151,7 @@ async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Ticke
             inputs=num_done,
         )
         ticket.generated(ended)
-    return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1)
+    return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1 if num_inputs else 0)
 
 
 async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:

@@ -4,6 +4,7 @@ their leases. The methods are synchronous, and each is one transaction."""
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
@@ -29,23 +30,34 @@ from openai_cpu_server.jobs.store.files import file_not_found
 from openai_cpu_server.storage.database import Database
 
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 19
+"""Position of `starttime` in /proc/PID/stat, counted behind the name of the program."""
 
 
 def new_holder() -> str:
-    """`NODE PID STARTED NONCE` for this process; the nonce tells apart two runners in it."""
-    process = psutil.Process()
-    return f"{_node()} {process.pid} {process.create_time():.2f} {secrets.token_hex(4)}"
+    """`NODE PID START NONCE` for this process; the nonce tells apart two runners in it."""
+    return f"{_node()} {os.getpid()} {_start_of(os.getpid())} {secrets.token_hex(4)}"
 
 
 def has_died(holder: str) -> bool:
     """Whether the holder is surely dead. Only processes on this node can be checked; other leases run out."""
-    node, pid, started, _ = holder.split(" ")
+    node, pid, start, _ = holder.split(" ")
     if node != _node():
         return False
     try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" != started
-    except psutil.NoSuchProcess:
+        return _start_of(int(pid)) != start
+    except (OSError, psutil.NoSuchProcess):
         return True
+
+
+def _start_of(pid: int) -> str:
+    """When the process began, in a form that stays the same when the machine's clock is set. Raises OSError,
+    psutil.NoSuchProcess."""
+    if not _BOOT_ID.exists():  # not Linux
+        return f"{psutil.Process(pid).create_time():.2f}"
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{_BOOT_ID.read_text().strip()}:{fields[_START_FIELD]}"
 
 
 def _node() -> str:

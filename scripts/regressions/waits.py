@@ -1,0 +1,240 @@
+"""*waits*: how long one client's schema, chat and picture take while another client sends the heaviest pieces
+of one kind without pause; and how late `/health` is meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import io
+import itertools
+import tempfile
+import threading
+import time
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+from bench.model import made_projector
+from bench.servers import OUR_COMMAND, ServerSpec, running
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from openai_cpu_server.model_source.package import PACKAGED
+
+_CLIENTS = ("heavy", "light")
+_AT_ONCE = 4
+_HEAD_START_S = 2.0
+_LOOK_S = 0.02
+_TIMEOUT_S = 600.0
+_WIDTH = 160
+_SEES = "gemma3"
+"""A kind of encoder, as `made_projector` names it."""
+
+Body = tuple[str, dict[str, object]]
+"""A path and what is sent there."""
+MakeBody = Callable[[int], Body]
+"""Makes a body that differs from those with other numbers."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=10, help="of each kind, by the light client")
+
+
+def run(asked: argparse.Namespace) -> int:
+    heads = ("heavy client sends", *(f"{kind}, s" for kind in LIGHT), "/health late, ms", "heavy client gets")
+    table, model = Table(*heads), PACKAGED["smollm2"].path()
+    for encoder, rows in _BY_ENCODER.items():
+        with _server(model, made_projector(encoder, "tiny", model)) as url:
+            light = {kind: body for kind, body in LIGHT.items() if kind != "picture" or encoder == _SEES}
+            for name, heavy in rows.items():
+                table.add_row(*_row(url, name, heavy, light, asked.requests))
+    Console(width=_WIDTH).print(table)
+    return 0
+
+
+@contextlib.contextmanager
+def _server(model: Path, projector: Path) -> Iterator[str]:
+    """Its URL."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.toml"
+        digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in _CLIENTS}
+        keys.write_text("".join(f'[keys.{name}]\nsha256 = "{each}"\n' for name, each in digests.items()))
+        options = ("--model", f"smollm2={model}", "--mmproj", str(projector), "--api-keys", str(keys))
+        command = (*OUR_COMMAND, *options, "--port", "{port}", "--calibrate", "never", "--jobs-db", "none")
+        with running(ServerSpec("ours", command, "/ready"), []) as server:
+            yield f"http://127.0.0.1:{server.port}"
+
+
+def _row(
+    url: str,
+    name: str,
+    heavy: MakeBody | None,
+    light: dict[str, MakeBody],
+    num: int,
+) -> list[str]:
+    with _flood(url, heavy) as statuses, _sampled(url) as late_ms:
+        time.sleep(_HEAD_START_S)
+        waits = {
+            kind: [_wait_s(url, _CLIENTS[1], body(number)) for number in range(num)]
+            for kind, body in light.items()
+        }
+    shown = [f"{np.median(each):.2f} (worst {max(each):.2f})" for each in waits.values()]
+    shown += [""] * (len(LIGHT) - len(light))
+    counts = ", ".join(f"{statuses.count(one)} x {one}" for one in sorted(set(statuses)))
+    return [name, *shown, f"{np.median(late_ms):.0f} (worst {max(late_ms):.0f})", counts]
+
+
+def _wait_s(url: str, key: str, body: Body) -> float:
+    start_s = time.monotonic()
+    answer = _answer(url, key, body)
+    assert answer.status_code == 200, answer.text
+    return time.monotonic() - start_s
+
+
+def _answer(url: str, key: str, body: Body) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(url + body[0], json=body[1], headers=headers, timeout=_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _flood(url: str, heavy: MakeBody | None) -> Iterator[list[int]]:
+    """The statuses of the heavy client's answers."""
+    numbers, is_over, statuses = itertools.count(), threading.Event(), list[int]()
+
+    def send() -> None:
+        assert heavy is not None
+        while not is_over.is_set():
+            statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
+
+    threads = [threading.Thread(target=send) for _ in range(_AT_ONCE if heavy else 0)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def _sampled(url: str) -> Iterator[list[float]]:
+    """Milliseconds that `/health` takes."""
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        is_over, late_ms = threading.Event(), list[float]()
+
+        def look() -> None:
+            while not is_over.is_set():
+                start_s = time.monotonic()
+                client.get("/health")
+                late_ms.append(1000 * (time.monotonic() - start_s))
+                is_over.wait(_LOOK_S)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield late_ms
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def _chat(content: object, **more: object) -> Body:
+    return "/v1/chat/completions", {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 1,
+        **more,
+    }
+
+
+def _schema(number: int, num_properties: int) -> Body:
+    properties = {f"p{number}_{n}": {"type": "string" if n % 2 else "integer"} for n in range(num_properties)}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return _chat("Hello", response_format=form)
+
+
+def _picture(number: int, side: int) -> Body:
+    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((side, side)).save(file, "PNG", compress_level=1)
+    return _chat([{"type": "image_url", "image_url": {"url": _uri("image/png", file.getvalue())}}])
+
+
+def _document(number: int) -> Body:
+    """One page with 400,000 operators."""
+    from pypdf import PdfWriter
+    from pypdf.generic import DictionaryObject, NameObject, StreamObject
+
+    writer = PdfWriter()
+    page, content = writer.add_blank_page(100, 100), StreamObject()
+    content._data = b"BT /F1 12 Tf\n" + b"(Hello hello hello) Tj\n" * 400_000 + b"ET %d" % number
+    page[NameObject("/Contents")] = writer._add_object(content.flate_encode())
+    names = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(name): NameObject(value) for name, value in names.items()})
+    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
+    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    file = io.BytesIO()
+    writer.write(file)
+    data = {"filename": "a.pdf", "file_data": _uri("application/pdf", file.getvalue())}
+    return _chat([{"type": "file", "file": data}])
+
+
+def _sound(number: int) -> Body:
+    """20 MB."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, 2, 16_000, 0, "NONE", ""))
+        sound.writeframes(np.random.default_rng(number).integers(-999, 999, 10_000_000, np.int16).tobytes())
+    data = base64.b64encode(file.getvalue()).decode()
+    return _chat([{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}])
+
+
+def _lark(number: int) -> Body:
+    """Terminals that double 40 times."""
+    terminals = "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, 41))
+    definition = f'start: A40\nA0: "a{number}"\n{terminals}'
+    form = {"type": "grammar", "syntax": "lark", "definition": definition}
+    tools = [{"type": "custom", "name": "x", "format": form}]
+    return "/v1/responses", {
+        "input": "Hello",
+        "max_output_tokens": 16,
+        "tools": tools,
+        "tool_choice": "required",
+    }
+
+
+def _template(number: int) -> Body:
+    """A value that doubles 26 times."""
+    text = f"{{{{$x := print `{number}`}}}}" + "{{$x = print $x $x}}" * 26 + "{{.Prompt}}"
+    return "/api/generate", {"model": "smollm2", "prompt": "Hello", "stream": False, "template": text}
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+_salts = itertools.count(1_000_000)
+"""Nothing that the light client sends has been seen before."""
+LIGHT: dict[str, MakeBody] = {
+    "schema of 30 properties": lambda number: _schema(next(_salts), 30),
+    "chat": lambda number: _chat(f"Hello {next(_salts)}"),
+    "picture": lambda number: _picture(next(_salts), 64),
+}
+_BY_ENCODER: dict[str, dict[str, MakeBody | None]] = {
+    _SEES: {
+        "nothing": None,
+        "documents": _document,
+        "Lark grammars": _lark,
+        "pictures of 40 megapixels": lambda number: _picture(number, 6324),
+        "schemas of 60 kB": lambda number: _schema(number, 1800),
+        "templates": _template,
+    },
+    "ultravox": {"sounds of 20 MB": _sound},
+}
+"""What the heavy client sends, by the encoder of the server's model."""

@@ -1,0 +1,143 @@
+"""Clients take turns at readers, and no piece of work takes more than its share of computing."""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import json
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from pypdf import PdfWriter
+from pypdf.generic import DictionaryObject, NameObject, StreamObject
+
+from openai_cpu_server.contract.caller import CALLER
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.reader.child import ReaderChild
+from openai_cpu_server.reader.messages import ModelSource
+from openai_cpu_server.reader.model import ReadModel
+from openai_cpu_server.reader.pool import ReaderPool
+from tests.tiny_model import tiny_model_path
+from tests.waiting import wait_until
+
+ANN, BOB = ("key:ann",), ("key:bob",)
+SHARE_S = 0.5
+
+
+@pytest.fixture
+def pool() -> Iterator[ReaderPool]:
+    with ReaderPool(share_s=SHARE_S) as pool:
+        yield pool
+
+
+@pytest.fixture
+def model(pool: ReaderPool) -> ReadModel:
+    return ReadModel(pool, source())
+
+
+def source() -> ModelSource:
+    return ModelSource(path=str(tiny_model_path()), generates=True)
+
+
+def schema_order(num_properties: int) -> GrammarOrder:
+    properties = {f"p{n}": {"type": "integer"} for n in range(num_properties)}
+    return GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps({"properties": properties}))
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as executor:
+        yield executor
+
+
+def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[], object]) -> Future[object]:
+    """Work on behalf of this client."""
+    context = contextvars.copy_context()
+    context.run(CALLER.set, caller)
+    return threads.submit(context.run, work)
+
+
+def slow_pdf() -> bytes:
+    """One page with more operators than anyone reads within the share."""
+    writer = PdfWriter()
+    page, content = writer.add_blank_page(100, 100), StreamObject()
+    content._data = b"BT /F1 12 Tf\n" + b"(Hello hello) Tj\n" * 200_000 + b"ET"
+    names = {"Type": "Font", "Subtype": "Type1", "BaseFont": "Helvetica"}
+    font = DictionaryObject(
+        {NameObject(f"/{name}"): NameObject(f"/{value}") for name, value in names.items()}
+    )
+    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
+    page[NameObject("/Contents")] = writer._add_object(content.flate_encode())
+    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    file = io.BytesIO()
+    writer.write(file)
+    return file.getvalue()
+
+
+@contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """A gate: whatever these processes do ends behind it."""
+    for pid in pids:
+        psutil.Process(pid).send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            psutil.Process(pid).send_signal(signal.SIGCONT)
+
+
+def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
+    pdf = slow_pdf()
+    with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
+        model.document(pdf, 10_000_000)
+    assert pool.deaths == 0
+    wait_until(lambda: len(pool.pids) == 2)
+    with stopped(pool.pids), pytest.raises(InvalidRequest):
+        model.document(pdf, 10_000_000)
+    assert model.document(b"a short text", 100) == "a short text"
+
+
+def test_a_process_that_computes_is_not_taken_for_silent() -> None:
+    """It computes for longer than the patience with a process that does nothing."""
+    terminals = "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, 41))
+    order = GrammarOrder(source=GrammarSource.LARK, text=f"start: A40\nA0: /a/\n{terminals}")
+    children = [ReaderChild(patience_s=1.0) for _ in range(2)]
+    with ReaderPool(children=children, share_s=3.0) as pool:
+        refused = ReadModel(pool, source()).grammars(order)
+        assert isinstance(refused, RefusedGrammar)
+        assert "takes more than 3 seconds" in refused.message
+        assert pool.deaths == 0
+
+
+def test_work_of_one_kind_waits_for_no_other_kind(
+    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
+) -> None:
+    before = set(pool.pids)
+    assert model.document(b"starts the process", 100)
+    with stopped([*(set(pool.pids) - before)]):
+        document = begun(threads, ANN, lambda: model.document(b"another", 100))
+        wait_until(lambda: pool.load()["media"].running == 1)
+        assert isinstance(model.grammars(schema_order(30)), MadeGrammar)
+        assert model.tokenizer.encode("Hello", add_special=False, parse_special=False)
+    assert document.result() == "another"
+
+
+def test_one_client_never_keeps_the_programs_of_another_waiting(
+    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
+) -> None:
+    before = set(pool.pids)
+    model.grammars(schema_order(1))
+    wait_until(lambda: len(set(pool.pids) - before) == 2)  # one that has worked, and a spare
+    _, first, _ = pool.pids
+    with stopped([first]):
+        of_ann = [begun(threads, ANN, lambda n=n: model.grammars(schema_order(n))) for n in (2, 3, 4)]
+        wait_until(lambda: pool.load()["program"] == (2, 1))
+        of_bob = begun(threads, BOB, lambda: model.grammars(schema_order(5)))
+        assert isinstance(of_bob.result(), MadeGrammar)
+        assert pool.load()["program"].running == 1
+    assert all(isinstance(one.result(), MadeGrammar) for one in of_ann)
