@@ -128,10 +128,10 @@ def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_pat
 
 
 def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadModel, pool: ReaderPool) -> None:
-    """The kernel holds it to them. (To wait for the first would take 20 s.)"""
+    """The kernel holds it to them: native code that does not return in time ends."""
     assert encoded(demo, "begins a piece of work")
     limits = psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CPU)
-    assert 20 <= limits[0] <= 1000
+    assert 10 <= limits[0] <= 1000
     assert psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_DATA)[0] < 4 * 2**30
     assert psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CORE)[0] == 0
 
