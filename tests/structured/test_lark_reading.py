@@ -123,21 +123,13 @@ def test_a_text_in_a_call_is_a_json_string() -> None:
     ("grammar", "end", "good", "wrong"),
     [
         (APPLY_PATCH, "\n</parameter>", [PATCH], [PATCH[:-1]]),
-        (
-            APPLY_PATCH,
-            "</arg_value>",
-            [PATCH, PATCH.replace("f", "</arg_valu")],
-            [PATCH.replace("f", "</arg_value>")],
-        ),
-        (
-            'start: ("<" | "</" | "x" | ">" | LF)*\nLF: /\\n/',
-            "</x>",
-            ["</", "<</x\n>", "</<x>"],
-            ["<</x>", "</x></"],
-        ),
-        ("start: /a*b?/", "aba", ["a", "", "b"], ["ab", "aab"]),  # nor may text and mark make it sooner
+        (APPLY_PATCH, "</arg_value>", [PATCH, PATCH.replace("f", "</arg_valu")],
+         [PATCH.replace("f", "</arg_value>")]),
+        ('start: ("<" | "</" | "x" | ">" | LF)*\nLF: /\\n/', "</x>", ["</", "<</x\n>", "</<x>"],
+         ["<</x>", "</x></"]),
+        ("start: /a*b?/", "aba", ["a", "", "b"], ["ab", "aab"]),
     ],
-)
+)  # fmt: skip
 def test_a_text_is_raw_before_a_mark_that_it_does_not_contain(
     grammar: str, end: str, good: list[str], wrong: list[str]
 ) -> None:
@@ -176,19 +168,17 @@ def test_a_regular_expression_is_rusts() -> None:
         ('start: "\\q"', "unknown escape '\\q'"),
         ("%import other.X\nstart: X", "only terminals of the module 'common'"),
         ('start: start "a"', "no text matches"),
-        ('start: /[a-z]+/ "b"', "no text matches"),  # the first terminal takes the second one's text
+        ('start: /[a-z]+/ "b"', "no text matches"),
         ("start: " + "(" * 60 + '"a"' + ")" * 60, "more than 50 nested groups"),
         ('start: "a"' + "?" * 5_000, "nested too deep"),
-        (
-            "start: T0\n" + "".join(f'T{i}: T{i + 1} "a"\n' for i in range(900)) + 'T900: "a"',
-            "nested too deep",
-        ),
+        ("start: T0\n" + "".join(f'T{i}: T{i + 1} "a"\n' for i in range(900)) + 'T900: "a"',
+         "nested too deep"),
         ("start: /a{1,50000}b{1,50000}/", "The grammar is too large: more than 1500 states of an automaton"),
         ("start: " + '"a" ' * 30_000, "more than 100000 characters"),
         ("start: " + " ".join(f'"{i}"' for i in range(1_001)), "more than 1000 terminals"),
         ("start: " + "|".join(f"/\\p{{L}}{i}/" for i in range(60)), "more than 20000 ranges of characters"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> None:
     found = MAKE(GrammarOrder(source=GrammarSource.LARK, text=grammar))
     assert isinstance(found, RefusedGrammar)
