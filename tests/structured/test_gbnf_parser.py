@@ -91,6 +91,8 @@ WRONG = [
     ("root ::= [a-cz-x]", 1, 14, "whose end lies before its beginning"),
     ('root ::= "a"\nroot ::= "b"', 2, 1, "is defined already"),
     ("root ::= <think> .*", 1, 10, "tokens"),
+    ("root ::= <[x]>", 1, 10, "cannot be named"),
+    ("root ::= <[1234567890]>", 1, 10, "cannot be named"),
     ("root ::= !<[7]>", 1, 10, "tokens"),
     ('root ::= root "a" | "b"', 1, 1, "left recursion: root -> root"),
     ('root ::= "x" a\na ::= "y"? b\nb ::= ("z" | a) "w"', 2, 1, "left recursion: a -> b -> a"),

@@ -7,6 +7,7 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import grammar_maker
 from openai_cpu_server.structured.lark.meaning import lark_rules
 from tests.structured.making import check_rules
+from tests.structured.oracle import check_texts
 
 APPLY_PATCH = r"""
 start: begin_patch hunk+ end_patch
@@ -85,12 +86,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_texts_that_lark_reads_match(name: str) -> None:
     grammar, good, wrong = TEXTS[name]
-    check = check_rules(lark_rules(grammar))
-    fits = {
-        text: (found := check.check(text)).is_complete and found.accepted == found.size
-        for text in good + wrong
-    }
-    assert fits == {**dict.fromkeys(good, True), **dict.fromkeys(wrong, False)}
+    check_texts(check_rules(lark_rules(grammar)), good, wrong)
 
 
 MAKE = grammar_maker(GrammarCheck)
@@ -102,21 +98,12 @@ def made(text: str, *, end: str = "", source: GrammarSource = GrammarSource.LARK
     return found
 
 
-def takes(grammar: MadeGrammar, text: str) -> bool:
-    found = GrammarCheck(grammar.lark).check(text)
-    return found.is_complete and found.accepted == found.size
-
-
 def test_a_text_in_a_call_is_a_json_string() -> None:
     grammar = made(APPLY_PATCH)
     assert not grammar.is_raw
-    assert takes(grammar, '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"')
-    for wrong in (
-        '"*** Begin Patch\n*** Add File: a\\n+\\n*** End Patch"',
-        '"*** Begin Patch\\n*** Add',
-        PATCH,
-    ):
-        assert not takes(grammar, wrong)
+    good = '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"'
+    wrong = ['"*** Begin Patch\n*** Add File: a\\n+\\n*** End Patch"', '"*** Begin Patch\\n*** Add', PATCH]
+    check_texts(GrammarCheck(grammar.lark), [good], wrong)
 
 
 @pytest.mark.parametrize(
@@ -135,20 +122,16 @@ def test_a_text_is_raw_before_a_mark_that_it_does_not_contain(
 ) -> None:
     raw = made(grammar, end=end)
     assert raw.is_raw
-    assert {text: takes(raw, text) for text in good + wrong} == {
-        **dict.fromkeys(good, True),
-        **dict.fromkeys(wrong, False),
-    }
+    check_texts(GrammarCheck(raw.lark), good, wrong)
 
 
 def test_a_text_that_has_the_mark_in_any_case_is_a_json_string() -> None:
-    assert takes(made('start: "</x>"', end="</x>"), '"</x>"')
+    check_texts(GrammarCheck(made('start: "</x>"', end="</x>").lark), ['"</x>"'], [])
 
 
 def test_a_regular_expression_is_rusts() -> None:
     grammar = made(r"(?i)select .+;", source=GrammarSource.RUST_REGEX)
-    assert takes(grammar, '"SeLect \\t\\r;"')
-    assert not takes(grammar, '"select \\n;"')
+    check_texts(GrammarCheck(grammar.lark), ['"SeLect \\t\\r;"'], ['"select \\n;"'])
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,6 @@ SHUT = {"additionalProperties": False}
 TREE = {"type": "object", "properties": {"kids": {"items": {"$dynamicRef": "#node"}}}, **SHUT}
 
 
-@pytest.mark.parametrize("home", ["$defs", "definitions", "components"])
-def test_local_reference(home):
-    check({home: {"n": INT}, "type": "array", "items": {"$ref": f"#/{home}/n"}}, [[], [1]], [["a"]])
-
-
 LISTS = {
     name: {"$id": name, "$ref": "list", "$defs": {"x": {"$dynamicAnchor": "item", "type": kind}}}
     for name, kind in (("numbers", "number"), ("strings", "string"))
@@ -23,40 +18,39 @@ LISTS = {
 LISTS["l"] = {"$id": "list", "type": "array", "items": {"$dynamicRef": "#item"},
               "$defs": {"y": {"$dynamicAnchor": "item"}}}  # fmt: skip
 HOME = {"$id": "https://example.org/root", "$defs": LISTS}
-OPEN_TREE = {
-    "$id": "tree",
-    "$dynamicAnchor": "node",
-    "type": "object",
-    "properties": {"v": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}},
-}
+NODES = {"v": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}}
+OPEN_TREE = {"$id": "tree", "$dynamicAnchor": "node", "type": "object", "properties": NODES}
 OUTSIDE = {"$id": "https://a/strict", "$dynamicAnchor": "node", "$ref": "tree", "$defs": {"tree": OPEN_TREE}}
 SHUT_LATE = {"unevaluatedProperties": False}
 CASES = {
     "pointers are unescaped": [({"$defs": {"a/b~c d": INT}, "$ref": "#/$defs/a~1b~0c%20d"}, [1], ["a"])],
+    "a local reference": [
+        ({home: {"n": INT}, "type": "array", "items": {"$ref": f"#/{home}/n"}}, [[], [1]], [["a"]])
+        for home in ("$defs", "definitions", "components")],
     "recursion": [
         ({"type": "object", "properties": {"v": INT, "kids": {"type": "array", "items": {"$ref": "#"}}},
-         "required": ["v"], "additionalProperties": False},
+          "required": ["v"], "additionalProperties": False},
          [{"v": 1}, {"v": 1, "kids": [{"v": 2, "kids": []}]}], [{}, {"v": 1, "kids": [{}]}])],
     "mutual recursion": [
         ({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/b"}},
-         "b": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "additionalProperties": False}},
-         "$ref": "#/$defs/a"}, [[], [{}], [{"a": [{}]}]], [{}, [{"a": {}}], [1]])],
+          "b": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "additionalProperties": False}},
+          "$ref": "#/$defs/a"}, [[], [{}], [{"a": [{}]}]], [{}, [{"a": {}}], [1]])],
     "endless recursion is no alternative": [
         ({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}},
-         "anyOf": [{"$ref": "#/$defs/n"}, INT]}, [1], [{}, {"n": {}}])],
+          "anyOf": [{"$ref": "#/$defs/n"}, INT]}, [1], [{}, {"n": {}}])],
     "ids": [
         ({"$id": "https://example.org/root.json", "$defs": {"x": {"$id": "sub/x.json", "$defs": {"y": INT},
-         "$ref": "#/$defs/y"}}, "$ref": "sub/x.json"}, [1], ["a"]),
+          "$ref": "#/$defs/y"}}, "$ref": "sub/x.json"}, [1], ["a"]),
         ({"$id": "https://example.org/r.json", "$defs": {"n": INT},
-         "$ref": "https://example.org/r.json#/$defs/n"}, [1], ["a"])],
+          "$ref": "https://example.org/r.json#/$defs/n"}, [1], ["a"])],
     "siblings count since 2019": [({"$defs": {"n": INT}, "$ref": "#/$defs/n", "minimum": 5}, [5], [4, "a"])],
     "siblings are silent in the older drafts": [
         ({"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"n": INT},
-         "$ref": "#/definitions/n", "minimum": 5}, [4, 5], ["a"])],
+          "$ref": "#/definitions/n", "minimum": 5}, [4, 5], ["a"])],
     "an id beside a silencing ref is no base": [
         ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://example.org/base/",
-         "definitions": {"s": {"$id": "http://example.org/other/n.json", "type": "string"},
-         "i": {"$id": "n.json", **INT}}, "allOf": [{"$id": "http://example.org/other/", "$ref": "n.json"}]},
+          "definitions": {"s": {"$id": "http://example.org/other/n.json", "type": "string"},
+          "i": {"$id": "n.json", **INT}}, "allOf": [{"$id": "http://example.org/other/", "$ref": "n.json"}]},
          [1], ["a"])],
     "a dynamic ref with one anchor is a ref": [
         ({"items": {"$dynamicRef": "#x"}, "type": "array", "$defs": {"a": {"$dynamicAnchor": "x", **INT}}},
@@ -65,7 +59,7 @@ CASES = {
         ({"$dynamicAnchor": "node", **TREE}, [{}, {"kids": [{"kids": []}]}], [{"a": 1}, {"kids": [1]}])],
     "a dynamic anchor of the root is the outermost": [
         ({"$id": "https://example.org/strict", "$dynamicAnchor": "node", "$ref": "tree", "required": ["kids"],
-         "$defs": {"tree": {"$id": "tree", "$dynamicAnchor": "node", **TREE}}},
+          "$defs": {"tree": {"$id": "tree", "$dynamicAnchor": "node", **TREE}}},
          [{"kids": []}, {"kids": [{"kids": []}]}], [{}, {"kids": [{}]}])],
     "a dynamic ref means what the way there says": [
         ({**HOME, "anyOf": [{"$ref": "numbers"}, {"$ref": "strings"}]}, [[1, 2], ["a"], []],
@@ -85,18 +79,13 @@ CASES = {
         ({"$defs": {"broken": {"pattern": "(?=a)"}}, "type": "integer"}, [1], ["a"])],
 }  # fmt: skip
 
-
 D4, D6, D7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for n in (4, 6, 7))
 D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
 INNER = {"$id": "../d/", "$defs": {"x": {"$id": "x", **INT}}}
-OLD = {
-    **D7,
-    "$id": "urn:old",
-    "definitions": {"n": INT},
-    "allOf": [{"$ref": "#/definitions/n", "minimum": 5}],
-}
-NEW = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:new", "$ref": "#/$defs/n",
-       "minimum": 5, "$defs": {"n": INT}}  # fmt: skip
+D2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+SILENT = {"$ref": "#/definitions/n", "minimum": 5}
+OLD = {**D7, "$id": "urn:old", "definitions": {"n": INT}, "allOf": [SILENT]}
+NEW = {**D2020, "$id": "urn:new", "$ref": "#/$defs/n", "minimum": 5, "$defs": {"n": INT}}
 RECURSIVE = {
     "$id": "inner.json",
     "$recursiveAnchor": True,
@@ -135,9 +124,8 @@ def test_cases(name):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"$ref": "#"},
+        *({"$ref": "#"}, {"anyOf": [INT, {"$ref": "#"}]}),
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"anyOf": [INT, {"$ref": "#"}]},
     ],
 )
 def test_a_reference_that_leads_back_to_itself_is_refused(schema):
