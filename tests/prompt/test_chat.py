@@ -20,46 +20,35 @@ TURNS = ChatTemplate(
 )
 USER = {"role": "user", "content": "Hello"}
 PREFILL = {"role": "assistant", "content": "Sure, "}
-
-
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": "Sure,"}, {"type": "text", "text": "so"}]}
+RENDERED: dict[str, tuple[list[Message], dict[str, Any], str]] = {
+    "an answer begins afresh": ([USER], {}, "<user>Hello</><assistant>"),
+    "a prefill continues the turn": ([USER, PREFILL], {}, "<user>Hello</><assistant>Sure, "),
+    "a prefill in parts": ([USER, PARTS], {}, "<user>Hello</><assistant>Sure,\nso"),
+    "without a generation prompt the last turn is finished": (
+        [USER, PREFILL], {"add_generation_prompt": False}, "<user>Hello</><assistant>Sure, </>"),
+    "tools and extra variables": (
+        [USER], {"tools": [{}, {}], "extra": {"style": "!"}}, "<user>Hello</><tools>2</><assistant>!"),
+    "no tools": ([USER], {"tools": []}, "<user>Hello</><assistant>"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("messages", "more", "expected"),
-    [
-        ([USER], {}, "<user>Hello</><assistant>"),
-        ([USER, PREFILL], {}, "<user>Hello</><assistant>Sure, "),
-        ([USER, PARTS], {}, "<user>Hello</><assistant>Sure,\nso"),
-        ([USER, PREFILL], {"add_generation_prompt": False}, "<user>Hello</><assistant>Sure, </>"),
-        ([USER], {"tools": [{}, {}], "extra": {"style": "!"}}, "<user>Hello</><tools>2</><assistant>!"),
-        ([USER], {"tools": []}, "<user>Hello</><assistant>"),
-    ],
-    ids=[
-        "an answer begins afresh",
-        "a prefill continues the assistant's turn",
-        "a prefill in parts",
-        "without a generation prompt the last turn is finished",
-        "tools and extra variables reach the template",
-        "no tools",
-    ],
-)
-def test_what_is_rendered(messages: list[Message], more: dict[str, Any], expected: str) -> None:
+@pytest.mark.parametrize("name", RENDERED)
+def test_what_is_rendered(name: str) -> None:
+    messages, more, expected = RENDERED[name]
     assert render_chat(TURNS, messages, **more).text == expected
 
 
 def test_prefill_with_tool_calls_is_refused() -> None:
-    calling = {"role": "assistant", "tool_calls": [{"id": "1"}]}
     with pytest.raises(InvalidRequest, match="answers must follow"):
-        render_chat(TURNS, [USER, calling])
+        render_chat(TURNS, [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}])
 
 
 def test_template_that_wants_parts_gets_parts() -> None:
-    parts = ChatTemplate(
-        "{% for m in messages %}{% for p in m.content %}({{ p.type }}:{{ p.text }}){% endfor %}{% endfor %}",
-        bos_text="",
-        eos_text="",
+    source = (
+        "{% for m in messages %}{% for p in m.content %}({{ p.type }}:{{ p.text }}){% endfor %}{% endfor %}"
     )
+    parts = ChatTemplate(source, bos_text="", eos_text="")
     assert render_chat(parts, [USER]).text == "(text:Hello)"
 
 
@@ -72,11 +61,8 @@ def test_failure_of_the_template() -> None:
 @pytest.mark.parametrize(
     ("text", "bos_text", "expected"),
     [
-        ("<s>Hi", "<s>", False),
-        ("\n\n<s>Hi", "<s>", False),
-        ("Hi<s>", "<s>", True),
-        ("Hi", "", True),
-        ("", "<s>", True),
+        *(("<s>Hi", "<s>", False), ("\n\n<s>Hi", "<s>", False)),
+        *(("Hi<s>", "<s>", True), ("Hi", "", True), ("", "<s>", True)),
     ],
 )
 def test_bos_is_never_doubled(text: str, bos_text: str, expected: bool) -> None:

@@ -20,44 +20,28 @@ def text(*texts: str) -> list[dict[str, str]]:
 SAID = {"role": "assistant", "content": "x"}
 FOUND = {"role": "tool", "content": "4", "name": "add", "tool_call_id": "1"}
 STRANGE = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+NULLS = {"role": "assistant", "content": None, "name": None}
+MESSAGES = {
+    "developer is system": ({"role": "developer", "content": "x"}, False, {"role": "system", "content": "x"}),
+    "parts become one text": (user(text("a", "b")), False, user("a\nb")),
+    "or one part": (user(text("a", "b")), True, user(text("a\nb"))),
+    "text becomes a part where wanted": (user("a"), True, user(text("a"))),
+    "absent content is empty text": (NULLS, False, {"role": "assistant", "content": ""}),
+    "other fields are passed on": (FOUND, False, FOUND),
+    "no tool calls is no field": ({**SAID, "tool_calls": []}, False, SAID),
+    "strange tool calls are the template's affair": (STRANGE, False, STRANGE),
+}
 
 
-@pytest.mark.parametrize(
-    ("message", "as_parts", "expected"),
-    [
-        ({"role": "developer", "content": "x"}, False, {"role": "system", "content": "x"}),
-        (user(text("a", "b")), False, user("a\nb")),
-        (user(text("a", "b")), True, user(text("a\nb"))),
-        (user("a"), True, user(text("a"))),
-        ({"role": "assistant", "content": None, "name": None}, False, {"role": "assistant", "content": ""}),
-        (FOUND, False, FOUND),
-        ({**SAID, "tool_calls": []}, False, SAID),
-        (STRANGE, False, STRANGE),
-    ],
-    ids=[
-        "developer is system",
-        "parts become one text",
-        "or one part",
-        "text becomes a part where wanted",
-        "absent content is empty text",
-        "other fields are passed on",
-        "no tool calls is no field",
-        "strange tool calls are the template's affair",
-    ],
-)
-def test_a_message_as_templates_expect_it(
-    message: dict[str, object], as_parts: bool, expected: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_as_templates_expect_it(name: str) -> None:
+    message, as_parts, expected = MESSAGES[name]
     assert template_messages([dict(message)], as_parts=as_parts) == [expected]
 
 
 def calling(arguments: object) -> dict[str, object]:
-    function = {"name": "f", "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "1", "type": "function", "function": function}],
-    }
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 @pytest.mark.parametrize(
@@ -78,10 +62,7 @@ def test_other_content_is_refused(content: object) -> None:
         ("[1]", {"arguments": [1]}),
         ('{"a": ', {"arguments": '{"a": '}),
         ("[" * 100_000, {"arguments": "[" * 100_000}),
-        ("", {}),
-        (" \n", {}),
-        ("null", {}),
-        (None, {}),
+        *(("", {}), (" \n", {}), ("null", {}), (None, {})),
     ],
 )
 def test_arguments_of_tool_calls(arguments: object, expected: object) -> None:
