@@ -93,8 +93,6 @@ CHATML = [
 ]
 PIECES = ["a", "the ", " ", "\n", "\n\n", "é", "<|im_end|>", "<|", ".", "1"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
-
-
 FILES = st.sampled_from([DEMO, tiny_model_path()])
 
 
@@ -126,15 +124,19 @@ def test_real_tokens_agree_up_to_the_borders(
         assert list(asked.tokens) == real.encode(text, add_special=add_special, parse_special=True)
 
 
-def borders(
+def prompt(
     *messages: dict[str, Any],
     source: str = FakeTokenizer.chat_template,
     written: Mapping[int, Sequence[int]] | None = None,
     names: Sequence[ControlToken] = FakeTokenizer().control_tokens,
-) -> tuple[int, ...]:
+) -> ChatPrompt:
     compiled = ChatTemplate(source, bos_text="<s>", eos_text="</s>")
     asked_for = ChatPrompts(compiled, FakeTokenizer(), TOOL_FORMATS["demo"], ControlNames(names))
-    return asked_for.prompt(Conversation(messages=list(messages), written=written or {})).borders
+    return asked_for.prompt(Conversation(messages=list(messages), written=written or {}))
+
+
+def borders(*messages: dict[str, Any], **more: Any) -> tuple[int, ...]:
+    return prompt(*messages, **more).borders
 
 
 HI = said("user", "hi")
@@ -147,13 +149,9 @@ def test_bos_and_the_tokens_of_written_answers_count() -> None:
     assert borders(HI, said("assistant", "Yes, I am"), HI, written={1: (7, 302, 7)}) == (2, 9, 12)
 
 
-def test_an_answer_that_has_begun_is_behind_the_last_border() -> None:
+def test_an_answer_that_has_begun_and_what_a_text_spells_have_no_border() -> None:
     assert borders(HI, said("assistant", "Ye")) == (2, 5)
-
-
-def test_what_a_text_spells_is_no_border() -> None:
-    spelt = "<|user|>"
-    assert borders(said("user", spelt)) == (2, 3 + len(spelt))
+    assert borders(said("user", "<|user|>")) == (2, 3 + len("<|user|>"))
 
 
 def test_where_no_other_may_part_there_is_no_border() -> None:

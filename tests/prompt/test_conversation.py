@@ -47,16 +47,16 @@ def result(of: str, text: str) -> dict[str, Any]:
 
 
 def short(messages: Sequence[Message]) -> list[str]:
-    """Initials of roles before texts, ids of calls, and results with their function's name and their id."""
+    """Thoughts in brackets; initials of roles, ids of calls or of a named function's result; then texts."""
     found = []
     for message in messages:
-        text = str(message["content"]).replace("\n\n", "|")
-        if ids := [call["id"] for call in message.get("tool_calls", ())]:  # type: ignore[attr-defined]
-            found.append(" ".join(["calls", *ids]))
-        elif message["role"] == "tool":
-            found.append(f"{message.get('name', '')}.{message['tool_call_id']} = {text}")
-        else:
-            found.append(f"{str(message['role'])[0].upper()} {text}")
+        who = str(message["role"])[0].upper()
+        if message["role"] == "tool":
+            who = f"{message.get('name', '')}.{message['tool_call_id']} ="
+        elif calls := message.get("tool_calls"):
+            who = " ".join(["calls", *(call["id"] for call in calls)])  # type: ignore[attr-defined]
+        thoughts = f"({message['reasoning_content']}) " if "reasoning_content" in message else ""
+        found.append(f"{thoughts}{who} {message['content'] or ''}".replace("\n\n", "|").rstrip())
     return found
 
 
@@ -108,73 +108,63 @@ def test_a_result_whose_call_is_gone_or_answered_is_told_in_words() -> None:
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def told(*messages: Message, form: Any = HERMES, **shape: object) -> list[Message]:
-    return adapted(messages, (), TemplateShape(**{"calls": CallShape(), **shape}), form)[0]  # type: ignore[arg-type]
+def told(
+    *messages: Message, form: Any = HERMES, shows_thoughts: bool = False, **shape: object
+) -> list[Message]:
+    taken = TemplateShape(**{"calls": CallShape(), **shape})  # type: ignore[arg-type]
+    return adapted(messages, (), taken, form, shows_thoughts=shows_thoughts)[0]
+
+
+ALTERNATING = [said("assistant", "a"), USER, USER, said("assistant", "b"), said("assistant", "c"), USER]
+LOOK = {**calling("x", "y", content="Look:"), "reasoning_content": "Hm."}
+ONE, TWO = result("x", "1"), result("y", "2")
+STEPS = [USER, calling("x"), ONE, calling("y"), TWO, LATER]
+EMPTY = [USER, said("assistant", ""), USER, said("assistant", "", reasoning_content="Hm."), USER]
+ADAPTED: dict[str, tuple[list[Message], dict[str, object], list[str]]] = {
+    "turns that must alternate do": (
+        ALTERNATING, {"alternates": True}, ["U ...", "A a", "U hi|hi", "A b|c", "U hi"]),
+    "a question behind results makes words of them where turns alternate": (
+        STEPS, {"alternates": True},
+        ["U hi", "calls x", ".x = 1", f"A {CALL}", "U Results of the functions:\n2|and?"]),
+    "or stays": (STEPS, {}, ["U hi", "calls x", ".x = 1", "calls y", ".y = 2", "U and?"]),
+    "empty answers stay": (EMPTY, {}, ["U hi", "A", "U hi", "(Hm.) A", "U hi"]),
+    "or are left out where they are refused": (EMPTY, {"takes_empty": False}, ["U hi", "U hi", "U hi"]),
+    "but for thoughts that are shown": (
+        EMPTY, {"takes_empty": False, "shows_thoughts": True}, ["U hi", "U hi", "(Hm.) A", "U hi"]),
+    "text beside calls that is not shown becomes an answer before them": (
+        [LOOK, ONE, TWO], {"calls": CallShape(text_apart=True)},
+        ["(Hm.) A Look:", "calls x y", ".x = 1", ".y = 2"]),
+    "a template that takes one call a message gets each with its result": (
+        [LOOK, ONE, TWO], {"calls": CallShape(one_by_one=True)},
+        ["(Hm.) calls x Look:", ".x = 1", "calls y", ".y = 2"]),
+    "calls in words keep the thoughts": (
+        [LOOK, ONE, TWO], {"calls": None},
+        [f"(Hm.) A Look:\n{CALL}\n{CALL}", "U Results of the functions:\n1\n2"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_messages_as_a_template_takes_them(name: str) -> None:
+    messages, shape, expected = ADAPTED[name]
+    assert short(told(*messages, **shape)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("place", "first", "later"),
+    ("place", "first", "later", "last"),
     [
-        (SystemPlace.ANYWHERE, ["S s", "S t", "U hi"], ["U hi", "S s", "A ho", "S t", "U so"]),
-        (SystemPlace.HEAD, ["S s", "S t", "U hi"], ["U hi|s", "A ho", "U t|so"]),
-        (SystemPlace.FIRST, ["S s|t", "U hi"], ["U hi|s", "A ho", "U t|so"]),
-        (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"]),
+        (SystemPlace.ANYWHERE, ["S s", "S t", "U hi"], ["U hi", "S s", "A ho", "S t", "U so"], "S t"),
+        (SystemPlace.HEAD, ["S s", "S t", "U hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
+        (SystemPlace.FIRST, ["S s|t", "U hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
+        (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
     ],
 )
 def test_systems_messages_stand_where_the_template_takes_them(
-    place: SystemPlace, first: list[str], later: list[str]
+    place: SystemPlace, first: list[str], later: list[str], last: str
 ) -> None:
-    developer, system = said("developer", "s"), said("system", "t")
-    answer, so = said("assistant", "ho"), said("user", "so")
+    developer, system, answer = said("developer", "s"), said("system", "t"), said("assistant", "ho")
     assert short(told(developer, system, USER, system=place)) == first
-    assert short(told(USER, developer, answer, system, so, system=place)) == later
-    at_the_end = short(told(USER, answer, system, system=place))
-    assert at_the_end[-1] == ("S t" if place is SystemPlace.ANYWHERE else "U t")
-
-
-def test_turns_that_must_alternate_do() -> None:
-    messages = [said("assistant", "a"), USER, USER, said("assistant", "b"), said("assistant", "c"), USER]
-    assert short(told(*messages, alternates=True)) == ["U ...", "A a", "U hi|hi", "A b|c", "U hi"]
-
-
-def test_where_turns_alternate_a_question_behind_results_makes_words_of_them() -> None:
-    first, second = (calling(each, content="") for each in "xy")
-    messages = [USER, first, result("x", "1"), second, result("y", "2"), LATER]
-    *before, called, asked = told(*messages, alternates=True)
-    assert before == told(*messages[:3], alternates=True)
-    assert short([called, asked]) == [f"A {CALL}", "U Results of the functions:\n2|and?"]
-    assert told(*messages) == messages
-
-
-def test_empty_answers_are_left_out_where_they_are_refused() -> None:
-    thinking = said("assistant", "", reasoning_content="Hm.")
-    messages = [USER, said("assistant", ""), USER, thinking, USER]
-    assert told(*messages) == messages
-    assert told(*messages, takes_empty=False) == [USER, USER, USER]
-    shape = TemplateShape(takes_empty=False)
-    assert adapted(messages, (), shape, HERMES, shows_thoughts=True)[0] == [USER, USER, thinking, USER]
-
-
-def test_text_beside_calls_that_is_not_shown_becomes_an_answer_before_them() -> None:
-    message = {**calling("x", content="Look:"), "reasoning_content": "Hm."}
-    answer, calls, _ = told(message, result("x", "1"), calls=CallShape(text_apart=True))
-    assert answer == said("assistant", "Look:", reasoning_content="Hm.")
-    assert calls == calling("x", content="")
-
-
-def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
-    message, one, two = {**calling("x", "y"), "reasoning_content": "Hm."}, result("x", "1"), result("y", "2")
-    assert told(message, one, two, calls=CallShape(one_by_one=True)) == [
-        {**calling("x", content=""), "reasoning_content": "Hm."}, one, calling("y", content=""), two
-    ]  # fmt: skip
-
-
-def test_calls_in_words_keep_the_thoughts() -> None:
-    message = {**calling("x", "y", content="Look:"), "reasoning_content": "Hm."}
-    assert told(message, result("x", "1"), result("y", "2"), calls=None) == [
-        said("assistant", f"Look:\n{CALL}\n{CALL}", reasoning_content="Hm."),
-        said("user", "Results of the functions:\n1\n2"),
-    ]
+    assert short(told(USER, developer, answer, system, said("user", "so"), system=place)) == later
+    assert short(told(USER, answer, system, system=place))[-1] == last
 
 
 def test_ids_have_the_familys_shape() -> None:
