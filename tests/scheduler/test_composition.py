@@ -7,8 +7,8 @@ import pytest
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import StepReason
-from openai_cpu_server.scheduler.sequence import FifoPolicy, ShortestFirstPolicy
-from tests.scheduler.driver import Driver, TokenCost, alone, request
+from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
+from tests.scheduler.driver import Driver, TokenCost, request
 
 BATCH = Priority.BATCH
 
@@ -21,8 +21,7 @@ def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
 
 def test_batch_that_was_left_out_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
-    batch = request("b", prompt=50, output=20, priority=BATCH)
-    driver.step(batch)
+    driver.step(request("b", prompt=50, output=20, priority=BATCH))
     driver.run(request("i", prompt=64, output=30))
     assert driver.backend.num_computed == 50 + 19 + 64 + 29
 
@@ -43,18 +42,13 @@ def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
 
 
 def test_newcomers_share_a_step_where_another_one_would_cost_more() -> None:
-    driver = Driver(slots=16, decoding=64, idle=128, cost=TokenCost(step_ms=40))
-    assert driver.step(request("p", prompt=30, output=1), request("q", prompt=30, output=1)) == {
-        "p": 30,
-        "q": 30,
-    }
-
-
-def test_many_newcomers_are_read_in_steps_of_several() -> None:
     """The more wait, the more a further step costs."""
+    driver = Driver(slots=16, decoding=64, idle=128, cost=TokenCost(step_ms=40))
+    both = [request("p", prompt=30, output=1), request("q", prompt=30, output=1)]
+    assert driver.step(*both) == {"p": 30, "q": 30}
     driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
-    driver.submit(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
-    assert [len(step) for step in driver.run() if step] == [9, 3]
+    steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
+    assert [len(step) for step in steps if step] == [9, 3]
 
 
 def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
@@ -64,20 +58,13 @@ def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
     assert all(step["long"] >= TILE_TOKENS // 2 for step in driver.steps(12))
 
 
-def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
+def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_padding() -> None:
     driver = Driver(slots=16, decoding=12, idle=64, tiles=(16,))
-    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
-    step = driver.step(request("p", prompt=100, priority=BATCH))
-    assert sum(step.values()) == 16
-    assert step["p"] == 6
-    assert driver.paddings[-1] == 0
-
-
-def test_padding_fills_a_tile_when_nothing_waits() -> None:
-    driver = Driver(slots=16, tiles=(16,))
     until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
     driver.step()
     assert driver.paddings[-1] == 6
+    step = driver.step(request("p", prompt=100, priority=BATCH))
+    assert (sum(step.values()), step["p"], driver.paddings[-1]) == (16, 6, 0)
 
 
 def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
@@ -100,12 +87,6 @@ def test_without_continuous_batching_newcomers_wait_for_the_whole_batch() -> Non
     driver.step(request("a", prompt=8, output=2), request("b", prompt=8, output=4))
     driver.run(request("c", prompt=8, output=1), request("d", prompt=8, output=1))
     assert driver.finished == ["a", "b", "c", "d"], "there was room for c from the start"
-
-
-def test_the_cost_model_learns_from_every_step() -> None:
-    driver = Driver(tiles=(16,))
-    driver.run(request("a", prompt=10, output=2))
-    assert driver.cost.learned[0] == (16, 1.0)
 
 
 def reasons(driver: Driver, name: str) -> dict[StepReason, int]:
@@ -167,16 +148,10 @@ def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themsel
         assert driver.finished == finished.split()
 
 
-def test_fifo_knows_no_classes() -> None:
-    driver = Driver(slots=1, policy=FifoPolicy())
-    driver.run(request("b", priority=BATCH), request("i"))
-    assert driver.finished == ["b", "i"]
-
-
 def test_shortest_first_and_nobody_for_ever_last() -> None:
     driver = Driver(slots=1, policy=ShortestFirstPolicy())
     driver.run(request("first"), request("long", output=100), request("short", output=5))
-    assert driver.finished == ["first", "short", "long"] or driver.finished == ["short", "first", "long"]
+    assert driver.finished in (["first", "short", "long"], ["short", "first", "long"])
     driver.step(request("hold", output=20))
     driver.submit(request("old", output=100))
     driver.now_s += 10
@@ -199,15 +174,12 @@ def under(pattern: str, **more: object) -> dict[str, object]:
     return {"constraint": Constraint(grammar=pattern, **more)}
 
 
-def test_forced_tokens_are_computed_with_the_token_before_them() -> None:
-    driver = Driver()
-    assert driver.run(request("a", prompt=6, output=40, **under("?bcd?f"))) == [{"a": 6}, {"a": 4}, {}]
-
-
-def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
-    driver = Driver()
-    assert driver.run(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8)))) == [{"a": 11}, {}]
-    assert driver.outputs["a"] == alone(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
+def test_forced_tokens_are_computed_with_the_token_before_them_or_with_the_prompt() -> None:
+    for constraint, steps in (
+        (under("?bcd?f"), [{"a": 6}, {"a": 4}, {}]),
+        (under("{ab?", opening=(7, 8)), [{"a": 11}, {}]),
+    ):
+        assert Driver().run(request("a", prompt=6, output=40, **constraint)) == steps
 
 
 def test_forced_tokens_make_no_longer_stall_than_streams_may_have() -> None:
@@ -228,16 +200,16 @@ def streaming(**options: int) -> Driver:
     return driver
 
 
-@pytest.mark.parametrize(
-    ("decoding", "stall", "prompt", "sizes"),
-    [(20, 60, 55, [57]), (20, 60, 300, [60, 20, 20, 20, 20, 20]), (60, 20, 100, [20, 20, 20])],
-    ids=[
-        "a short prompt is read in one step of a stall",
-        "a long one at the rate that streams keep",
-        "a stall shorter than the rate asks for makes streams faster",
-    ],
-)
-def test_prompts_beside_streams(decoding: int, stall: int, prompt: int, sizes: list[int]) -> None:
+BESIDE_STREAMS = {
+    "a short prompt is read in one step of a stall": (20, 60, 55, [57]),
+    "a long one at the rate that streams keep": (20, 60, 300, [60, 20, 20, 20, 20, 20]),
+    "a stall shorter than the rate asks for makes streams faster": (60, 20, 100, [20, 20, 20]),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_STREAMS)
+def test_prompts_beside_streams(name: str) -> None:
+    decoding, stall, prompt, sizes = BESIDE_STREAMS[name]
     driver = streaming(decoding=decoding, stall=stall, idle=100)
     driver.submit(request("p", prompt=prompt))
     steps = driver.steps(len(sizes))
@@ -296,10 +268,6 @@ def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> No
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
     """A step has time for all their tokens, but not a row of logits for each of them."""
     driver = Driver(decoding=400, idle=400, outputs=40, kv_tokens=4096)
-    batch = request("b", prompt=20, output=10, priority=Priority.BATCH)
-    driver.submit(batch)
-    for number in range(4):
-        driver.submit(request(f"s{number}", prompt=300, output=0, prompt_logprobs=True))
-    steps = driver.run()
-    ends = max(number for number, step in enumerate(steps) if "b" in step)
-    assert ends < 15
+    driver.submit(request("b", prompt=20, output=10, priority=BATCH))
+    steps = driver.run(*(request(f"s{n}", prompt=300, output=0, prompt_logprobs=True) for n in range(4)))
+    assert max(number for number, step in enumerate(steps) if "b" in step) < 15

@@ -26,15 +26,13 @@ def stateful(**more: object) -> Driver:
 
 def test_requests_that_come_together_compute_their_beginning_once() -> None:
     driver = stateful(slots=16)
-    requests = [prefixed(f"r{i}", 1000, own=40) for i in range(16)]
-    driver.run(*requests)
+    driver.run(*(prefixed(f"r{i}", 1000, own=40) for i in range(16)))
     assert sorted(driver.cached.values()) == [0] + 15 * [1000]
 
 
 def test_without_a_cache_the_first_one_shares_the_state_where_it_stops() -> None:
     driver = stateful(cache_bytes=0)
-    requests = [prefixed(f"r{i}", 300) for i in range(4)]
-    driver.run(*requests)
+    driver.run(*(prefixed(f"r{i}", 300) for i in range(4)))
     assert sorted(driver.cached.values()) == [0, 300, 300, 300]
     assert not driver.backend.saved_states
 
@@ -42,19 +40,17 @@ def test_without_a_cache_the_first_one_shares_the_state_where_it_stops() -> None
 def test_two_that_differ_by_their_last_token() -> None:
     driver = stateful()
     first = request("a", prompt=200)
-    second = request("b", tokens=(*first.tokens[:-1], 7))
-    driver.run(first, second)
-    assert (driver.cached["a"], driver.cached["b"]) == (0, 199)
+    driver.run(first, request("b", tokens=(*first.tokens[:-1], 7)))
+    assert driver.cached == {"a": 0, "b": 199}
 
 
 def test_a_person_behind_hundreds_of_batch_jobs_comes_next() -> None:
     driver = stateful(slots=8, idle=256, decoding=64)
-    jobs = [prefixed(f"j{i}", 300, own=20, output=4, priority=Priority.BATCH) for i in range(200)]
-    driver.submit(*jobs)
+    driver.submit(*(prefixed(f"j{i}", 300, own=20, priority=Priority.BATCH) for i in range(200)))
     driver.steps(30)
     assert "p" in driver.step(request("p", prompt=40))
     driver.run()
-    assert sum(driver.cached[job.id] == 0 for job in jobs) == 1
+    assert [name for name, cached in driver.cached.items() if cached == 0] == ["j0", "p"]
 
 
 @pytest.mark.parametrize("asking", [range(30), range(29, -1, -1)])
@@ -74,28 +70,24 @@ def test_stops_that_others_ask_for_are_apart_too(asking: range) -> None:
 def test_a_conversation_goes_on_where_its_answer_ended() -> None:
     driver = stateful()
     tokens = tuple(2 + i % 150 for i in range(200))
-    turns = []
     for number in range(20):
-        turns.append(request(f"t{number}", tokens=tokens, output=70))
-        driver.run(turns[-1])
+        driver.run(request(f"t{number}", tokens=tokens, output=70))
         tokens = (*tokens, *driver.outputs[f"t{number}"], 5, 6, 7)
-    assert [driver.cached[turn.id] for turn in turns] == [0, *(200 + 73 * i + 69 for i in range(19))]
+    assert list(driver.cached.values()) == [0, *(200 + 73 * i + 69 for i in range(19))]
 
 
 def test_thoughts_that_are_left_out_later_cost_the_answer_but_not_the_question() -> None:
     """The border before the answer."""
     driver = stateful()
-    first = prefixed("a", 300, own=100, output=80)
-    first = request("a", tokens=first.tokens, output=80, borders=(300, 396))
+    first = prefixed("a", 300, own=100, output=80, borders=(300, 396))
     driver.run(first)
-    second = request("b", tokens=(*first.tokens[:396], *range(2, 90)))
-    driver.run(second)
+    driver.run(request("b", tokens=(*first.tokens[:396], *range(2, 90))))
     assert driver.cached["b"] == 396
 
 
 def test_the_system_prompt_is_found_again_after_one_request() -> None:
     driver = stateful()
-    driver.run(request("a", tokens=prefixed("a", 300, own=100).tokens, borders=(300,)))
+    driver.run(prefixed("a", 300, own=100, borders=(300,)))
     driver.run(prefixed("b", 300, own=90))
     assert driver.cached["b"] == 300
 
@@ -109,9 +101,9 @@ def test_who_parts_where_nobody_stopped_stops_there_for_the_next() -> None:
 
 def test_a_long_prompt_stops_now_and_then() -> None:
     driver = stateful()
-    driver.run(request("a", prompt=1500))
-    same = request("a", prompt=1500).tokens
-    driver.run(request("b", tokens=(*same[:1300], 3, 4, 5)))
+    first = request("a", prompt=1500)
+    driver.run(first)
+    driver.run(request("b", tokens=(*first.tokens[:1300], 3, 4, 5)))
     assert driver.cached["b"] == 1280
 
 
@@ -126,30 +118,22 @@ def test_little_is_not_worth_a_state() -> None:
     driver = stateful()
     driver.run(request("a", prompt=12, output=4))
     driver.run()
-    assert not driver.backend.saved_states
-    assert not driver.backend.blocks
+    assert (driver.backend.saved_states, driver.backend.blocks) == ({}, {})
 
 
 def test_batch_work_goes_on_where_it_was_when_it_is_released() -> None:
     driver = stateful(kv_tokens=512, decoding=64)
-    batch = request("b", prompt=300, output=60, priority=Priority.BATCH)
-    driver.submit(batch)
+    driver.submit(request("b", prompt=300, output=60, priority=Priority.BATCH))
     driver.steps(10)
-    computed = driver.scheduler.sequences.get("b")
-    assert computed is not None
-    done = computed.computed
-    person = request("p", prompt=400)
-    driver.run(person)
-    assert computed.num_preemptions == 1
+    assert driver.backend.num_computed > 300
+    driver.run(request("p", prompt=400))
+    assert driver.scheduler.num_preemptions == 1
     assert driver.backend.num_computed < 300 + 60 + 404 + BLOCK_TOKENS
-    assert done > 300
 
 
 def test_an_interrupted_stop_is_made_again() -> None:
     driver = stateful()
-    one = request("a", tokens=prefixed("a", 300, own=100).tokens, borders=(300,), priority=Priority.BATCH)
-    driver.submit(one)
-    driver.step()
+    driver.step(prefixed("a", 300, own=100, borders=(300,), priority=Priority.BATCH))
     driver.step(interrupt=True)
     driver.run()
     driver.run(prefixed("b", 300, own=90))
@@ -255,11 +239,8 @@ def test_a_step_is_as_many_passes_as_it_has_lengths() -> None:
 
 def test_prompts_are_read_in_equal_parts() -> None:
     driver = stateful(cost=TokenCost(step_ms=20.0), idle=180, slots=8)
-    driver.submit(*[request(f"p{i}", prompt=300) for i in range(4)])
-    spans = driver.step()
-    assert len(spans) == 2
-    assert len(set(spans.values())) == 1
-    assert sum(spans.values()) == 160
+    spans = driver.step(*(request(f"p{i}", prompt=300) for i in range(4)))
+    assert list(spans.values()) == [80, 80]
 
 
 def test_passes_are_within_the_budget() -> None:
@@ -284,8 +265,7 @@ def test_no_step_is_padded() -> None:
 @pytest.mark.parametrize("priority", Priority)
 def test_batch_steps_alone_may_be_interrupted(priority: Priority) -> None:
     driver = stateful()
-    driver.submit(request("a", prompt=100, priority=priority))
-    driver.step()
+    driver.step(request("a", prompt=100, priority=priority))
     assert driver.interruptible == [priority is Priority.BATCH]
 
 
@@ -300,8 +280,8 @@ def test_states_are_saved_before_they_change() -> None:
         return execute(step)
 
     driver.backend.execute = watched  # type: ignore[assignment,method-assign]
-    driver.run(request("a", tokens=prefixed("a", 128, own=100).tokens, borders=(128,)))
-    (first,) = [i for i, step in enumerate(steps) if any(isinstance(v, SaveState) for v in step.verbs)][:1]
-    assert steps[first].spans[0].start == 128
+    driver.run(prefixed("a", 128, own=100, borders=(128,)))
+    first = next(step for step in steps if any(isinstance(verb, SaveState) for verb in step.verbs))
+    assert first.spans[0].start == 128
     driver.run(prefixed("b", 128, own=100))
     assert any(isinstance(verb, RestoreState) for step in steps for verb in step.verbs)
