@@ -38,7 +38,7 @@ pairs = st.integers(0, 10**7)
 FROM_8 = CostCurve(step_ms=((8, 100.0), (16, 120.0)), attended_ms=0)
 NOISY = CostCurve(step_ms=((1, 10.0), (32, 300.0), (64, 250.0)), attended_ms=0)
 PREDICTED = {
-    **{f"a measured point, {n}": (curve, dict(curve.step_ms)) for n, curve in enumerate([REPACKED, PLAIN, LINE])},
+    **{f"a measured point, {n}": (c, dict(c.step_ms)) for n, c in enumerate([REPACKED, PLAIN, LINE])},
     "between two points of a tile lies a straight line": (
         REPACKED, {10: 162, 20: 187 + (252 - 187) * 3 / 7}),
     "tiles of which only the ends are known climb as the second does": (

@@ -90,12 +90,16 @@ def test_choices_of_one_prompt_fork_after_its_prefill() -> None:
     assert [driver.cached[f"a/{i}"] for i in range(4)] == [0, 99, 99, 99]
 
 
-def test_namespaces_share_nothing() -> None:
-    driver = Driver(cache_blocks=20, idle=256)
-    driver.step(prefixed("a", 128, cache_namespace="x"))
-    driver.run(prefixed("b", 128, cache_namespace="y"))
-    driver.run(prefixed("c", 128))
-    assert driver.cached == {"a": 0, "b": 0, "c": 0}
+def test_namespaces_share_nothing_and_nobody_does_where_that_is_off() -> None:
+    for reuses, namespaces in ((True, ("x", "y", "")), (False, ("", "", ""))):
+        driver = Driver(cache_blocks=20, idle=256, reuses=reuses)
+        first, second, third = (
+            prefixed(n, 128, cache_namespace=x) for n, x in zip("abc", namespaces, strict=True)
+        )
+        driver.step(first)
+        driver.run(second)
+        driver.run(third)
+        assert driver.cached == {"a": 0, "b": 0, "c": 0}
 
 
 def test_shared_cells_and_saved_blocks_are_combined() -> None:
@@ -149,12 +153,6 @@ def test_a_scored_prompt_is_computed_whole() -> None:
     driver.run(prefixed("b", 128, prompt_logprobs=True))
     assert driver.cached["b"] == 0
     assert driver.num_scores["b"] == 132
-
-
-def test_nothing_is_reused_where_that_is_off() -> None:
-    driver = Driver(reuses=False, idle=256)
-    driver.run(*(prefixed(name, 128) for name in "ab"))
-    assert driver.cached == {"a": 0, "b": 0}
 
 
 @pytest.mark.parametrize("kv_tokens", [400, 416, 480])
