@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS
@@ -19,17 +21,58 @@ def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
     driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 
 
+def under(pattern: str, **more: object) -> dict[str, object]:
+    return {"constraint": Constraint(grammar=pattern, **more)}
+
+
+BURST = {"a": under("?" + 30 * "x" + "?"), "b": under("?" + 9 * "x" + "?")}
+LAST_STEP: dict[str, tuple[dict[str, Any], list[list[GenerationRequest]], dict[str, int]]] = {
+    "a newcomer joins the next step": (
+        {}, [[request("a", output=10)], [request("b", prompt=8)]], {"a": 1, "b": 8}),
+    "interactive prompts are read before batch prompts": (
+        {}, [[request("b", prompt=60, priority=BATCH), request("i", prompt=20)]], {"i": 20, "b": 12}),
+    "interactive work takes the slot of batch work": (
+        {"slots": 1}, [[request("b", output=20, priority=BATCH)], [request("i")]], {"i": 4}),
+    "and of no other": ({"slots": 1}, [[request("a", output=20)], [request("i")]], {"a": 1}),
+    "a short prompt does not wait for a whole long one": (
+        {}, [[request("long", prompt=500)], [request("short", prompt=30)]], {"long": 32, "short": 30}),
+    "newcomers share a step where another one would cost more": (
+        {"decoding": 64, "idle": 128, "cost": TokenCost(step_ms=40)},
+        [[request("p", prompt=30, output=1), request("q", prompt=30, output=1)]], {"p": 30, "q": 30}),
+    "the shortest burst ends first": (
+        {"stall": 32, "idle": 80, "cost": TokenCost(step_ms=16)},
+        [[request(name, output=60, **BURST[name]) for name in "ab"], []], {"a": 6, "b": 10}),
+    "forced tokens of batch work wait for room in the budget": (
+        {"decoding": 16, "floor": 0.0},
+        [[request("b", output=80, priority=BATCH, **BURST["a"])], [request("i", prompt=10, output=3)]],
+        {"b": 6, "i": 10}),
+    "where steps are not mixed bursts are computed with the decoding": (
+        {"mixes": False}, [[request("b", output=5)], [request("a", output=80, **under("?bcde?"))], []],
+        {"a": 5, "b": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAST_STEP)
+def test_the_step_after_these_requests(name: str) -> None:
+    options, submitted, expected = LAST_STEP[name]
+    driver = Driver(**options)
+    steps = [driver.step(*requests) for requests in submitted]
+    assert steps[-1] == expected
+    driver.run()
+
+
+def test_many_newcomers_are_read_in_steps_of_several() -> None:
+    """The more wait, the more a further step costs."""
+    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
+    steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
+    assert [len(step) for step in steps if step] == [9, 3]
+
+
 def test_batch_that_was_left_out_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
     driver.step(request("b", prompt=50, output=20, priority=BATCH))
     driver.run(request("i", prompt=64, output=30))
     assert driver.backend.num_computed == 50 + 19 + 64 + 29
-
-
-def test_a_short_prompt_does_not_wait_for_a_whole_long_one() -> None:
-    driver = Driver(idle=64)
-    driver.step(request("long", prompt=500))
-    assert driver.step(request("short", prompt=30)) == {"long": 32, "short": 30}
 
 
 def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
@@ -39,16 +82,6 @@ def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
     driver.submit(request("p", prompt=30, output=1), request("q", prompt=30, output=1))
     steps = [driver.step(), driver.step()]
     assert [(step.get("p"), step.get("q")) for step in steps] == [(30, None), (None, 30)]
-
-
-def test_newcomers_share_a_step_where_another_one_would_cost_more() -> None:
-    """The more wait, the more a further step costs."""
-    driver = Driver(slots=16, decoding=64, idle=128, cost=TokenCost(step_ms=40))
-    both = [request("p", prompt=30, output=1), request("q", prompt=30, output=1)]
-    assert driver.step(*both) == {"p": 30, "q": 30}
-    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
-    steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
-    assert [len(step) for step in steps if step] == [9, 3]
 
 
 def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
@@ -161,17 +194,12 @@ def test_shortest_first_and_nobody_for_ever_last() -> None:
 
 def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
     driver = Driver(decoding=32, idle=64)
-    driver.submit(request("b", prompt=30, priority=BATCH))
-    driver.step()
+    driver.step(request("b", prompt=30, priority=BATCH))
     assert driver.interruptible == [False]
     driver.submit(request("long", prompt=200, priority=BATCH))
     assert driver.scheduler.schedule().may_be_interrupted
     driver.submit(request("i"))
     assert not driver.scheduler.schedule().may_be_interrupted
-
-
-def under(pattern: str, **more: object) -> dict[str, object]:
-    return {"constraint": Constraint(grammar=pattern, **more)}
 
 
 def test_forced_tokens_are_computed_with_the_token_before_them_or_with_the_prompt() -> None:
@@ -243,26 +271,6 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
             gaps.append(gap)
             gap = 0
     assert max(gaps[1:]) <= 60
-
-
-def test_the_shortest_burst_ends_first() -> None:
-    driver = Driver(decoding=32, stall=32, idle=80, cost=TokenCost(step_ms=16))
-    long, short = under("?" + 30 * "x" + "?"), under("?" + 9 * "x" + "?")
-    driver.step(request("a", output=60, **long), request("b", output=60, **short))
-    assert driver.step() == {"a": 6, "b": 10}
-
-
-def test_forced_tokens_of_batch_work_wait_for_room_in_the_budget() -> None:
-    driver = Driver(decoding=16, idle=64, floor=0.0)
-    driver.step(request("b", output=80, priority=BATCH, **under("?" + 40 * "x" + "?")))
-    assert driver.step(request("i", prompt=10, output=3)) == {"b": 6, "i": 10}
-
-
-def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> None:
-    driver = Driver(mixes=False, idle=64)
-    until_all_decode(driver, request("b", output=5))
-    until_all_decode(driver, request("a", output=80, **under("?bcde?")))
-    assert driver.step() == {"a": 5, "b": 1}
 
 
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:

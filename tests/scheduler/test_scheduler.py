@@ -27,12 +27,6 @@ def test_a_sequence_in_which_something_goes_wrong_leaves_the_books_in_order() ->
     assert driver.ledger.num_used == 0
 
 
-def test_a_newcomer_joins_the_next_step() -> None:
-    driver = Driver()
-    driver.step(request("a", output=10))
-    assert driver.step(request("b", prompt=8)) == {"a": 1, "b": 8}
-
-
 def test_a_long_prompt_does_not_stall_a_stream() -> None:
     driver = Driver(decoding=16, idle=64)
     driver.step(request("stream", output=40))
@@ -63,19 +57,6 @@ def test_who_is_admitted_first(policy: PriorityPolicy, names: str, finished: str
     driver = Driver(slots=1, policy=policy)
     driver.run(*(request(name, priority=Priority(name.isupper())) for name in names))
     assert driver.finished == list(finished)
-
-
-def test_interactive_prompts_are_read_before_batch_prompts() -> None:
-    driver = Driver(decoding=32, idle=64)
-    assert driver.step(request("b", prompt=60, priority=BATCH), request("i", prompt=20)) == {"i": 20, "b": 12}
-
-
-def test_interactive_takes_the_slot_of_a_running_batch_request_and_of_no_other() -> None:
-    for priority, step in ((BATCH, {"i": 4}), (Priority.INTERACTIVE, {"b": 1})):
-        driver = Driver(slots=1)
-        driver.step(request("b", output=20, priority=priority))
-        assert driver.step(request("i")) == step
-        driver.run()
 
 
 def test_batch_is_not_released_where_that_would_not_help() -> None:
