@@ -64,13 +64,63 @@ def test_calls_and_content_before_them_are_read_in_any_pieces(form: str) -> None
         assert all(read(form, pieces) == (content, CALLS) for pieces in ways)
 
 
+ROME = '{"city": "Rome", "days": 3}'
+ONE, TWO = f'{{"name": "weather", "arguments": {ROME}}}', '{"name": "now", "arguments": {}}'
+BY_ID = '{{"tool_call_id": "{}", "tool_name": "{}", "parameters": {}}}'
+BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+TAGGED = "<parameter=city>{0}Rome{0}</parameter>\n<parameter=days>{0}3{0}</parameter>"
+KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+TRANSCRIPTS = {  # as each family's documentation and templates write two calls
+    "demo": f"<|tool_call|>{ONE}\n{TWO}",
+    "hermes": f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>",
+    "generic": f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>",
+    "llama3": f"{ONE}; {TWO}".replace("arguments", "parameters"),
+    "pythonic": "[weather(city='Rome', days=3), now()]",
+    "lfm2": "<|tool_call_start|>[weather(city='Rome', days=3), now()]<|tool_call_end|>",
+    "mistral": f"[TOOL_CALLS][{ONE}, {TWO}]",
+    "mistral-args": f"[TOOL_CALLS]weather[ARGS]{ROME}[TOOL_CALLS]now[ARGS]{{}}",
+    "mistral-ids": f"[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{ROME}"
+    "[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}",
+    "qwen3-coder": "<tool_call>\n<function=weather>\n" + TAGGED.format("\n") + "\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "seed-oss": "<seed:tool_call>\n<function=weather>\n" + TAGGED.format("") + "\n</function>\n"
+    "</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rome</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    "deepseek": f"<｜tool▁calls▁begin｜>{BEGIN}function{SEP}weather\n```json\n{ROME}\n```{END}\n"
+    f"{BEGIN}function{SEP}now\n```json\n{{}}\n```{END}<｜tool▁calls▁end｜>",
+    "deepseek-v3.1": f"<｜tool▁calls▁begin｜>{BEGIN}weather{SEP}{ROME}{END}"
+    f"{BEGIN}now{SEP}{{}}{END}<｜tool▁calls▁end｜>",
+    "granite": f"<|tool_call|>[{ONE}, {TWO}]",
+    "phi4": f"<|tool_call|>[{ONE}, {TWO}]<|/tool_call|>",
+    "phi4-tags": f"<|tool_call|>{ONE}<|/tool_call|><|tool_call|>{TWO}<|/tool_call|>",
+    "functools": f"functools[{ONE}, {TWO}]",
+    "functiongemma": "<start_function_call>call:weather{city:<escape>Rome<escape>,days:3}<end_function_call>"
+    "<start_function_call>call:now{}<end_function_call>",
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>'
+    "<|tool_call>call:now{}<tool_call|>",
+    "harmony": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ROME}<|end|>"
+    "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
+    "kimi": "<|tool_calls_section_begin|>"
+    f"{KIMI.format('weather:0', ROME)}{KIMI.format('now:1', '{}')}<|tool_calls_section_end|>",
+    "nemotron": f"<TOOLCALL>[{ONE}, {TWO}]</TOOLCALL>",
+    "command-r7b": "<|START_ACTION|>["
+    f"{BY_ID.format(0, 'weather', ROME)}, {BY_ID.format(1, 'now', '{}')}]<|END_ACTION|>",
+    "apertus": f'<|tools_prefix|>[{{"weather": {ROME}}}, {{"now": {{}}}}]<|tools_suffix|>',
+}
+
+
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-def test_every_format_reads_what_it_writes(form: str) -> None:
-    calls = [("weather", {"city": 'Rö{m}e "', "days": 3}), ("now", {})]
-    written = TOOL_FORMATS[form].written([WrittenCall(*call) for call in calls])
-    for pieces in ([written], list(written)):
-        content, found = read(form, pieces)
-        assert (content, [(name, json.loads(text)) for name, text in found]) == ("", calls)
+def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str) -> None:
+    simple, nasty = {"city": "Rome", "days": 3}, {"city": 'Rö{m}e "', "days": 3}
+    written = TOOL_FORMATS[form].written([WrittenCall("weather", nasty), WrittenCall("now", {})])
+    for text, arguments in ((TRANSCRIPTS[form], simple), (written, nasty)):
+        for pieces in ([text], list(text)):
+            content, found = read(form, pieces)
+            calls = [(name, json.loads(read_arguments)) for name, read_arguments in found]
+            assert (content, calls) == ("", [("weather", arguments), ("now", {})])
 
 
 @pytest.mark.parametrize("form", OUTPUTS)

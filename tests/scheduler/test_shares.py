@@ -26,22 +26,6 @@ def test_a_person_after_a_minute_of_400_batch_jobs_is_next(policy: PriorityPolic
     assert driver.outputs["person"]
 
 
-def test_batch_work_that_waited_for_an_hour_is_not_in_front_of_anybody() -> None:
-    driver = Driver(slots=2)
-    driver.step(request("b", output=200, priority=BATCH))
-    driver.now_s += 3600
-    driver.submit(request("x", output=50), request("y", output=50))
-    driver.steps(3)
-    assert driver.outputs["x"]
-
-
-def test_a_person_takes_a_slot_from_batch_work_however_long_that_had_waited() -> None:
-    driver = Driver(slots=2)
-    driver.submit(request("x", output=30), request("b", output=300, priority=BATCH))
-    driver.run_until(lambda: "x" in driver.finished)
-    assert "person" in driver.step(request("person"))
-
-
 def test_batch_work_keeps_a_seat_beside_people_without_end() -> None:
     driver = Driver(slots=4, kv_tokens=4096, floor=0.1)
     driver.submit(*(request(f"i{i}", output=20) for i in range(200)))
