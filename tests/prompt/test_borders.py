@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from itertools import product, takewhile
 from pathlib import Path
@@ -14,31 +13,25 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.model_info import ControlToken
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
-from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens
+from openai_cpu_server.llama.model.vocabulary import control_tokens
 from openai_cpu_server.prompt.chat import ControlNames, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import switch, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.prompt.test_literals import DEMO, TEMPLATES, TOOL, UNUSABLE, controls, prompts
+from tests.prompt.test_conversation import calling, said
+from tests.prompt.test_literals import DEMO, TEMPLATES, TOOL, UNUSABLE, controls, opened, prompts
 from tests.prompt.test_reasoning_templates import template
 from tests.tiny_model import tiny_model_path
 
 Messages = list[dict[str, Any]]
 
 
-def said(role: str, content: str, **fields: object) -> dict[str, Any]:
-    return {"role": role, "content": content, **fields}
-
-
 def step(where: str, found: str) -> Messages:
-    function = {"name": "look", "arguments": f'{{"where": "{where}"}}'}
-    call = {"id": "abcdefghi", "type": "function", "function": function}
-    return [
-        said("assistant", "", reasoning_content=f"It is in {where}", tool_calls=[call]),
-        said("tool", found, tool_call_id="abcdefghi", name="look"),
-    ]
+    call = calling("abcdefghi", content="", arguments=f'{{"where": "{where}"}}', name="look")
+    result = said("tool", found, tool_call_id="abcdefghi", name="look")
+    return [{**call, "reasoning_content": f"It is in {where}"}, result]
 
 
 SYSTEM = said("system", "You are kind.")
@@ -66,12 +59,9 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def made(
-    prompts: ChatPrompts, messages: Messages, tools: list[Any], **variables: object
-) -> ChatPrompt | None:
+def made(prompts: ChatPrompts, messages: Messages, tools: Any = (), **variables: object) -> ChatPrompt | None:
     """None: the template refuses it."""
-    thinks_not = bool(variables)
-    asked = Conversation(messages=messages, tools=tools, variables=variables, thinks_not=thinks_not)
+    asked = Conversation(messages=messages, tools=tools, variables=variables, thinks_not=bool(variables))
     try:
         return prompts.prompt(asked)
     except (TemplateFailed, InvalidRequest):
@@ -98,54 +88,16 @@ def test_each_border_is_the_last_control_token_before_others_differ(name: str) -
     assert num_tried > 4 or name in UNUSABLE
 
 
-SHOWN = {
-    "Qwen3.5-4B": (
-        "You are kind.<|im_end|>\n<|im_start|>",
-        "Me.<|im_end|>\n<|im_start|>",
-        "What?<|im_end|>\n<|im_start|>",
-    ),
-    "openai-gpt-oss-120b": (
-        "You are kind.\n\n<|end|><|start|>user<|message|>",
-        "Me.<|end|><|start|>user<|message|>",
-        "What?<|end|><|start|>",
-    ),
-    "meta-llama-Llama-3.2-3B-Instruct": (
-        "You are kind.<|eot_id|><|start_header_id|>user<|end_header_id|>",
-        "Me.<|eot_id|><|start_header_id|>user<|end_header_id|>",
-        "What?<|eot_id|><|start_header_id|>assistant<|end_header_id|>",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SHOWN)
-def test_borders_are_behind_the_system_prompt_before_the_last_text_and_before_the_answer(name: str) -> None:
-    tokenizer = FakeTokenizer(control=controls(name))
-    messages, tools = ASKED[2]
-    asked = made(prompts(name, tokenizer), messages, tools)
-    assert asked is not None
-    begun = [tokenizer.decode(asked.tokens[:border], special=True) for border in asked.borders]
-    assert [text.endswith(end) for text, end in zip(begun, SHOWN[name], strict=True)] == [True] * 3
-
-
 CHATML = [
     name for name in TEMPLATES if "<|im_start|>" in controls(name) and "<|im_middle|>" not in controls(name)
 ]
 PIECES = ["a", "the ", " ", "\n", "\n\n", "é", "<|im_end|>", "<|", ".", "1"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
-
-
-@functools.cache
-def opened(path: Path) -> Vocabulary:
-    return Vocabulary.open(path)
+FILES = st.sampled_from([DEMO, tiny_model_path()])
 
 
 @settings(max_examples=50)
-@given(
-    st.sampled_from([DEMO, tiny_model_path()]),
-    st.sampled_from(CHATML),
-    st.lists(TEXTS, min_size=6, max_size=6),
-    st.booleans(),
-)
+@given(FILES, st.sampled_from(CHATML), st.lists(TEXTS, min_size=6, max_size=6), st.booleans())
 def test_real_tokens_agree_up_to_the_borders(
     path: Path, name: str, texts: list[str], has_system: bool
 ) -> None:
@@ -157,14 +109,11 @@ def test_real_tokens_agree_up_to_the_borders(
     system, who, me, what, so, zoe = texts
     head = [said("system", system)] * has_system
     messages = [*head, said("user", who), said("assistant", me), said("user", what)]
-    asked = made(asked_for, messages, [])
+    asked, last = made(asked_for, messages), said("user", zoe)
     if asked is None:
         return  # it wants tools
-    told = [
-        made(asked_for, [*head, said("user", zoe)], []),
-        made(asked_for, [*messages[:-1], said("user", zoe)], []),
-        made(asked_for, [*messages, said("assistant", so), said("user", zoe)], []),
-    ]
+    others = [[*head, last], [*messages[:-1], last], [*messages, said("assistant", so), last]]
+    told = [made(asked_for, other) for other in others]
     assert 2 <= len(asked.borders) <= 3
     for border, other in zip((asked.borders[0], *asked.borders[-2:]), told, strict=True):
         assert other is not None
@@ -175,15 +124,19 @@ def test_real_tokens_agree_up_to_the_borders(
         assert list(asked.tokens) == real.encode(text, add_special=add_special, parse_special=True)
 
 
-def borders(
+def prompt(
     *messages: dict[str, Any],
     source: str = FakeTokenizer.chat_template,
     written: Mapping[int, Sequence[int]] | None = None,
     names: Sequence[ControlToken] = FakeTokenizer().control_tokens,
-) -> tuple[int, ...]:
+) -> ChatPrompt:
     compiled = ChatTemplate(source, bos_text="<s>", eos_text="</s>")
     asked_for = ChatPrompts(compiled, FakeTokenizer(), TOOL_FORMATS["demo"], ControlNames(names))
-    return asked_for.prompt(Conversation(messages=list(messages), written=written or {})).borders
+    return asked_for.prompt(Conversation(messages=list(messages), written=written or {}))
+
+
+def borders(*messages: dict[str, Any], **more: Any) -> tuple[int, ...]:
+    return prompt(*messages, **more).borders
 
 
 HI = said("user", "hi")
@@ -196,13 +149,9 @@ def test_bos_and_the_tokens_of_written_answers_count() -> None:
     assert borders(HI, said("assistant", "Yes, I am"), HI, written={1: (7, 302, 7)}) == (2, 9, 12)
 
 
-def test_an_answer_that_has_begun_is_behind_the_last_border() -> None:
+def test_an_answer_that_has_begun_and_what_a_text_spells_have_no_border() -> None:
     assert borders(HI, said("assistant", "Ye")) == (2, 5)
-
-
-def test_what_a_text_spells_is_no_border() -> None:
-    spelt = "<|user|>"
-    assert borders(said("user", spelt)) == (2, 3 + len(spelt))
+    assert borders(said("user", "<|user|>")) == (2, 3 + len("<|user|>"))
 
 
 def test_where_no_other_may_part_there_is_no_border() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,9 +15,6 @@ from openai_cpu_server.prompt.template import SystemPlace
 pytestmark = pytest.mark.thorough
 
 USER = {"role": "user", "content": "Hello"}
-SYSTEM = {"role": "system", "content": "Be brief."}
-ASSISTANT = {"role": "assistant", "content": "Hi"}
-
 TURNS = """\
 {%- for message in messages %}
     {{- '<' + message['role'] + '>' + message['content'] | trim + '</>' }}
@@ -25,25 +22,6 @@ TURNS = """\
 {%- if add_generation_prompt %}
     {{- '<assistant>' }}
 {%- endif %}
-"""
-ALTERNATING = """\
-{{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system = messages[0].content %}
-    {%- set turns = messages[1:] %}
-{%- else %}
-    {%- set turns = messages %}
-{%- endif %}
-{%- for message in turns %}
-    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('roles must alternate: user, assistant, user, ...') }}
-    {%- endif %}
-    {%- if message.role == 'user' %}
-        {{- '[Q]' + (system + ' ' if loop.first and system is defined else '') + message.content + '[/Q]' }}
-    {%- else %}
-        {{- message.content.strip() + eos_token }}
-    {%- endif %}
-{%- endfor -%}
 """
 
 
@@ -60,19 +38,9 @@ def render(source: str, **arguments: object) -> str:
 
 def test_turns_and_generation_prompt() -> None:
     turns = template(TURNS)
-    assert turns.render([SYSTEM, USER]) == "<system>Be brief.</><user>Hello</><assistant>"
+    system = {"role": "system", "content": " Be brief."}
+    assert turns.render([system, USER]) == "<system>Be brief.</><user>Hello</><assistant>"
     assert turns.render([USER], add_generation_prompt=False) == "<user>Hello</>"
-
-
-def test_slices_tests_and_special_tokens() -> None:
-    rendered = template(ALTERNATING).render([SYSTEM, USER, ASSISTANT, USER])
-    assert rendered == "<s>[Q]Be brief. Hello[/Q]Hi</s>[Q]Hello[/Q]"
-
-
-def test_refusal_is_the_templates_own_message() -> None:
-    with pytest.raises(TemplateFailed) as failure:
-        template(ALTERNATING).render([USER, USER])
-    assert str(failure.value) == "roles must alternate: user, assistant, user, ..."
 
 
 @pytest.mark.parametrize(
@@ -87,8 +55,8 @@ def test_refusal_is_the_templates_own_message() -> None:
         ("{% for i in [1, 2] %}{{ loop.length }}{{ loop.nextitem }}{{ loop.previtem }}.{% endfor %}",
          "22.21."),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% else %}none{% endfor %}", "a=1"),
-        ("{% for i in [] %}{{ i }}{% else %}none{% endfor %}", "none"),
-        ("{% for i in [3, 4, 5] if i > 3 %}{{ i }}{% endfor %}", "45"),
+        ("{% for i in [3, 4, 5] if i > 3 %}{{ i }}{% endfor %}{% for i in [] %}{% else %}none{% endfor %}",
+         "45none"),
         ("{% for i in [1, [2, [3]]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}", "123"),
         ("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}", "abab"),
         ("{% macro box() %}[{{ caller() }}]{% endmacro %}{% call box() %}in{% endcall %}", "[in]"),
@@ -105,33 +73,20 @@ def test_refusal_is_the_templates_own_message() -> None:
          "['Hello']"),
         ("{{ 'x' | indent(2, true) }}{{ 'y' | center(3) }}", "  x y "),
         ("{% if true %}\n  {% set x = 1 %}\n{% endif %}\n{{ x }}\n", "1"),
+        ("{{ v | tojson }}{{ [1] | tojson(indent=1) }}", '{"b": "<é>", "a": [1]}[\n 1\n]'),
+        ("{{ v | tojson(sort_keys=true, ensure_ascii=true) }}", '{"a": [1], "b": "<\\u00e9>"}'),
+        ("{{ documents is none }}", "True"),
     ],
 )  # fmt: skip
 def test_dialect(source: str, expected: str) -> None:
-    assert render(source) == expected
+    assert render(source, v={"b": "<é>", "a": [1]}) == expected
 
 
-def test_tojson_is_plain_json() -> None:
-    value = {"b": "<é>", "a": [1]}
-    assert render("{{ v | tojson }}", v=value) == '{"b": "<é>", "a": [1]}'
-    assert render("{{ v | tojson(indent=1) }}", v=[1]) == "[\n 1\n]"
-    assert render("{{ v | tojson(sort_keys=true, ensure_ascii=true) }}", v=value) == (
-        '{"a": [1], "b": "<\\u00e9>"}'
-    )
-
-
-def test_documents_may_come_along() -> None:
-    assert render("{{ documents is none }}") == "True"
-    assert render("{{ documents[0] }}", documents=["x"]) == "x"
-
-
-def test_tools_and_extra_variables() -> None:
+def test_tools_documents_and_extra_variables() -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
-    source = "{{ tools[0].function.name }} {{ enable_thinking }} {{ bos_token }}"
-    rendered = template(source).render(
-        [USER], tools=tools, extra={"enable_thinking": False, "bos_token": "x", "messages": "x"}
-    )
-    assert rendered == "now False <s>"
+    source = "{{ tools[0].function.name }} {{ enable_thinking }} {{ bos_token }} {{ documents[0] }}"
+    extra = {"enable_thinking": False, "bos_token": "x", "messages": "x", "documents": ["d"]}
+    assert template(source).render([USER], tools=tools, extra=extra) == "now False <s> d"
 
 
 @pytest.mark.parametrize(
@@ -169,32 +124,24 @@ def test_failure_while_rendering(source: str, part_of_message: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ ''['__class__'] }}",
-        "{{ ('' | attr('__class__')).mro() }}",
-        "{{ '{0.__class__}'.format(1) }}",
-        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ self.__init__.__globals__ }}",
-        "{{ messages.append(1) }}",
+        *("{{ ''.__class__.__mro__ }}", "{{ ''['__class__'] }}", "{{ ('' | attr('__class__')).mro() }}"),
+        *("{{ '{0.__class__}'.format(1) }}", "{{ '{a.__class__}'.format_map({'a': 1}) }}"),
+        *("{{ raise_exception.__globals__ }}", "{{ self.__init__.__globals__ }}"),
+        *("{{ messages.append(1) }}", "{{ messages.clear() }}", "{{ messages[0].pop('role') }}"),
         "{{ messages[0].update({'role': 'system'}) }}",
-        "{{ messages[0].pop('role') }}",
-        "{{ messages.clear() }}",
     ],
 )
 def test_unsafe_access(source: str) -> None:
-    message = {"role": "user", "content": "Hello"}
-    messages = [message]
+    messages = [dict(USER)]
     with pytest.raises(TemplateFailed, match=r"unsafe|not safely callable"):
         template(source).render(messages)
-    assert messages == [message] == [USER]
+    assert messages == [USER]
 
 
 def test_work_without_end_is_not_tried_to_its_end_when_a_model_is_loaded() -> None:
-    slow = "{% for i in range(50_000) %}{% endfor %}{{ messages[0].content }}"
-    found_out = template(slow)
-    assert found_out.shape.system is SystemPlace.NOWHERE
-    assert found_out.render([USER]) == USER["content"]
+    slow = template("{% for i in range(50_000) %}{% endfor %}{{ messages[0].content }}")
+    assert slow.shape.system is SystemPlace.NOWHERE
+    assert slow.render([USER]) == USER["content"]
 
 
 DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}"
@@ -220,14 +167,9 @@ def test_endless_work(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ 'a' * 10 ** 9 }}",
-        "{{ 10 ** 9 * [1] }}",
-        "{{ 'a'.ljust(10 ** 10) }}",
-        "{{ 'a' | center(10 ** 10) }}",
-        "{{ 'a' | indent(width=10 ** 10) }}",
-        "{{ '%9999999999d' % 1 }}",
-        "{{ '%.999999999f' % 1.0 }}",
-        "{{ '{:>9999999999}'.format(1) }}",
+        *("{{ 'a' * 10 ** 9 }}", "{{ 10 ** 9 * [1] }}", "{{ 'a'.ljust(10 ** 10) }}"),
+        *("{{ 'a' | center(10 ** 10) }}", "{{ 'a' | indent(width=10 ** 10) }}"),
+        *("{{ '%9999999999d' % 1 }}", "{{ '%.999999999f' % 1.0 }}", "{{ '{:>9999999999}'.format(1) }}"),
         DOUBLING.replace("EXPRESSION", "ns.x + ns.x"),
         DOUBLING.replace("EXPRESSION", "ns.x ~ ns.x"),
         DOUBLING.replace("{% set ns.x = EXPRESSION %}", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
@@ -261,24 +203,17 @@ def test_one_rendering_does_not_use_up_the_steps_of_the_next() -> None:
 
 def test_threads_share_a_template() -> None:
     turns = template(TURNS)
-    results: dict[int, str] = {}
 
-    def work(index: int) -> None:
+    def count(index: int) -> int:
         messages = [{"role": "user", "content": f"{index}.{turn}"} for turn in range(50)]
-        results[index] = turns.render(messages)
+        return turns.render(messages).count(f">{index}.")
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [result.count(f">{index}.") for index, result in sorted(results.items())] == [50] * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(count, range(8))) == [50] * 8
 
 
 def test_wants_parts_only_where_text_is_not_shown() -> None:
     parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     both = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
-    assert template(parts).shape.wants_parts
-    assert not template(both).shape.wants_parts
-    assert not template(TURNS).shape.wants_parts
-    assert not template("{{ raise_exception('never') }}").shape.wants_parts
+    sources = (parts, both, TURNS, "{{ raise_exception('never') }}")
+    assert [template(source).shape.wants_parts for source in sources] == [True, False, False, False]

@@ -35,8 +35,10 @@ def said(role: str, content: object, **fields: object) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def calling(*ids: str, content: str | None = None, arguments: object = '{"a": 1}') -> dict[str, Any]:
-    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": arguments}} for i in ids]
+def calling(
+    *ids: str, content: str | None = None, arguments: object = '{"a": 1}', name: str = "f"
+) -> dict[str, Any]:
+    calls = [{"id": i, "type": "function", "function": {"name": name, "arguments": arguments}} for i in ids]
     return said("assistant", content, tool_calls=calls)
 
 
@@ -44,12 +46,18 @@ def result(of: str, text: str) -> dict[str, Any]:
     return said("tool", text, tool_call_id=of)
 
 
-def named_result(of: str, text: str) -> dict[str, Any]:
-    return {**result(of, text), "name": "f"}
-
-
-def bound(*messages: Message) -> list[Message]:
-    return [placed.message for placed in with_bound_results(messages)]
+def short(messages: Sequence[Message]) -> list[str]:
+    """Thoughts in brackets; initials of roles, ids of calls or of a named function's result; then texts."""
+    found = []
+    for message in messages:
+        who = str(message["role"])[0].upper()
+        if message["role"] == "tool":
+            who = f"{message.get('name', '')}.{message['tool_call_id']} ="
+        elif calls := message.get("tool_calls"):
+            who = " ".join(["calls", *(call["id"] for call in calls)])  # type: ignore[attr-defined]
+        thoughts = f"({message['reasoning_content']}) " if "reasoning_content" in message else ""
+        found.append(f"{thoughts}{who} {message['content'] or ''}".replace("\n\n", "|").rstrip())
+    return found
 
 
 @functools.cache
@@ -59,152 +67,104 @@ def prompts(name: str) -> ChatPrompts:
     return ChatPrompts(found, tokenizer, format_for(found), names, template_reasoning(found))
 
 
-def rendered(name: str, messages: Sequence[Message], tools: Sequence[Message] = TOOLS) -> str:
-    asked = Conversation(messages=messages, tools=tools, variables=VARIABLES, marks_borders=False)
+def rendered(
+    name: str, messages: Sequence[Message], tools: Sequence[Message] = TOOLS, variables: Any = VARIABLES
+) -> str:
+    asked = Conversation(messages=messages, tools=tools, variables=variables, marks_borders=False)
     return FakeTokenizer().decode(prompts(name).prompt(asked).tokens, special=True)
 
 
-# -- results belong to calls -----------------------------------------------------------------------------
+LATER = said("user", "and?")
+SAME = [result("c", "same")] * 3
+BOUND: dict[str, tuple[list[Message], list[str]]] = {
+    "behind their calls, in the calls' order": (
+        [USER, calling("x", "y"), result("y", "2"), LATER, result("x", "1")],
+        ["U hi", "calls x y", "f.x = 1", "f.y = 2", "U and?"]),
+    "equal ids and results are each taken once": (
+        [calling("c", "c", "c"), *SAME], ["calls c c-2 c-3", "f.c = same", "f.c-2 = same", "f.c-3 = same"]),
+    "an id that repeats means the latest call": (
+        [calling("c"), calling("c"), result("c", "2"), USER, calling("c"), result("c", "3")],
+        ["calls c", "calls c-2", "f.c-2 = 2", "U hi", "calls c-3", "f.c-3 = 3"]),
+    "a result without an id is the next call's": (
+        [calling("x", "y"), result("", "1"), result("y", "2")], ["calls x y", "f.x = 1", "f.y = 2"]),
+    "a call without a result beside others says so": (
+        [calling("x", "y"), result("y", "2")], ["calls x y", "f.x = There is no result.", "f.y = 2"]),
+}  # fmt: skip
 
 
-def test_results_stand_behind_their_calls_in_the_calls_order_with_their_names() -> None:
-    later = said("user", "and?")
-    assert bound(USER, calling("x", "y"), result("y", "2"), later, result("x", "1")) == [
-        USER,
-        calling("x", "y"),
-        named_result("x", "1"),
-        named_result("y", "2"),
-        later,
-    ]
-
-
-def test_equal_ids_and_results_are_each_taken_once() -> None:
-    one, *results = bound(calling("c", "c", "c"), *[result("c", "same")] * 3)
-    ids = [call["id"] for call in one["tool_calls"]]  # type: ignore[attr-defined]
-    assert [each["tool_call_id"] for each in results] == ids == ["c", "c-2", "c-3"]
-    assert [each["content"] for each in results] == ["same"] * 3
-
-
-def test_an_id_that_repeats_means_the_latest_call() -> None:
-    again = bound(calling("c"), calling("c"), result("c", "2"), USER, calling("c"), result("c", "3"))
-    assert [message["content"] for message in again] == [None, None, "2", "hi", None, "3"]
-    assert again[2]["tool_call_id"] == "c-2"
-
-
-def test_a_result_without_an_id_is_the_next_calls() -> None:
-    _, first, second = bound(calling("x", "y"), result("", "1"), result("y", "2"))
-    assert (first["content"], second["content"]) == ("1", "2")
-
-
-def test_a_call_without_a_result_beside_others_says_so() -> None:
-    _, first, second = bound(calling("x", "y"), result("y", "2"))
-    assert (first["content"], first["tool_call_id"]) == ("There is no result.", "x")
-    assert second["content"] == "2"
+@pytest.mark.parametrize("name", BOUND)
+def test_results_are_bound_to_calls(name: str) -> None:
+    messages, expected = BOUND[name]
+    assert short([placed.message for placed in with_bound_results(messages)]) == expected
 
 
 def test_a_result_whose_call_is_gone_or_answered_is_told_in_words() -> None:
     placed = with_bound_results([result("gone", "1"), calling("x"), result("x", "2"), result("x", "3")])
-    assert [(each.place, each.is_stray) for each in placed] == [
-        (0, True),
-        (1, False),
-        (2, False),
-        (3, True),
-    ]
+    assert [each.place for each in placed] == [0, 1, 2, 3]
+    assert [each.is_stray for each in placed] == [True, False, False, True]
     assert placed[0].message == said("user", "Results of the functions:\n1")
 
 
-# -- as a template takes it ------------------------------------------------------------------------------
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def told(*messages: Message, form: Any = HERMES, **shape: object) -> list[Message]:
-    return adapted(messages, (), TemplateShape(**{"calls": CallShape(), **shape}), form)[0]  # type: ignore[arg-type]
+def told(
+    *messages: Message, form: Any = HERMES, shows_thoughts: bool = False, **shape: object
+) -> list[Message]:
+    taken = TemplateShape(**{"calls": CallShape(), **shape})  # type: ignore[arg-type]
+    return adapted(messages, (), taken, form, shows_thoughts=shows_thoughts)[0]
 
 
-def texts(messages: Sequence[Message]) -> list[tuple[object, object]]:
-    return [(message["role"], message["content"]) for message in messages]
+ALTERNATING = [said("assistant", "a"), USER, USER, said("assistant", "b"), said("assistant", "c"), USER]
+LOOK = {**calling("x", "y", content="Look:"), "reasoning_content": "Hm."}
+ONE, TWO = result("x", "1"), result("y", "2")
+STEPS = [USER, calling("x"), ONE, calling("y"), TWO, LATER]
+EMPTY = [USER, said("assistant", ""), USER, said("assistant", "", reasoning_content="Hm."), USER]
+ADAPTED: dict[str, tuple[list[Message], dict[str, object], list[str]]] = {
+    "turns that must alternate do": (
+        ALTERNATING, {"alternates": True}, ["U ...", "A a", "U hi|hi", "A b|c", "U hi"]),
+    "a question behind results makes words of them where turns alternate": (
+        STEPS, {"alternates": True},
+        ["U hi", "calls x", ".x = 1", f"A {CALL}", "U Results of the functions:\n2|and?"]),
+    "or stays": (STEPS, {}, ["U hi", "calls x", ".x = 1", "calls y", ".y = 2", "U and?"]),
+    "empty answers stay": (EMPTY, {}, ["U hi", "A", "U hi", "(Hm.) A", "U hi"]),
+    "or are left out where they are refused": (EMPTY, {"takes_empty": False}, ["U hi", "U hi", "U hi"]),
+    "but for thoughts that are shown": (
+        EMPTY, {"takes_empty": False, "shows_thoughts": True}, ["U hi", "U hi", "(Hm.) A", "U hi"]),
+    "text beside calls that is not shown becomes an answer before them": (
+        [LOOK, ONE, TWO], {"calls": CallShape(text_apart=True)},
+        ["(Hm.) A Look:", "calls x y", ".x = 1", ".y = 2"]),
+    "a template that takes one call a message gets each with its result": (
+        [LOOK, ONE, TWO], {"calls": CallShape(one_by_one=True)},
+        ["(Hm.) calls x Look:", ".x = 1", "calls y", ".y = 2"]),
+    "calls in words keep the thoughts": (
+        [LOOK, ONE, TWO], {"calls": None},
+        [f"(Hm.) A Look:\n{CALL}\n{CALL}", "U Results of the functions:\n1\n2"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_messages_as_a_template_takes_them(name: str) -> None:
+    messages, shape, expected = ADAPTED[name]
+    assert short(told(*messages, **shape)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("place", "first", "later"),
+    ("place", "first", "later", "last"),
     [
-        (SystemPlace.ANYWHERE, ["S s", "S t", "U hi"], ["U hi", "S s", "A ho", "S t", "U so"]),
-        (SystemPlace.HEAD, ["S s", "S t", "U hi"], ["U hi|s", "A ho", "U t|so"]),
-        (SystemPlace.FIRST, ["S s|t", "U hi"], ["U hi|s", "A ho", "U t|so"]),
-        (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"]),
+        (SystemPlace.ANYWHERE, ["S s", "S t", "U hi"], ["U hi", "S s", "A ho", "S t", "U so"], "S t"),
+        (SystemPlace.HEAD, ["S s", "S t", "U hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
+        (SystemPlace.FIRST, ["S s|t", "U hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
+        (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
     ],
 )
 def test_systems_messages_stand_where_the_template_takes_them(
-    place: SystemPlace, first: list[str], later: list[str]
+    place: SystemPlace, first: list[str], later: list[str], last: str
 ) -> None:
-    def short(*messages: Message) -> list[str]:
-        found = texts(told(*messages, system=place))
-        return [f"{str(role)[0].upper()} {text}".replace("\n\n", "|") for role, text in found]
-
-    developer, system = said("developer", "s"), said("system", "t")
-    answer, so = said("assistant", "ho"), said("user", "so")
-    assert short(developer, system, USER) == first
-    assert short(USER, developer, answer, system, so) == later
-    at_the_end = short(USER, answer, system)
-    assert at_the_end[-1] == ("S t" if place is SystemPlace.ANYWHERE else "U t")
-
-
-def test_turns_that_must_alternate_do() -> None:
-    messages = [said("assistant", "a"), USER, USER, said("assistant", "b"), said("assistant", "c"), USER]
-    assert texts(told(*messages, alternates=True)) == [
-        ("user", "..."),
-        ("assistant", "a"),
-        ("user", "hi\n\nhi"),
-        ("assistant", "b\n\nc"),
-        ("user", "hi"),
-    ]
-
-
-def test_where_turns_alternate_a_question_behind_results_makes_words_of_them() -> None:
-    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    first, second = (calling(each, content="") for each in "xy")
-    messages = [USER, first, result("x", "1"), second, result("y", "2"), said("user", "and?")]
-    *before, called, asked = told(*messages, alternates=True)
-    assert before == told(*messages[:3], alternates=True)
-    assert texts([called, asked]) == [
-        ("assistant", call),
-        ("user", "Results of the functions:\n2\n\nand?"),
-    ]
-    assert told(*messages) == messages
-
-
-def test_empty_answers_are_left_out_where_they_are_refused() -> None:
-    thinking = said("assistant", "", reasoning_content="Hm.")
-    messages = [USER, said("assistant", ""), USER, thinking, USER]
-    assert told(*messages) == messages
-    assert told(*messages, takes_empty=False) == [USER, USER, USER]
-    shape = TemplateShape(takes_empty=False)
-    assert adapted(messages, (), shape, HERMES, shows_thoughts=True)[0] == [USER, USER, thinking, USER]
-
-
-def test_text_beside_calls_that_is_not_shown_becomes_an_answer_before_them() -> None:
-    message = {**calling("x", content="Look:"), "reasoning_content": "Hm."}
-    answer, calls, _ = told(message, result("x", "1"), calls=CallShape(text_apart=True))
-    assert answer == said("assistant", "Look:", reasoning_content="Hm.")
-    assert calls == calling("x", content="")
-
-
-def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
-    message = {**calling("x", "y"), "reasoning_content": "Hm."}
-    first, one, second, two = told(
-        message, result("x", "1"), result("y", "2"), calls=CallShape(one_by_one=True)
-    )
-    assert first == {**calling("x", content=""), "reasoning_content": "Hm."}
-    assert second == calling("y", content="")
-    assert (one, two) == (result("x", "1"), result("y", "2"))
-
-
-def test_calls_in_words_keep_the_thoughts() -> None:
-    message = {**calling("x", "y", content="Look:"), "reasoning_content": "Hm."}
-    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    assert told(message, result("x", "1"), result("y", "2"), calls=None) == [
-        said("assistant", f"Look:\n{call}\n{call}", reasoning_content="Hm."),
-        said("user", "Results of the functions:\n1\n2"),
-    ]
+    developer, system, answer = said("developer", "s"), said("system", "t"), said("assistant", "ho")
+    assert short(told(developer, system, USER, system=place)) == first
+    assert short(told(USER, developer, answer, system, said("user", "so"), system=place)) == later
+    assert short(told(USER, answer, system, system=place))[-1] == last
 
 
 def test_ids_have_the_familys_shape() -> None:
@@ -217,9 +177,6 @@ def test_ids_have_the_familys_shape() -> None:
     assert [each["tool_call_id"] for each in results] == ["functions.f:0", "functions.f:1"]
 
 
-# -- tools -----------------------------------------------------------------------------------------------
-
-
 def with_tools(*messages: Message, form: Any = HERMES, **shape: object) -> tuple[list[Message], object]:
     return adapted(messages, TOOLS, TemplateShape(**shape), form)  # type: ignore[arg-type]
 
@@ -228,21 +185,16 @@ def test_the_tools_stand_in_a_system_message_of_their_own_or_at_the_end_of_the_o
     (first, second), tools = with_tools(USER, system=SystemPlace.FIRST)
     assert (second, tools, first["role"]) == (USER, (), "system")
     assert json.dumps(FUNCTION) in str(first["content"])
-    example = '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>'
-    assert example in str(first["content"])
+    assert '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}' in str(first["content"])
     brief = said("developer", [{"type": "text", "text": "Be brief."}])
     (first, _), _ = with_tools(brief, USER, system=SystemPlace.FIRST)
     assert str(first["content"]).startswith("Be brief.\n\nYou can call")
 
 
-def test_a_template_without_system_messages_gets_the_tools_in_the_users() -> None:
+def test_tools_stand_in_the_users_message_where_there_is_no_other_or_in_a_field_of_the_systems() -> None:
     (message,), tools = with_tools(USER, form=GENERIC)
-    assert (message["role"], tools) == ("user", ())
-    assert str(message["content"]).startswith("You can call these functions:")
-    assert str(message["content"]).endswith("\n\nhi")
-
-
-def test_tools_may_stand_in_a_field_of_the_system_message() -> None:
+    assert re.fullmatch(r"U You can call these functions:.*\|hi", *short([message]), re.DOTALL)
+    assert tools == ()
     (system, _), tools = with_tools(USER, system=SystemPlace.FIRST, shows_system_tools=True)
     assert (system["tools"], tools) == (json.dumps([FUNCTION]), ())
 
@@ -252,9 +204,6 @@ def test_what_shows_tools_in_an_unknown_form_is_told_in_words_all_the_same() -> 
     messages, tools = with_tools(USER, calling("x"), result("x", "1"), form=GENERIC, **shape)
     assert tools == ()
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-
-
-# -- all templates ---------------------------------------------------------------------------------------
 
 
 def turns_of(rng: random.Random, words: Any) -> list[dict[str, Any]]:
@@ -284,45 +233,36 @@ def called(rng: random.Random, words: Any) -> list[dict[str, Any]]:
     return [message, *results]
 
 
-def content_words(messages: Sequence[Message]) -> list[str]:
-    return [text for message in messages if isinstance(text := message["content"], str) and text]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_shows_all_that_clients_send(name: str) -> None:
     rng = random.Random(7)
     for _ in range(12):
         messages = turns_of(rng, (f"word{number:04d}" for number in range(1000)))
         text = rendered(name, messages)
-        for word in content_words(messages):
+        for word in (message["content"] for message in messages if message["content"]):
             assert text.count(word) == 1, (word, text)
         assert "\\u00f6" not in text
 
 
-SWAPPED = [
-    USER,
-    calling("call_x", "call_y"),
-    result("call_y", "sunny"),
-    result("call_x", "mild"),
-]
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_every_template_shows_results_in_the_order_of_their_calls(name: str) -> None:
-    text = rendered(name, SWAPPED)
+def test_every_template_shows_tools_and_calls_with_results_in_the_order_of_their_calls(name: str) -> None:
+    call = calling("call_x", "call_y", arguments='{"city": "R\\u00f6me"}', name="climate")
+    tools = [{"type": "function", "function": {**FUNCTION, "name": "climate", "description": "needle"}}]
+    variables = {**VARIABLES, "functions": json.dumps([tools[0]["function"]])}
+    messages = [USER, call, result("call_y", "sunny"), result("call_x", "mild")]
+    text = rendered(name, messages, tools, variables)
     assert 0 < text.index("mild") < text.index("sunny")
+    assert all(word in text for word in ("needle", "climate", "Röme"))
 
 
 def test_what_trying_has_missed_is_seen_in_the_text() -> None:
     """This template loses all but the last six turns, of which it shows the calls as well."""
     source = (
-        "{% for m in messages[-6:] %}<{{ m.role }}>{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
-        "{% endfor %}"
+        "{% for m in messages[-6:] %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}"
     )
-    found = ChatTemplate(source, bos_text="", eos_text="")
     tokenizer = FakeTokenizer(adds_bos=False)
-    made = ChatPrompts(found, tokenizer, HERMES, ControlNames(()))
+    made = ChatPrompts(ChatTemplate(source, bos_text="", eos_text=""), tokenizer, HERMES, ControlNames(()))
     asked = Conversation(messages=[said("user", f"word{number}") for number in range(9)])
     text = tokenizer.decode(made.prompt(asked).tokens)
     assert all(f"word{number}" in text for number in range(9))
@@ -338,27 +278,20 @@ def test_what_a_template_knows_is_tried_out() -> None:
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
     )
-    assert knowing.shows_tools
-    assert knowing.calls == CallShape()
+    assert (knowing.shows_tools, knowing.calls) == (True, CallShape())
 
 
-def shape_of(name: str) -> tuple[object, ...]:
-    shape = template(name).shape
-    return shape.system, shape.alternates, shape.takes_empty
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("Qwen3.5-4B", (SystemPlace.FIRST, False, True)),
-        ("Qwen-Qwen3-0.6B", (SystemPlace.ANYWHERE, False, True)),
-        ("mistralai-Ministral-3-14B-Reasoning-2512", (SystemPlace.FIRST, True, False)),
-        ("mistralai-Mistral-Nemo-Instruct-2407", (SystemPlace.NOWHERE, True, True)),
-        ("Mistral-Small-3.2-24B-Instruct-2506", (SystemPlace.FIRST, True, True)),
-        ("google-gemma-2-2b-it", (SystemPlace.NOWHERE, True, True)),
-        ("openai-gpt-oss-120b", (SystemPlace.FIRST, False, True)),
-        ("HuggingFaceTB-SmolLM3-3B", (SystemPlace.FIRST, False, True)),
-    ],
-)
-def test_what_real_templates_take(name: str, shape: tuple[object, ...]) -> None:
-    assert shape_of(name) == shape
+def test_what_real_templates_take() -> None:
+    expected = {
+        "Qwen3.5-4B": (SystemPlace.FIRST, False, True),
+        "Qwen-Qwen3-0.6B": (SystemPlace.ANYWHERE, False, True),
+        "mistralai-Ministral-3-14B-Reasoning-2512": (SystemPlace.FIRST, True, False),
+        "mistralai-Mistral-Nemo-Instruct-2407": (SystemPlace.NOWHERE, True, True),
+        "Mistral-Small-3.2-24B-Instruct-2506": (SystemPlace.FIRST, True, True),
+        "google-gemma-2-2b-it": (SystemPlace.NOWHERE, True, True),
+        "openai-gpt-oss-120b": (SystemPlace.FIRST, False, True),
+        "HuggingFaceTB-SmolLM3-3B": (SystemPlace.FIRST, False, True),
+    }
+    for name, shape in expected.items():
+        found = template(name).shape
+        assert (found.system, found.alternates, found.takes_empty) == shape, name

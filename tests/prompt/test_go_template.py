@@ -12,17 +12,14 @@ CHATML = (
     "{{ if .Prompt }}<|im_start|>user\n{{ .Prompt }}<|im_end|>\n{{ end }}"
     "<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"
 )
-GEMMA = """{{- range $i, $_ := .Messages }}
-{{- $last := eq (len (slice $.Messages $i)) 1 }}
+GEMMA = """{{- range $i, $_ := .Messages }}{{- $last := eq (len (slice $.Messages $i)) 1 }}
 {{- if or (eq .Role "user") (eq .Role "system") }}<start_of_turn>user
 {{ .Content }}<end_of_turn>
 {{ if $last }}<start_of_turn>model
 {{ end }}
 {{- else if eq .Role "assistant" }}<start_of_turn>model
 {{ .Content }}{{ if not $last }}<end_of_turn>
-{{ end }}
-{{- end }}
-{{- end }}"""
+{{ end }}{{- end }}{{- end }}"""
 
 
 def written(template: str, *said: tuple[str, str], suffix: str = "") -> str:
@@ -74,28 +71,21 @@ def test_the_language(template: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{{ .Prompt", "not closed"),
-        ('{{ " }}', "not closed"),
-        ("{{ }}", "empty"),
-        ("{{ if .Prompt }}", "no 'end'"),
-        ("{{ end }}", "ends nothing"),
-        ("{{ else }}", "ends nothing"),
+        *(("{{ .Prompt", "not closed"), ('{{ " }}', "not closed"), ("{{ }}", "empty")),
+        *(("{{ if .Prompt }}", "no 'end'"), ("{{ end }}", "ends nothing"), ("{{ else }}", "ends nothing")),
         ("{{ if .Prompt }}{{ else range .Tools }}{{ end }}", "not known"),
         ("{{ shout .Prompt }}", "the function 'shout'"),
         ('{{ template "x" }}', "'template' is not known"),
         ("{{ .Nothing }}", "no field '.Nothing'"),
         ("{{ .Prompt.Length }}", "no field '.Length'"),
         ("{{ $x }}", "no variable '$x'"),
-        ("{{ . . }}", "a value was expected"),
-        ("{{ | len }}", "a value was expected"),
-        ("{{ (.Prompt }}", "bracket"),
-        ("{{ .Prompt ) }}", "not expected"),
-        ("{{ .Prompt & }}", "not understood"),
-        ("{{ range .Prompt }}{{ end }}", "wants a list"),
-        ("{{ len 3 }}", "other values"),
-        ("{{ index .Messages 7 }}", "other values"),
-        ("{{ slice .Messages 7 }}", "other values"),
-        ('{{ "\\q" }}', "no text"),
+        *(("{{ . . }}", "a value was expected"), ("{{ | len }}", "a value was expected")),
+        *(("{{ (.Prompt }}", "bracket"), ("{{ .Prompt ) }}", "not expected"), ('{{ "\\q" }}', "no text")),
+        *(("{{ .Prompt & }}", "not understood"), ("{{ range .Prompt }}{{ end }}", "wants a list")),
+        *(
+            (f"{{{{ {call} }}}}", "other values")
+            for call in ("len 3", "index .Messages 7", "slice .Messages 7")
+        ),
         ("{{ $a, $b := .Prompt }}", "two variables"),
         ("{{ " + "(" * 100 + ".Prompt" + ")" * 100 + " }}", "too deep"),
         ("{{ if .Prompt }}" * 100 + "{{ end }}" * 100, "too deep"),
@@ -108,10 +98,6 @@ def test_what_is_refused(template: str, why: str) -> None:
     assert (why in str(refused.value), refused.value.param) == (True, "template")
 
 
-LOOPS = "{{ range .Messages }}" * 4 + "x" + "{{ end }}" * 4
-
-
-@pytest.mark.timeout(30)
 def test_a_hostile_conversation_takes_no_longer() -> None:
     many = [("user", "a" * 50)] * 200_000
     assert len(written(CHATML, *many)) > 10_000_000
@@ -119,15 +105,11 @@ def test_a_hostile_conversation_takes_no_longer() -> None:
         written(CHATML, *[("user", "a"), ("assistant", "b")] * 50_000)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "template",
     [
-        LOOPS,
-        "{{" * 30_000,
-        "{{ " + " " * 60_000,
-        "{{ " + '"' * 60_001,
-        " " * 60_000 + "{{-",
+        "{{ range .Messages }}" * 4 + "x" + "{{ end }}" * 4,
+        *("{{" * 30_000, "{{ " + " " * 60_000, "{{ " + '"' * 60_001, " " * 60_000 + "{{-"),
         "{{ (" + "." * 60_000,
     ],
 )

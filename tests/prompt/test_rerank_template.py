@@ -23,7 +23,7 @@ def chat(source: str) -> ChatTemplate:
     return ChatTemplate(source, bos_text="", eos_text="")
 
 
-def test_the_files_own_template_goes_first() -> None:
+def test_the_files_own_template_goes_first_or_a_chat_template_that_asks_yes_or_no() -> None:
     found = rerank_template(QWEN3, chat(JINJA))
     assert found is not None
     assert found.render("a {document} b", "c {query}").split("<|im_start|>user\n")[1] == (
@@ -31,9 +31,6 @@ def test_the_files_own_template_goes_first() -> None:
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     assert (found.yes, found.no) == ("yes", "no")
-
-
-def test_a_chat_template_that_asks_yes_or_no_is_one() -> None:
     found = rerank_template(None, chat(JINJA))
     assert found is not None
     assert found.render("q", "d") == "Answer 'Yes' or 'No'.\nQ: q\nD: d\n"
@@ -43,11 +40,8 @@ def test_a_chat_template_that_asks_yes_or_no_is_one() -> None:
 @pytest.mark.parametrize(
     ("own", "source"),
     [
-        (None, None),
-        (None, CHATML),
+        *((None, None), (None, CHATML), ("only {query}", None), (None, "{{ raise_exception('no') }}")),
         (None, "Say yes or no. {{ messages[0].content }}"),
-        (None, "{{ raise_exception('no') }}"),
-        ("only {query}", None),
     ],
 )
 def test_others_are_none(own: str | None, source: str | None) -> None:

@@ -40,117 +40,108 @@ def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
     return elapsed_ms
 
 
-class TestOneCohortAStep:
-    def test_outputs_are_those_of_each_alone(self) -> None:
-        driver = Driver()
-        all_of_them = [
-            asked(f"{letter}{number}", adapter, output=12)
-            for letter, adapter in (("a", "one"), ("b", None), ("c", "two"))
-            for number in range(3)
-        ]
-        driver.submit(*all_of_them)
-        assert {cohort(step) for step in driver.run() if step} == {"a", "b", "c"}
-        assert driver.tells_as_alone(*all_of_them)
-        assert len({tuple(alone(one)) for one in all_of_them}) == len(all_of_them)
-
-    def test_the_base_alone_is_composed_as_if_there_were_no_adapters(self) -> None:
-        plain, with_others = Driver(), Driver()
-        others = asked("x", "one", output=3)
-        with_others.run(others)
-        for driver in (plain, with_others):
-            driver.submit(*(asked(f"b{i}", None, prompt=40, output=9) for i in range(5)))
-        assert plain.run() == with_others.run()
+def test_outputs_are_those_of_each_alone() -> None:
+    driver = Driver()
+    letters = ("a", "one"), ("b", None), ("c", "two")
+    some = [asked(f"{letter}{n}", adapter, output=12) for letter, adapter in letters for n in range(3)]
+    assert {cohort(step) for step in driver.run(*some) if step} == {"a", "b", "c"}
+    assert len({tuple(alone(one)) for one in some}) == len(some)
 
 
-class TestReuse:
-    def test_cells_of_another_adapter_are_neither_shared_nor_restored(self) -> None:
-        driver = Driver(cache_blocks=64)
-        for name, adapter in (("b1", None), ("a1", "one"), ("a2", "one"), ("b2", None)):
-            driver.run(asked(name, adapter, tokens=PROMPT))
-        assert driver.cached == {"b1": 0, "a1": 0, "a2": 149, "b2": 149}
-
-    def test_nor_while_both_run(self) -> None:
-        driver = Driver(cache_blocks=64)
-        driver.run(asked("b", None, output=20, tokens=PROMPT), asked("a", "one", output=20, tokens=PROMPT))
-        assert driver.cached == {"a": 0, "b": 0}
-
-    def test_a_new_version_of_an_adapter_hits_no_old_cells(self) -> None:
-        driver = Driver(cache_blocks=64)
-        for name, key in (("a1", "french@1"), ("a2", "french@2")):
-            driver.run(asked(name, key, tokens=PROMPT))
-        assert driver.cached["a2"] == 0
+def test_the_base_alone_is_composed_as_if_there_were_no_adapters() -> None:
+    plain, with_others = Driver(), Driver()
+    with_others.run(asked("x", "one", output=3))
+    for driver in (plain, with_others):
+        driver.submit(*(asked(f"b{i}", None, prompt=40, output=9) for i in range(5)))
+    assert plain.run() == with_others.run()
 
 
-class TestTurns:
-    def test_interactive_cohorts_share_the_time(self) -> None:
-        """Whether they have one sequence or many."""
-        driver = Driver(slots=16, cost=TokenCost(step_ms=30.0), decoding=200)
-        driver.submit(*(asked(f"a{i}", "one", output=200) for i in range(8)), asked("b", None, output=200))
-        spent_ms: Counter[str] = Counter()
-        for _ in range(100):
-            spent_ms[cohort(driver.step())] += driver.predicted_ms[-1]
-        assert spent_ms["a"] == pytest.approx(spent_ms["b"], rel=0.25)
-
-    def test_a_newcomer_of_another_cohort_is_next(self) -> None:
-        driver = Driver(cost=TokenCost(step_ms=5.0))
-        driver.submit(*(asked(f"a{i}", "one", output=300) for i in range(4)))
-        for number in range(10):
-            driver.steps(7)
-            assert cohort(driver.step(asked(f"c{number}", f"adapter{number}", prompt=8, output=2))) == "c"
-
-    def test_interactive_work_of_any_cohort_goes_before_batch_work_of_any(self) -> None:
-        driver = Driver(floor=0.0)
-        driver.step(asked("x", "one", output=30, priority=BATCH), asked("y", None, output=30, priority=BATCH))
-        driver.submit(asked("a", "two", output=20))
-        steps = [cohort(driver.step()) for _ in range(20)]
-        assert steps == ["a"] * 20
-
-    def test_batch_work_of_waiting_cohorts_keeps_its_floor(self) -> None:
-        driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200)
-        driver.submit(
-            asked("a", "one", output=400),
-            asked("x", "two", output=400, priority=BATCH),
-            asked("y", None, output=400, priority=BATCH),
-        )
-        spent_ms: Counter[str] = Counter()
-        for _ in range(300):
-            spent_ms[cohort(driver.step())] += driver.predicted_ms[-1]
-        share = (spent_ms["x"] + spent_ms["y"]) / spent_ms.total()
-        assert 0.05 < share < 0.15
-        assert spent_ms["x"] == pytest.approx(spent_ms["y"], rel=0.5)
-
-    def test_batch_steps_beside_interactive_work_of_others_are_short(self) -> None:
-        driver = Driver(decoding=24, idle=64, kv_tokens=2048)
-        driver.submit(asked("a", "one", output=900), asked("x", "two", prompt=900, output=1, priority=BATCH))
-        steps = driver.steps(800)
-        longest = max(step["x"] for step in steps if "x" in step)
-        assert 0 < longest <= 24
-
-    def test_batch_work_never_takes_two_steps_in_a_row_beside_interactive_work(self) -> None:
-        driver = Driver(slots=8, floor=1.0)
-        driver.submit(asked("a", "one", output=500), asked("x", "two", output=500, priority=BATCH))
-        steps = []
-        for number in range(60):
-            steps.append(cohort(driver.step(asked(f"c{number}", "three", prompt=4, output=1))))
-        assert "x" in steps
-        assert ("x", "x") not in pairwise(steps)
-
-    def test_batch_cohorts_alone_share_the_time_in_longer_turns(self) -> None:
-        driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200, elapsed_ms=switching(23.0, 4.0))
-        driver.submit(*(asked(name, name, output=200, priority=BATCH) for name in ("x", "y")))
-        steps = [cohort(driver.step()) for _ in range(200)]
-        num_switches = sum(one != other for one, other in pairwise(steps))
-        assert 0.4 < steps.count("x") / len(steps) < 0.6
-        assert num_switches < 40
+def test_cells_of_another_adapter_are_neither_shared_nor_restored() -> None:
+    driver = Driver(cache_blocks=64)
+    for name, adapter in (
+        ("b1", None),
+        ("a1", "french@1"),
+        ("a2", "french@1"),
+        ("b2", None),
+        ("c", "french@2"),
+    ):
+        driver.run(asked(name, adapter, tokens=PROMPT))
+    assert driver.cached == {"b1": 0, "a1": 0, "a2": 149, "b2": 149, "c": 0}
+    driver = Driver(cache_blocks=64)
+    driver.run(asked("b", None, output=20, tokens=PROMPT), asked("a", "one", output=20, tokens=PROMPT))
+    assert driver.cached == {"a": 0, "b": 0}, "nor while both run"
 
 
-class TestPrices:
-    def test_steps_with_adapters_teach_the_base_nothing(self) -> None:
-        driver = Driver()
-        driver.run(asked("a", "one", output=10))
-        assert driver.cost.learned == []
-        driver.run(asked("b", None, output=10))
-        assert len(driver.cost.learned) == 9  # the first had to switch back
+def spent_ms(driver: Driver, num_steps: int) -> Counter[str]:
+    spent: Counter[str] = Counter()
+    for _ in range(num_steps):
+        spent[cohort(driver.step())] += driver.predicted_ms[-1]  # type: ignore[assignment]
+    return spent
+
+
+def test_interactive_cohorts_share_the_time() -> None:
+    """Whether they have one sequence or many."""
+    driver = Driver(slots=16, cost=TokenCost(step_ms=30.0), decoding=200)
+    driver.submit(*(asked(f"a{i}", "one", output=200) for i in range(8)), asked("b", None, output=200))
+    spent = spent_ms(driver, 100)
+    assert spent["a"] == pytest.approx(spent["b"], rel=0.25)
+
+
+def test_a_newcomer_of_another_cohort_is_next() -> None:
+    driver = Driver(cost=TokenCost(step_ms=5.0))
+    driver.submit(*(asked(f"a{i}", "one", output=300) for i in range(4)))
+    for number in range(10):
+        driver.steps(7)
+        assert cohort(driver.step(asked(f"c{number}", f"adapter{number}", prompt=8, output=2))) == "c"
+
+
+def test_interactive_work_of_any_cohort_goes_before_batch_work_of_any() -> None:
+    driver = Driver(floor=0.0)
+    driver.step(asked("x", "one", output=30, priority=BATCH), asked("y", None, output=30, priority=BATCH))
+    driver.submit(asked("a", "two", output=20))
+    steps = [cohort(driver.step()) for _ in range(20)]
+    assert steps == ["a"] * 20
+
+
+def test_batch_work_of_waiting_cohorts_keeps_its_floor() -> None:
+    driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200)
+    driver.submit(asked("a", "one", output=400))
+    driver.submit(
+        *(asked(name, key, output=400, priority=BATCH) for name, key in (("x", "two"), ("y", None)))
+    )
+    spent = spent_ms(driver, 300)
+    assert 0.05 < (spent["x"] + spent["y"]) / spent.total() < 0.15
+    assert spent["x"] == pytest.approx(spent["y"], rel=0.5)
+
+
+def test_batch_steps_beside_interactive_work_of_others_are_short() -> None:
+    driver = Driver(decoding=24, idle=64, kv_tokens=2048)
+    driver.submit(asked("a", "one", output=900), asked("x", "two", prompt=900, output=1, priority=BATCH))
+    assert 0 < max(step.get("x", 0) for step in driver.steps(800)) <= 24
+
+
+def test_batch_work_never_takes_two_steps_in_a_row_beside_interactive_work() -> None:
+    driver = Driver(slots=8, floor=1.0)
+    driver.submit(asked("a", "one", output=500), asked("x", "two", output=500, priority=BATCH))
+    steps = [cohort(driver.step(asked(f"c{n}", "three", prompt=4, output=1))) for n in range(60)]
+    assert "x" in steps
+    assert ("x", "x") not in pairwise(steps)
+
+
+def test_batch_cohorts_alone_share_the_time_in_longer_turns() -> None:
+    driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200, elapsed_ms=switching(23.0, 4.0))
+    driver.submit(*(asked(name, name, output=200, priority=BATCH) for name in ("x", "y")))
+    steps = [cohort(driver.step()) for _ in range(200)]
+    assert 0.4 < steps.count("x") / len(steps) < 0.6
+    assert sum(one != other for one, other in pairwise(steps)) < 40
+
+
+def test_steps_with_adapters_teach_the_base_nothing() -> None:
+    driver = Driver()
+    driver.run(asked("a", "one", output=10))
+    assert driver.cost.learned == []
+    driver.run(asked("b", None, output=10))
+    assert len(driver.cost.learned) == 9  # the first had to switch back
 
 
 Arrival = tuple[int, int, bool, int]
@@ -173,7 +164,6 @@ def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) ->
         for _ in range(num_steps):
             cohort(driver.step())
     driver.run(max_steps=40 * len(arrivals) + 50)
-    assert driver.tells_as_alone(*everything)
 
 
 def test_batch_work_ends_beside_endless_interactive_work_of_others() -> None:

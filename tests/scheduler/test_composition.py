@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import StepReason
-from openai_cpu_server.scheduler.sequence import FifoPolicy, ShortestFirstPolicy
-from tests.scheduler.driver import Driver, TokenCost, alone, request
+from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
+from tests.scheduler.driver import Driver, TokenCost, request
 
 BATCH = Priority.BATCH
 
@@ -19,19 +21,58 @@ def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
     driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 
 
+def under(pattern: str, **more: object) -> dict[str, object]:
+    return {"constraint": Constraint(grammar=pattern, **more)}
+
+
+BURST = {"a": under("?" + 30 * "x" + "?"), "b": under("?" + 9 * "x" + "?")}
+LAST_STEP: dict[str, tuple[dict[str, Any], list[list[GenerationRequest]], dict[str, int]]] = {
+    "a newcomer joins the next step": (
+        {}, [[request("a", output=10)], [request("b", prompt=8)]], {"a": 1, "b": 8}),
+    "interactive prompts are read before batch prompts": (
+        {}, [[request("b", prompt=60, priority=BATCH), request("i", prompt=20)]], {"i": 20, "b": 12}),
+    "interactive work takes the slot of batch work": (
+        {"slots": 1}, [[request("b", output=20, priority=BATCH)], [request("i")]], {"i": 4}),
+    "and of no other": ({"slots": 1}, [[request("a", output=20)], [request("i")]], {"a": 1}),
+    "a short prompt does not wait for a whole long one": (
+        {}, [[request("long", prompt=500)], [request("short", prompt=30)]], {"long": 32, "short": 30}),
+    "newcomers share a step where another one would cost more": (
+        {"decoding": 64, "idle": 128, "cost": TokenCost(step_ms=40)},
+        [[request("p", prompt=30, output=1), request("q", prompt=30, output=1)]], {"p": 30, "q": 30}),
+    "the shortest burst ends first": (
+        {"stall": 32, "idle": 80, "cost": TokenCost(step_ms=16)},
+        [[request(name, output=60, **BURST[name]) for name in "ab"], []], {"a": 6, "b": 10}),
+    "forced tokens of batch work wait for room in the budget": (
+        {"decoding": 16, "floor": 0.0},
+        [[request("b", output=80, priority=BATCH, **BURST["a"])], [request("i", prompt=10, output=3)]],
+        {"b": 6, "i": 10}),
+    "where steps are not mixed bursts are computed with the decoding": (
+        {"mixes": False}, [[request("b", output=5)], [request("a", output=80, **under("?bcde?"))], []],
+        {"a": 5, "b": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAST_STEP)
+def test_the_step_after_these_requests(name: str) -> None:
+    options, submitted, expected = LAST_STEP[name]
+    driver = Driver(**options)
+    steps = [driver.step(*requests) for requests in submitted]
+    assert steps[-1] == expected
+    driver.run()
+
+
+def test_many_newcomers_are_read_in_steps_of_several() -> None:
+    """The more wait, the more a further step costs."""
+    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
+    steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
+    assert [len(step) for step in steps if step] == [9, 3]
+
+
 def test_batch_that_was_left_out_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
-    batch = request("b", prompt=50, output=20, priority=BATCH)
-    driver.step(batch)
+    driver.step(request("b", prompt=50, output=20, priority=BATCH))
     driver.run(request("i", prompt=64, output=30))
-    assert driver.tells_as_alone(batch)
     assert driver.backend.num_computed == 50 + 19 + 64 + 29
-
-
-def test_a_short_prompt_does_not_wait_for_a_whole_long_one() -> None:
-    driver = Driver(idle=64)
-    driver.step(request("long", prompt=500))
-    assert driver.step(request("short", prompt=30)) == {"long": 32, "short": 30}
 
 
 def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
@@ -43,21 +84,6 @@ def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
     assert [(step.get("p"), step.get("q")) for step in steps] == [(30, None), (None, 30)]
 
 
-def test_newcomers_share_a_step_where_another_one_would_cost_more() -> None:
-    driver = Driver(slots=16, decoding=64, idle=128, cost=TokenCost(step_ms=40))
-    assert driver.step(request("p", prompt=30, output=1), request("q", prompt=30, output=1)) == {
-        "p": 30,
-        "q": 30,
-    }
-
-
-def test_many_newcomers_are_read_in_steps_of_several() -> None:
-    """The more wait, the more a further step costs."""
-    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
-    driver.submit(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
-    assert [len(step) for step in driver.run() if step] == [9, 3]
-
-
 def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
     driver = Driver(slots=16, idle=64)
     driver.submit(request("long", prompt=500))
@@ -65,20 +91,13 @@ def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
     assert all(step["long"] >= TILE_TOKENS // 2 for step in driver.steps(12))
 
 
-def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
+def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_padding() -> None:
     driver = Driver(slots=16, decoding=12, idle=64, tiles=(16,))
-    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
-    step = driver.step(request("p", prompt=100, priority=BATCH))
-    assert sum(step.values()) == 16
-    assert step["p"] == 6
-    assert driver.paddings[-1] == 0
-
-
-def test_padding_fills_a_tile_when_nothing_waits() -> None:
-    driver = Driver(slots=16, tiles=(16,))
     until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
     driver.step()
     assert driver.paddings[-1] == 6
+    step = driver.step(request("p", prompt=100, priority=BATCH))
+    assert (sum(step.values()), step["p"], driver.paddings[-1]) == (16, 6, 0)
 
 
 def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
@@ -101,12 +120,6 @@ def test_without_continuous_batching_newcomers_wait_for_the_whole_batch() -> Non
     driver.step(request("a", prompt=8, output=2), request("b", prompt=8, output=4))
     driver.run(request("c", prompt=8, output=1), request("d", prompt=8, output=1))
     assert driver.finished == ["a", "b", "c", "d"], "there was room for c from the start"
-
-
-def test_the_cost_model_learns_from_every_step() -> None:
-    driver = Driver(tiles=(16,))
-    driver.run(request("a", prompt=10, output=2))
-    assert driver.cost.learned[0] == (16, 1.0)
 
 
 def reasons(driver: Driver, name: str) -> dict[StepReason, int]:
@@ -168,16 +181,10 @@ def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themsel
         assert driver.finished == finished.split()
 
 
-def test_fifo_knows_no_classes() -> None:
-    driver = Driver(slots=1, policy=FifoPolicy())
-    driver.run(request("b", priority=BATCH), request("i"))
-    assert driver.finished == ["b", "i"]
-
-
 def test_shortest_first_and_nobody_for_ever_last() -> None:
     driver = Driver(slots=1, policy=ShortestFirstPolicy())
     driver.run(request("first"), request("long", output=100), request("short", output=5))
-    assert driver.finished == ["first", "short", "long"] or driver.finished == ["short", "first", "long"]
+    assert driver.finished in (["first", "short", "long"], ["short", "first", "long"])
     driver.step(request("hold", output=20))
     driver.submit(request("old", output=100))
     driver.now_s += 10
@@ -187,8 +194,7 @@ def test_shortest_first_and_nobody_for_ever_last() -> None:
 
 def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
     driver = Driver(decoding=32, idle=64)
-    driver.submit(request("b", prompt=30, priority=BATCH))
-    driver.step()
+    driver.step(request("b", prompt=30, priority=BATCH))
     assert driver.interruptible == [False]
     driver.submit(request("long", prompt=200, priority=BATCH))
     assert driver.scheduler.schedule().may_be_interrupted
@@ -196,19 +202,12 @@ def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
     assert not driver.scheduler.schedule().may_be_interrupted
 
 
-def under(pattern: str, **more: object) -> dict[str, object]:
-    return {"constraint": Constraint(grammar=pattern, **more)}
-
-
-def test_forced_tokens_are_computed_with_the_token_before_them() -> None:
-    driver = Driver()
-    assert driver.run(request("a", prompt=6, output=40, **under("?bcd?f"))) == [{"a": 6}, {"a": 4}, {}]
-
-
-def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
-    driver = Driver()
-    assert driver.run(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8)))) == [{"a": 11}, {}]
-    assert driver.outputs["a"] == alone(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
+def test_forced_tokens_are_computed_with_the_token_before_them_or_with_the_prompt() -> None:
+    for constraint, steps in (
+        (under("?bcd?f"), [{"a": 6}, {"a": 4}, {}]),
+        (under("{ab?", opening=(7, 8)), [{"a": 11}, {}]),
+    ):
+        assert Driver().run(request("a", prompt=6, output=40, **constraint)) == steps
 
 
 def test_forced_tokens_make_no_longer_stall_than_streams_may_have() -> None:
@@ -229,16 +228,16 @@ def streaming(**options: int) -> Driver:
     return driver
 
 
-@pytest.mark.parametrize(
-    ("decoding", "stall", "prompt", "sizes"),
-    [(20, 60, 55, [57]), (20, 60, 300, [60, 20, 20, 20, 20, 20]), (60, 20, 100, [20, 20, 20])],
-    ids=[
-        "a short prompt is read in one step of a stall",
-        "a long one at the rate that streams keep",
-        "a stall shorter than the rate asks for makes streams faster",
-    ],
-)
-def test_prompts_beside_streams(decoding: int, stall: int, prompt: int, sizes: list[int]) -> None:
+BESIDE_STREAMS = {
+    "a short prompt is read in one step of a stall": (20, 60, 55, [57]),
+    "a long one at the rate that streams keep": (20, 60, 300, [60, 20, 20, 20, 20, 20]),
+    "a stall shorter than the rate asks for makes streams faster": (60, 20, 100, [20, 20, 20]),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_STREAMS)
+def test_prompts_beside_streams(name: str) -> None:
+    decoding, stall, prompt, sizes = BESIDE_STREAMS[name]
     driver = streaming(decoding=decoding, stall=stall, idle=100)
     driver.submit(request("p", prompt=prompt))
     steps = driver.steps(len(sizes))
@@ -274,34 +273,9 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
     assert max(gaps[1:]) <= 60
 
 
-def test_the_shortest_burst_ends_first() -> None:
-    driver = Driver(decoding=32, stall=32, idle=80, cost=TokenCost(step_ms=16))
-    long, short = under("?" + 30 * "x" + "?"), under("?" + 9 * "x" + "?")
-    driver.step(request("a", output=60, **long), request("b", output=60, **short))
-    assert driver.step() == {"a": 6, "b": 10}
-
-
-def test_forced_tokens_of_batch_work_wait_for_room_in_the_budget() -> None:
-    driver = Driver(decoding=16, idle=64, floor=0.0)
-    driver.step(request("b", output=80, priority=BATCH, **under("?" + 40 * "x" + "?")))
-    assert driver.step(request("i", prompt=10, output=3)) == {"b": 6, "i": 10}
-
-
-def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> None:
-    driver = Driver(mixes=False, idle=64)
-    until_all_decode(driver, request("b", output=5))
-    until_all_decode(driver, request("a", output=80, **under("?bcde?")))
-    assert driver.step() == {"a": 5, "b": 1}
-
-
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
     """A step has time for all their tokens, but not a row of logits for each of them."""
     driver = Driver(decoding=400, idle=400, outputs=40, kv_tokens=4096)
-    batch = request("b", prompt=20, output=10, priority=Priority.BATCH)
-    driver.submit(batch)
-    for number in range(4):
-        driver.submit(request(f"s{number}", prompt=300, output=0, prompt_logprobs=True))
-    steps = driver.run()
-    ends = max(number for number, step in enumerate(steps) if "b" in step)
-    assert ends < 15
-    assert driver.tells_as_alone(batch)
+    driver.submit(request("b", prompt=20, output=10, priority=BATCH))
+    steps = driver.run(*(request(f"s{n}", prompt=300, output=0, prompt_logprobs=True) for n in range(4)))
+    assert max(number for number, step in enumerate(steps) if "b" in step) < 15

@@ -35,37 +35,23 @@ curves = st.builds(
 pairs = st.integers(0, 10**7)
 
 
-# -- the table -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("curve", [REPACKED, PLAIN, LINE])
-def test_measured_points_are_predicted_exactly(curve: CostCurve) -> None:
-    model = CostModel(curve)
-    assert [model.predict_ms(n) for n, _ in curve.step_ms] == pytest.approx([ms for _, ms in curve.step_ms])
-
-
 FROM_8 = CostCurve(step_ms=((8, 100.0), (16, 120.0)), attended_ms=0)
 NOISY = CostCurve(step_ms=((1, 10.0), (32, 300.0), (64, 250.0)), attended_ms=0)
+PREDICTED = {
+    **{f"a measured point, {n}": (c, dict(c.step_ms)) for n, c in enumerate([REPACKED, PLAIN, LINE])},
+    "between two points of a tile lies a straight line": (
+        REPACKED, {10: 162, 20: 187 + (252 - 187) * 3 / 7}),
+    "tiles of which only the ends are known climb as the second does": (
+        PLAIN, {48: (206 + 361) / 2, 49: 283.5 + (205 - 142) / (206 - 142) * 77.5}),
+    "below the first point a step costs what that does": (FROM_8, {1: 100.0, 7: 100.0, 8: 100.0}),
+    "behind the last point it goes on along the slope": (REPACKED, {256: 1058 + 128 * (1058 - 510) / 64}),
+    "a slope that noise has turned down is not believed": (NOISY, {128: 500}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [
-        (REPACKED, {10: 162, 20: 187 + (252 - 187) * 3 / 7}),
-        (PLAIN, {48: (206 + 361) / 2, 49: 283.5 + (205 - 142) / (206 - 142) * 77.5}),
-        (FROM_8, {1: 100.0, 7: 100.0, 8: 100.0}),
-        (REPACKED, {256: 1058 + 128 * (1058 - 510) / 64}),
-        (NOISY, {128: 500}),
-    ],
-    ids=[
-        "between two points of a tile lies a straight line",
-        "tiles of which only the ends are known climb as the second does",
-        "below the first point a step costs what that does",
-        "behind the last point it goes on along the slope",
-        "a slope that noise has turned down is not believed",
-    ],
-)
-def test_what_was_not_measured_is_predicted(curve: CostCurve, expected: dict[int, float]) -> None:
+@pytest.mark.parametrize("name", PREDICTED)
+def test_predictions(name: str) -> None:
+    curve, expected = PREDICTED[name]
     model = CostModel(curve)
     assert {n: model.predict_ms(n) for n in expected} == pytest.approx(expected)
 
@@ -73,12 +59,7 @@ def test_what_was_not_measured_is_predicted(curve: CostCurve, expected: dict[int
 def test_the_end_of_a_tile_and_attended_pairs_have_their_price() -> None:
     assert CostModel(PLAIN).predict_ms(56) == pytest.approx(361, rel=0.01)
     assert CostModel(REPACKED).predict_ms(16, 16_000) == pytest.approx(151 + 96)
-
-
-def test_pairs_of_tokens_and_the_cells_before_them() -> None:
-    assert attended_pairs(100, 1) == 100
-    assert attended_pairs(0, 4) == 0 + 1 + 2 + 3
-    assert attended_pairs(10, 3) == 10 + 11 + 12
+    assert [attended_pairs(100, 1), attended_pairs(0, 4), attended_pairs(10, 3)] == [100, 6, 33]
 
 
 @given(curves, st.integers(0, 3000), pairs, pairs)
@@ -93,9 +74,6 @@ def test_an_unmeasured_model_is_guessed_by_its_size() -> None:
     small, large = CostModel.guess(10**9), CostModel.guess(7 * 10**9)
     assert large.predict_ms(16, 1000) == pytest.approx(7 * small.predict_ms(16, 1000))
     assert small.predict_ms(1) < small.predict_ms(16) < small.predict_ms(256)
-
-
-# -- sizes ---------------------------------------------------------------------------------------------
 
 
 def test_a_step_is_grown_only_where_the_curve_says_that_this_is_cheaper() -> None:
@@ -120,9 +98,6 @@ def test_a_grown_step_is_cheaper_and_within_a_tile(curve: CostCurve, num_tokens:
     assert size == num_tokens or model.predict_ms(size) < model.predict_ms(num_tokens)
 
 
-# -- learning ------------------------------------------------------------------------------------------
-
-
 def learn(model: CostModel, truth: CostModel, steps: int, noise: float = 0.0, seed: int = 0) -> None:
     """Let the model learn from steps of all kinds, which take what `truth` says, give or take the noise."""
     rng = random.Random(seed)
@@ -134,12 +109,8 @@ def learn(model: CostModel, truth: CostModel, steps: int, noise: float = 0.0, se
 
 @given(st.floats(0.3, 3.0), st.floats(0.3, 3.0))
 def test_a_shifted_truth_is_learnt(step: float, attention: float) -> None:
-    truth = CostModel(
-        CostCurve(
-            step_ms=tuple((n, ms * step) for n, ms in REPACKED.step_ms),
-            attended_ms=REPACKED.attended_ms * attention,
-        )
-    )
+    shifted = tuple((n, ms * step) for n, ms in REPACKED.step_ms)
+    truth = CostModel(CostCurve(step_ms=shifted, attended_ms=REPACKED.attended_ms * attention))
     model = CostModel(REPACKED)
     learn(model, truth, 1500, noise=0.1)
     for n, pairs in [(1, 0), (16, 0), (16, 16_000), (64, 64_000), (128, 0)]:
@@ -165,25 +136,19 @@ def test_one_tile_in_twenty_disturbed_does_not_wreck_the_rest() -> None:
 
 def test_a_learnt_tile_keeps_what_the_curve_says_of_its_sizes_side_by_side() -> None:
     model = CostModel(REPACKED)
-    for _ in range(100):
+    for _ in range(200):
         model.refine(12, 0, 100.0)
+        model.refine(512, 0, 10_000.0)
     assert model.predict_ms(12) == pytest.approx(100, rel=0.05)
     assert model.cheapest_size(12, 64) == 16
     assert model.predict_ms(15) / model.predict_ms(16) == pytest.approx(212 / 151)
+    assert model.predict_ms(512) == pytest.approx(10_000, rel=0.05), "larger than any that was measured"
 
 
-def test_steps_larger_than_any_measured_are_learnt_too() -> None:
+def test_a_step_that_took_no_time_says_nothing() -> None:
     model = CostModel(REPACKED)
-    for _ in range(200):
-        model.refine(512, 0, 10_000.0)
-    assert model.predict_ms(512) == pytest.approx(10_000, rel=0.05)
-
-
-@pytest.mark.parametrize("actual", [0.0, -5.0])
-def test_a_step_that_took_no_time_says_nothing(actual: float) -> None:
-    model = CostModel(REPACKED)
-    model.refine(16, 0, actual)
-    model.refine(0, 0, 100.0)
+    for size, actual in ((16, 0.0), (16, -5.0), (0, 100.0)):
+        model.refine(size, 0, actual)
     assert model.curve.step_ms[15] == (16, 151.0)
 
 
@@ -215,21 +180,13 @@ def test_useful_tokens_are_free_up_to_the_end_of_a_flat_tile() -> None:
     assert steep.free_size(5, 256) == 5
 
 
-# -- copies ---------------------------------------------------------------------------------------------
-
 _VERBS = (Save(0, 0, 64, 1), Restore(1, 2, 0, 36), Close(0))
 
 
-def test_the_price_follows_what_copies_take() -> None:
+def test_the_price_of_copies_follows_what_they_take_and_other_verbs_cost_and_teach_nothing() -> None:
     price = CopyPrice()
     for _ in range(100):
         price.learn(_VERBS, 50.0)
+        price.learn((Close(0),), 1000.0)
     assert abs(price.predict_ms(_VERBS) - 50.0) < 0.1
-
-
-def test_verbs_that_copy_nothing_cost_and_teach_nothing() -> None:
-    price = CopyPrice()
-    before = price.predict_ms(_VERBS)
-    price.learn((Close(0),), 1000.0)
-    assert price.predict_ms(_VERBS) == before
     assert price.predict_ms((Close(0),)) == 0.0

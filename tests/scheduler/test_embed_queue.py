@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -43,17 +44,17 @@ def steps(waiting: EmbedQueue, room: EmbedRoom = ROOM) -> list[list[tuple[str, i
     return found
 
 
-@pytest.mark.parametrize(
-    ("requests", "expected"),
-    [
-        ([embed("a", *[10] * 7)], [[("a", 0, 5)], [("a", 5, 2)]]),
-        ([embed(name, 10) for name in "abcd"], [[(name, 0, 1) for name in "abcd"]]),
-        ([embed("a", *[1] * 10)], [[("a", 0, 8)], [("a", 8, 2)]]),
-        ([embed("a", 90, 10, 90)], [[("a", 0, 1)], [("a", 1, 1)], [("a", 2, 1)]]),
-    ],
-    ids=["up to the budget", "of many requests", "as many as sequences", "one beyond the budget is alone"],
-)
-def test_inputs_are_packed(requests: list[EmbedRequest], expected: list[list[tuple[str, int, int]]]) -> None:
+PACKED = {
+    "up to the budget": ([embed("a", *[10] * 7)], [[("a", 0, 5)], [("a", 5, 2)]]),
+    "of many requests": ([embed(name, 10) for name in "abcd"], [[(name, 0, 1) for name in "abcd"]]),
+    "as many as sequences": ([embed("a", *[1] * 10)], [[("a", 0, 8)], [("a", 8, 2)]]),
+    "one beyond the budget is alone": ([embed("a", 90, 10, 90)], [[("a", n, 1)] for n in range(3)]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_inputs_are_packed(name: str) -> None:
+    requests, expected = PACKED[name]
     assert steps(queue(*requests)) == expected
 
 
@@ -83,15 +84,21 @@ def test_groups_clients_and_their_requests_take_turns() -> None:
     assert told(of_one.compose(ROOM)) == [("long", 0, 4), ("short", 0, 1)]
 
 
-def test_clients_get_equal_tokens_however_many_requests_they_have() -> None:
-    many = [embed(f"m{n}", *[10] * 50, client="many") for n in range(5)]
-    waiting = queue(*many, embed("one", *[10] * 50, client="one"))
-    tokens = {"many": 0, "one": 0}
-    for _ in range(10):
+def computed_tokens(waiting: EmbedQueue, num_steps: int) -> Counter[str]:
+    """By client and by request."""
+    tokens: Counter[str] = Counter()
+    for _ in range(num_steps):
         parts = waiting.compose(ROOM)
         for part in parts:
-            tokens[part.pending.request.client] += 10 * part.count
+            for name in {part.pending.request.client, part.pending.request.id}:
+                tokens[name] += sum(map(len, part.inputs))
         waiting.computed(parts)
+    return tokens
+
+
+def test_clients_get_equal_tokens_however_many_requests_they_have() -> None:
+    many = [embed(f"m{n}", *[10] * 50, client="many") for n in range(5)]
+    tokens = computed_tokens(queue(*many, embed("one", *[10] * 50, client="one")), 10)
     assert abs(tokens["many"] - tokens["one"]) <= 10
 
 
@@ -102,36 +109,24 @@ def test_interactive_inputs_go_first_and_batch_fills_up() -> None:
 
 @pytest.mark.parametrize("length", [5, 30, 80])
 def test_batch_work_keeps_its_share_beside_endless_interactive_work(length: int) -> None:
-    waiting = queue(
-        embed("b", *[length] * 1000, priority=Priority.BATCH), embed("i", *[10] * 100_000), floor=0.2
-    )
-    tokens = {"b": 0, "i": 0}
-    for _ in range(100):
-        parts = waiting.compose(ROOM)
-        for part in parts:
-            tokens[part.pending.request.id] += sum(map(len, part.inputs))
-        waiting.computed(parts)
-    assert 0.15 < tokens["b"] / sum(tokens.values()) < 0.3
+    batch = embed("b", *[length] * 1000, priority=Priority.BATCH)
+    tokens = computed_tokens(queue(batch, embed("i", *[10] * 100_000), floor=0.2), 100)
+    assert 0.15 < tokens["b"] / (tokens["b"] + tokens["i"]) < 0.3
 
 
 def test_removing_and_the_best_priority() -> None:
     waiting = queue(embed("b", 1, priority=Priority.BATCH), embed("i", 1))
-    assert waiting.best_priority is Priority.INTERACTIVE
-    assert waiting.remove("i") is not None
-    assert waiting.best_priority is Priority.BATCH
-    assert waiting.remove("i") is None
-    assert waiting.remove("b") is not None
+    for best, name in ((Priority.INTERACTIVE, "i"), (Priority.BATCH, "b")):
+        assert waiting.best_priority is best
+        assert waiting.remove(name) is not None
+        assert waiting.remove(name) is None
     assert waiting.best_priority is None
     assert waiting.compose(ROOM) == []
 
 
 def test_those_who_wait_are_told_in_the_order_in_which_they_begin() -> None:
-    waiting = queue(
-        embed("b", 1, priority=Priority.BATCH),
-        embed("x1", 1, client="x"),
-        embed("x2", 1, client="x"),
-        embed("y", 1, client="y"),
-    )
+    of_x = [embed("x1", 1, client="x"), embed("x2", 1, client="x")]
+    waiting = queue(embed("b", 1, priority=Priority.BATCH), *of_x, embed("y", 1, client="y"))
     assert [one.request.id for one in waiting.waiting] == ["x1", "y", "x2", "b"]
     assert waiting.num_waiting == 4
 

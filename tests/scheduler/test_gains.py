@@ -25,15 +25,11 @@ def learn(gains: DraftGains, kind: DraftingKind, *steps: ComparedStep, times: in
     return times
 
 
-def test_what_gains_is_kept() -> None:
-    gains = DraftGains()
-    assert learn(gains, QUOTES, step(20.0, 1), times=500) == 500
-
-
-def test_one_large_gain_makes_up_for_many_small_losses() -> None:
+def test_what_gains_is_kept_and_one_large_gain_makes_up_for_many_small_losses() -> None:
     """The sum of the times counts, not the number of gains and losses."""
     gains = DraftGains()
     win, loss = step(20.0, 11), step(20.0)
+    assert learn(gains, QUOTES, step(20.0, 1), times=500) == 500
     assert learn(gains, QUOTES, win, *[loss] * 4, times=100) == 100
     assert learn(gains, BY_MODEL, win, *[loss] * 15, times=100) < 100
 
@@ -68,11 +64,8 @@ def test_kinds_of_steps_are_apart() -> None:
     assert not gains.allows(BY_MODEL)
     assert gains.allows(QUOTES)
     assert gains.allows(DraftingKind.of(2, uses_model=True))
-    assert (
-        DraftingKind.of(4, uses_model=True)
-        == DraftingKind.of(7, uses_model=True)
-        != DraftingKind.of(8, uses_model=True)
-    )
+    four, seven, eight = (DraftingKind.of(number, uses_model=True) for number in (4, 7, 8))
+    assert four == seven != eight
 
 
 def test_steps_without_drafts_say_what_would_have_been() -> None:
@@ -85,6 +78,4 @@ def test_steps_without_drafts_say_what_would_have_been() -> None:
 
 
 def test_a_noisy_neighbour_does_not_decide() -> None:
-    gains = DraftGains()
-    steps = [step(20.0, 2)] * 9
-    assert learn(gains, QUOTES, *steps, step(5000.0, 2), times=50) == 50
+    assert learn(DraftGains(), QUOTES, *[step(20.0, 2)] * 9, step(5000.0, 2), times=50) == 50

@@ -58,15 +58,10 @@ def test_a_model_that_is_replaced_is_that_of_all_adapters() -> None:
     assert found.of("one").predict_ms(10) > 100
 
 
-def test_a_step_of_copies_costs_their_time() -> None:
-    found = costs()
-    copies = Step(verbs=(Save(0, 0, 1000, 1),))
+def test_a_step_that_computes_nothing_switches_nothing_and_costs_the_time_of_copies() -> None:
+    found, copies = costs(), Step(verbs=(Save(0, 0, 1000, 1),))
+    found.executed(Step(adapter="one"))
+    assert found.predict_ms(step(), 0) == 10
     for _ in range(60):
         found.learn_copying(copies, StepResult(verbs_ms=50.0))
     assert found.predict_ms(copies, 0) == pytest.approx(50.0, rel=0.01)
-
-
-def test_a_step_that_computes_nothing_switches_nothing() -> None:
-    found = costs()
-    found.executed(Step(adapter="one"))
-    assert found.predict_ms(step(), 0) == 10

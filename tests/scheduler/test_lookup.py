@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,27 +19,22 @@ def foreseen(tokens: list[int], limit: int = 4) -> list[int]:
     return lookup.foreseen(limit)
 
 
-def test_what_stood_behind_the_same_tokens_is_foreseen() -> None:
-    assert foreseen([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]) == [4, 5, 6, 7]
+FORESEEN = {
+    "what stood behind the same tokens": ([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], [4, 5, 6, 7]),
+    "too short a match says nothing": ([1, 2, 3, 4, 9, 3], []),
+    "nor do two tokens": ([1, 2], []),
+    "the longest match wins": ([7, 1, 2, 3, 5, 1, 2, 3, 6, 7, 1, 2, 3], [5]),
+    "of equals the latest": ([1, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3], [6]),
+    "what repeats itself goes on": ([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1]),
+    "a single token too": ([4, 4, 4, 4], [4, 4, 4]),
+    "tokens whose bytes overlap are no match": ([1 << 8, 2 << 8, 3 << 8, 4 << 8, 5, 1, 2, 3], []),
+}
 
 
-def test_too_short_a_match_says_nothing() -> None:
-    assert foreseen([1, 2, 3, 4, 9, 3]) == []
-    assert foreseen([]) == foreseen([1, 2]) == []
-
-
-def test_the_longest_match_wins_and_of_equals_the_latest() -> None:
-    assert foreseen([7, 1, 2, 3, 5, 1, 2, 3, 6, 7, 1, 2, 3], 1) == [5]
-    assert foreseen([1, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3], 1) == [6]
-
-
-def test_what_repeats_itself_goes_on() -> None:
-    assert foreseen([1, 2, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
-    assert foreseen([4, 4, 4, 4], 3) == [4, 4, 4]
-
-
-def test_tokens_whose_bytes_overlap_are_no_match() -> None:
-    assert foreseen([1 << 8, 2 << 8, 3 << 8, 4 << 8, 5, 1, 2, 3]) == []
+@pytest.mark.parametrize("name", FORESEEN)
+def test_what_is_foreseen(name: str) -> None:
+    tokens, expected = FORESEEN[name]
+    assert foreseen(tokens, len(expected) or 4) == expected
 
 
 def test_a_place_is_kept_while_it_is_right() -> None:

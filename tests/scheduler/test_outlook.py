@@ -1,54 +1,45 @@
-"""What those who wait may expect: outputs as long as those of the same kind were."""
+"""What those who wait and newcomers may expect, and what is told of the prompts that are held."""
 
 from __future__ import annotations
 
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, PrefixNews, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.scheduler.live_sequences import OutputLengths
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request
 from tests.scheduler.test_pictures import picture, seeing
+
+BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 
 
 def one(route: str = "chat", client: str = "ann", most: int = 1000) -> GenerationRequest:
     return request("r", output=most, route=route, client=client)
 
 
-def test_nothing_known_is_as_long_as_it_may_be() -> None:
+def learned(*lengths: int, **who: str) -> OutputLengths:
+    found = OutputLengths()
+    for length in lengths:
+        found.learn(one(**who), length)
+    return found
+
+
+def test_outputs_are_expected_to_be_as_long_as_they_may_or_as_others_were() -> None:
     assert OutputLengths().left(one(most=70), 20) == 50
+    hundred, two_kinds, nothing = learned(*[100] * 4), learned(*[5] * 4, *[90] * 4), learned(0, 0, 0, 0)
+    assert hundred.left(one(most=60), 10) == 50, "what may not be longer is not expected to be"
+    assert two_kinds.left(one(), 10) == 80, "who has outlived the short ones is compared with the long"
+    assert two_kinds.left(one(), 95) == 905
+    assert nothing.left(one(most=5), 5) == nothing.left(one(most=0)) == 0
 
 
 def test_a_client_is_known_by_its_own_outputs_and_a_new_one_by_its_route() -> None:
-    lengths = OutputLengths()
-    for length in (10, 20, 30, 40):
-        lengths.learn(one(client="ann"), length)
+    lengths = learned(10, 20, 30, 40, client="ann")
     for length in (110, 120, 130, 140):
         lengths.learn(one(client="bob"), length)
     assert lengths.left(one(client="ann")) == 25
-    assert lengths.left(one(client="new")) == 75
-    assert lengths.left(one(route="completions", client="new")) == 75
-
-
-def test_what_may_not_be_longer_is_not_expected_to_be() -> None:
-    lengths = OutputLengths()
-    for _ in range(4):
-        lengths.learn(one(), 100)
-    assert lengths.left(one(most=60), 10) == 50
-
-
-def test_who_has_outlived_the_short_ones_is_compared_with_the_long() -> None:
-    lengths = OutputLengths()
-    for length in (5, 5, 5, 5, 90, 90, 90, 90):
-        lengths.learn(one(), length)
-    assert lengths.left(one(), 10) == 80
-    assert lengths.left(one(), 95) == 905
-
-
-def test_an_output_that_goes_on_has_one_token_left_at_least() -> None:
-    lengths = OutputLengths()
-    for _ in range(4):
-        lengths.learn(one(), 0)
-    assert lengths.left(one(most=5), 5) == 0
-    assert lengths.left(one(most=0)) == 0
+    assert lengths.left(one(client="new")) == lengths.left(one(route="completions", client="new")) == 75
 
 
 def test_clients_without_end_do_not_fill_the_memory() -> None:
@@ -62,23 +53,23 @@ def test_clients_without_end_do_not_fill_the_memory() -> None:
 def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> None:
     driver = Driver(slots=1, policy=ShortestFirstPolicy())
     for number in range(4):
-        short = request(f"s{number}", output=3, route="a")
-        long = request(f"l{number}", output=40, route="b")
-        driver.submit(short, long)
+        driver.submit(request(f"s{number}", output=3, route="a"), request(f"l{number}", output=40, route="b"))
     driver.run()
     driver.step(request("hold", output=3))
     driver.submit(request("long", output=50, route="b"), request("short", output=400, route="a"))
-    waiting = [entry.id for entry in driver.scheduler.expectations.outlook()]
-    assert waiting == ["short", "long"]
+    assert [entry.id for entry in driver.scheduler.expectations.outlook()] == ["short", "long"]
 
 
 def test_the_outlook_counts_what_outputs_really_become() -> None:
     driver = Driver(slots=1)
-    driver.run(*(request(f"d{number}", output=5, priority=Priority.BATCH) for number in range(4)))
+    driver.run(*(request(f"d{number}", output=5, priority=BATCH) for number in range(4)))
     driver.step(request("now", output=900, prompt=4))
-    driver.submit(request("next", output=5))
-    (next_one,) = driver.scheduler.expectations.outlook()
-    assert next_one.first_token_ms < 20, "not after 900 tokens"
+    assert foretold_ms(driver, request("next", output=5))[0] < 20, "not after 900 tokens"
+
+
+def foretold_ms(driver: Driver, *waiting: GenerationRequest) -> list[float]:
+    driver.submit(*waiting)
+    return [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()]
 
 
 def first_token_ms(adapter: str | None, *running: str | None) -> float:
@@ -86,11 +77,8 @@ def first_token_ms(adapter: str | None, *running: str | None) -> float:
     of the others."""
     driver = Driver(slots=len(running) + 1)
     driver.submit(*(request(f"w{n}", output=900, adapter=key) for n, key in enumerate(running)))
-    for _ in range(4 * len(running)):
-        driver.step()
-    driver.submit(request("next", prompt=200, adapter=adapter))
-    (outlook,) = driver.scheduler.expectations.outlook()
-    return outlook.first_token_ms
+    driver.steps(4 * len(running))
+    return foretold_ms(driver, request("next", prompt=200, adapter=adapter))[0]
 
 
 def test_who_takes_turns_with_other_adapters_waits_longer() -> None:
@@ -101,14 +89,13 @@ def test_who_takes_turns_with_other_adapters_waits_longer() -> None:
 
 
 def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
-    driver = Driver(slots=1)
-    driver.step(request("hold", output=900))
-    driver.submit(request("a", prompt=200, adapter="a"), request("b", prompt=100, adapter="b"))
-    waits = [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()]
-    driver = Driver(slots=1)
-    driver.step(request("hold", output=900))
-    driver.submit(request("a", prompt=200), request("b", prompt=100))
-    assert [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()] < waits
+    waits = []
+    for one_key, other_key in ((None, None), ("a", "b")):
+        driver = Driver(slots=1)
+        driver.step(request("hold", output=900))
+        both = [request("a", prompt=200, adapter=one_key), request("b", prompt=100, adapter=other_key)]
+        waits.append(foretold_ms(driver, *both))
+    assert waits[0] < waits[1]
 
 
 def test_the_outlook_counts_the_encoding_of_pictures() -> None:
@@ -117,8 +104,78 @@ def test_the_outlook_counts_the_encoding_of_pictures() -> None:
     driver = Driver(slots=8, cache_blocks=100)
     driver.run(seeing("first", picture(300)))
     driver.step(seeing("runs", picture(300, 1), output=50), request("other", output=50))
-    driver.submit(seeing("sees", picture(300, 2)), request("reads"), seeing("again", picture(300)))
-    sees, reads, again = driver.scheduler.expectations.outlook()
-    assert sees.first_token_ms - again.first_token_ms >= 600
-    assert again.first_token_ms >= reads.first_token_ms
+    waiting = [seeing("sees", picture(300, 2)), request("reads"), seeing("again", picture(300))]
+    sees_ms, reads_ms, again_ms = foretold_ms(driver, *waiting)
+    assert sees_ms - again_ms >= 600
+    assert again_ms >= reads_ms
     assert driver.scheduler.expectations.forecast().wait_ms.interactive >= 64
+
+
+def forecast(driver: Driver, *submitted: GenerationRequest) -> Forecast:
+    driver.submit(*submitted)
+    return driver.scheduler.expectations.forecast()
+
+
+def test_a_newcomer_waits_for_the_prompts_before_its_own_and_not_for_batch_work() -> None:
+    driver = Driver(slots=8)
+    idle = forecast(driver)
+    assert (idle.wait_ms, idle.num_live) == ((0, 0), (0, 0))
+    assert idle.token_ms > 0
+    driver.step(request("job", prompt=500, output=5, priority=BATCH))
+    told = forecast(driver)
+    assert told.wait_ms[BATCH] > told.wait_ms[INTERACTIVE]
+    later = forecast(driver, request("person", prompt=400, output=5))
+    assert later.wait_ms[INTERACTIVE] >= told.wait_ms[INTERACTIVE] + 300 * told.token_ms
+    assert later.num_live == (1, 1)
+
+
+def test_what_a_step_takes_is_told_for_any_number_of_streams() -> None:
+    driver = Driver(slots=8)
+    idle = forecast(driver)
+    assert idle.step_ms(0) == 0
+    assert idle.step_ms(1) < idle.step_ms(5) < idle.step_ms(6) < idle.step_ms(64) < idle.step_ms(100)
+    driver.submit(*(request(f"r{n}", prompt=200, output=5) for n in range(3)))
+    driver.steps(20)
+    assert forecast(driver).step_ms(3) >= idle.step_ms(3)
+
+
+def test_who_waits_behind_thousands_waits_longer_than_behind_some() -> None:
+    waits = []
+    for number in (70, 140):
+        driver = Driver(slots=2)
+        driver.step(*(request(f"r{n}", prompt=20, output=5) for n in range(number)))
+        waits.append(forecast(driver).wait_ms[INTERACTIVE])
+    assert waits[1] > 1.8 * waits[0]
+
+
+def test_the_work_that_was_done_is_told_by_priority() -> None:
+    driver = Driver(slots=2)
+    driver.run(request("person", prompt=30, output=5))
+    done = forecast(driver).work_ms
+    assert done[INTERACTIVE] > 0 == done[BATCH]
+    driver.run(request("job", prompt=30, output=5, priority=BATCH))
+    later = forecast(driver).work_ms
+    assert later[INTERACTIVE] == done[INTERACTIVE]
+    assert later[BATCH] > 0
+
+
+def test_a_prompt_has_the_same_names_everywhere_and_others_with_other_keys() -> None:
+    text = tuple(range(3 * BLOCK_TOKENS + 5))
+    names = block_hashes(text, "ann")
+    assert len(names) == len(set(names)) == 3
+    assert block_hashes(text[: 2 * BLOCK_TOKENS], "ann") == names[:2]
+    assert not set(names) & set(block_hashes(text, "bob"))
+    assert not set(names) & set(block_hashes((7, *text[1:]), "ann")), "a block is named after all before it"
+
+
+def test_the_journal_tells_of_whole_blocks_what_came_and_went() -> None:
+    journal = PrefixJournal()
+    cache = SavedPrefixes(2, journal=journal)
+    first, second = tuple(range(BLOCK_TOKENS)), tuple(range(7, 7 + 2 * BLOCK_TOKENS))
+    cache.insert((*first, 1, 2), "ann")
+    assert journal.take() == PrefixNews(saved=block_hashes(first, "ann"))
+    assert journal.take() is None
+    cache.insert(second, "")
+    assert journal.take() == PrefixNews(saved=block_hashes(second, ""), dropped=block_hashes(first, "ann"))
+    cache.clear()
+    assert journal.take() == PrefixNews(dropped=tuple(reversed(block_hashes(second, "")))) or not len(cache)

@@ -26,8 +26,9 @@ def found(cache: SavedPrefixes, tokens: tuple[int, ...], namespace: str = "") ->
     return cache.match(tokens, namespace, len(tokens)).num_tokens
 
 
-def test_an_empty_cache_matches_nothing() -> None:
+def test_a_cache_without_content_or_capacity_matches_and_keeps_nothing() -> None:
     assert SavedPrefixes(4).match(text(1), "", B) == PrefixMatch()
+    assert SavedPrefixes(0).insert(text(1), "").saved == ()
 
 
 def test_a_text_is_kept_to_its_last_token() -> None:
@@ -39,31 +40,21 @@ def test_a_text_is_kept_to_its_last_token() -> None:
 
 
 def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() -> None:
-    cache = SavedPrefixes(9)
-    cache.insert(text(1, extra=10), "")
+    cache = holding(9, text(1, extra=10))
+    assert cache.insert(text(1, extra=5), "").saved == (), "the longer one begins with it"
     grown = cache.insert(text(1, extra=30), "")
     assert (grown.saved, grown.dropped) == (((2, B, B + 30),), (1,))
+    assert cache.insert(text(1)[:20], "").saved == ()
     whole = cache.insert(text(1, 9), "")
     assert (whole.saved, whole.dropped) == (((3, B, 2 * B),), (2,))
-    assert cache.totals.evictions == 0
+    assert (cache.totals.evictions, len(cache)) == (0, 2)
     cache.check()
 
 
-def test_what_a_longer_block_begins_with_is_not_saved_again() -> None:
-    cache = SavedPrefixes(9)
-    cache.insert(text(1, extra=30), "")
-    assert cache.insert(text(1, extra=10), "").saved == ()
-    assert cache.insert(text(1)[:20], "").saved == ()
-    assert len(cache) == 2
-
-
-def test_two_texts_that_part_in_their_last_block_are_both_kept() -> None:
+def test_a_last_block_that_parts_from_another_or_is_pinned_stays_beside_it() -> None:
     cache = holding(9, (1,) * 20 + (2,))
     assert cache.insert((1,) * 20 + (3,), "").dropped == ()
     assert found(cache, (1,) * 20 + (2,)) == found(cache, (1,) * 20 + (3,)) == 21
-
-
-def test_a_pinned_last_block_stays_beside_a_longer_one() -> None:
     cache = SavedPrefixes(9)
     cache.insert(text(1, extra=10), "", pin=True)
     assert cache.insert(text(1, extra=30), "").dropped == ()
@@ -71,28 +62,20 @@ def test_a_pinned_last_block_stays_beside_a_longer_one() -> None:
     assert found(cache, text(1, extra=30)) == B + 10
 
 
-def test_a_block_matches_in_part_to_the_token() -> None:
+def test_a_block_matches_in_part_to_the_token_the_longest_among_several_up_to_the_limit() -> None:
     cache = holding(4, text(1, 2))
     tokens = text(1) + (2,) * 17 + (5,) * 40
     assert cache.match(tokens, "", len(tokens)) == PrefixMatch((0,), 1, 17)
-
-
-def test_the_part_is_the_longest_among_several() -> None:
-    cache = holding(9, *((1,) * n + (2,) * (B - n) for n in (10, 20, 30)))
-    assert found(cache, (1,) * 25 + (7,) * 50) == 25
-    assert found(cache, (1,) * 20 + (3,) * 50) == 20
-
-
-def test_the_limit_cuts_a_match() -> None:
-    cache = holding(4, text(1, 2))
     assert cache.match(text(1, 2), "", 2 * B - 1) == PrefixMatch((0,), 1, B - 1)
+    several = holding(9, *((1,) * n + (2,) * (B - n) for n in (10, 20, 30)))
+    assert found(several, (1,) * 25 + (7,) * 50) == 25
+    assert found(several, (1,) * 20 + (3,) * 50) == 20
 
 
 def test_namespaces_do_not_see_each_other() -> None:
     cache = SavedPrefixes(4)
     cache.insert(text(1), "a")
-    assert found(cache, text(1), "b") == 0
-    assert found(cache, text(1), "a") == B
+    assert (found(cache, text(1), "a"), found(cache, text(1), "b")) == (B, 0)
 
 
 def test_a_shared_beginning_is_kept_once() -> None:
@@ -101,17 +84,14 @@ def test_a_shared_beginning_is_kept_once() -> None:
     assert len(cache) == 3
 
 
-def test_the_least_recently_used_leaf_goes_first() -> None:
+def test_the_least_recently_used_leaf_goes_first_and_the_end_of_a_chain() -> None:
     cache = holding(3, text(1, 2), text(3))
     cache.use(text(1, 2), "")
     assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2)) == 2 * B
-
-
-def test_a_chain_loses_its_end_before_its_beginning() -> None:
-    cache = holding(3, text(1, 2, 3))
-    assert cache.insert(text(4), "").dropped == (2,)
-    assert found(cache, text(1, 2, 3)) == 2 * B
+    chain = holding(3, text(1, 2, 3))
+    assert chain.insert(text(4), "").dropped == (2,)
+    assert found(chain, text(1, 2, 3)) == 2 * B
 
 
 def test_what_is_too_long_is_kept_as_far_as_it_goes() -> None:
@@ -126,12 +106,7 @@ def test_pinned_blocks_stay() -> None:
     for n in range(5, 9):
         cache.insert(text(n), "")
     assert found(cache, text(1)) == B
-    assert len(cache.clear()) == 1
-    assert len(cache) == 1
-
-
-def test_no_capacity_keeps_nothing() -> None:
-    assert SavedPrefixes(0).insert(text(1), "").saved == ()
+    assert (len(cache.clear()), len(cache)) == (1, 1)
 
 
 def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
@@ -153,11 +128,8 @@ def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
     whole, part, behind = text(1), text(2)[:10], text(3)
     blocks = [SavedBlock(0, None, "", whole), SavedBlock(1, 0, "", part), SavedBlock(2, 1, "", behind)]
     cache = SavedPrefixes(9)
-    assert cache.adopt([*blocks, SavedBlock(3, None, "", text(1, 2)), SavedBlock(4, None, "x", ())]) == (
-        2,
-        3,
-        4,
-    )
+    wrong = [SavedBlock(3, None, "", text(1, 2)), SavedBlock(4, None, "x", ())]
+    assert cache.adopt([*blocks, *wrong]) == (2, 3, 4)
     cache.check()
     assert found(cache, whole + part) == B + 10
 

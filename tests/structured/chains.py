@@ -20,50 +20,46 @@ _FRAMES_OF_CALLERS = 60
 """A server's own calls lie above the compiler's."""
 
 Schema = dict[str, object]
+OBJECT, ARRAY, NULL = {"type": "object"}, {"type": "array"}, {"type": "null"}
 SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
-    "properties": lambda n: {"type": "object", "properties": {"a": n}},
+    "properties": lambda n: {**OBJECT, "properties": {"a": n}},
     "required": lambda n: {
-        "type": "object",
+        **OBJECT,
         "properties": {"a": n},
         "required": ["a"],
         "additionalProperties": False,
     },
-    "patternProperties": lambda n: {"type": "object", "patternProperties": {"^a": n}},
-    "additionalProperties": lambda n: {"type": "object", "additionalProperties": n},
-    "unevaluatedProperties": lambda n: {"type": "object", "unevaluatedProperties": n},
+    "patternProperties": lambda n: {**OBJECT, "patternProperties": {"^a": n}},
+    "additionalProperties": lambda n: {**OBJECT, "additionalProperties": n},
+    "unevaluatedProperties": lambda n: {**OBJECT, "unevaluatedProperties": n},
     "unevaluatedProperties beside": lambda n: {"allOf": [n], "unevaluatedProperties": False},
-    "propertyNames": lambda n: {"type": "object", "propertyNames": n},
-    "items": lambda n: {"type": "array", "items": n},
-    "prefixItems": lambda n: {"type": "array", "prefixItems": [n, {"type": "null"}]},
-    "additionalItems": lambda n: {"type": "array", "items": [n], "additionalItems": n},
-    "unevaluatedItems": lambda n: {"type": "array", "unevaluatedItems": n},
-    "contains": lambda n: {"type": "array", "contains": n},
-    "minContains": lambda n: {"type": "array", "contains": n, "minContains": 2, "maxContains": 3},
-    "uniqueItems": lambda n: {"type": "array", "items": n, "uniqueItems": True, "maxItems": 2},
-    "anyOf": lambda n: {"anyOf": [n, {"type": "null"}]},
-    "anyOf of arrays": lambda n: {"anyOf": [{"type": "array", "items": n}, {"type": "string"}]},
-    "oneOf": lambda n: {"oneOf": [{"type": "null"}, n]},
+    "propertyNames": lambda n: {**OBJECT, "propertyNames": n},
+    "items": lambda n: {**ARRAY, "items": n},
+    "prefixItems": lambda n: {**ARRAY, "prefixItems": [n, NULL]},
+    "additionalItems": lambda n: {**ARRAY, "items": [n], "additionalItems": n},
+    "unevaluatedItems": lambda n: {**ARRAY, "unevaluatedItems": n},
+    "contains": lambda n: {**ARRAY, "contains": n},
+    "minContains": lambda n: {**ARRAY, "contains": n, "minContains": 2, "maxContains": 3},
+    "uniqueItems": lambda n: {**ARRAY, "items": n, "uniqueItems": True, "maxItems": 2},
+    "anyOf": lambda n: {"anyOf": [n, NULL]},
+    "anyOf of arrays": lambda n: {"anyOf": [{**ARRAY, "items": n}, {"type": "string"}]},
+    "oneOf": lambda n: {"oneOf": [NULL, n]},
     "oneOf of arrays": lambda n: {
-        "oneOf": [{"type": "array", "items": n}, {"type": "array", "prefixItems": [n], "minItems": 3}]
+        "oneOf": [{**ARRAY, "items": n}, {**ARRAY, "prefixItems": [n], "minItems": 3}]
     },
     "allOf": lambda n: {"allOf": [n, {"minimum": 1}]},
-    "allOf of objects": lambda n: {
-        "allOf": [{"properties": {"a": n}}, {"required": ["a"]}],
-        "type": "object",
-    },
+    "allOf of objects": lambda n: {**OBJECT, "allOf": [{"properties": {"a": n}}, {"required": ["a"]}]},
     "not": lambda n: {"not": n},
-    "not in items": lambda n: {"type": "array", "items": {"not": n}},
+    "not in items": lambda n: {**ARRAY, "items": {"not": n}},
     "if": lambda n: {"if": n, "then": {"type": "integer"}},
-    "then": lambda n: {"if": {"type": "object"}, "then": n, "else": {"type": "null"}},
-    "else": lambda n: {"if": {"type": "array"}, "then": {"type": "array", "items": n}, "else": n},
-    "dependentSchemas": lambda n: {"type": "object", "properties": {"a": {}}, "dependentSchemas": {"a": n}},
-    "dependencies": lambda n: {"type": "object", "dependencies": {"a": n}},
+    "then": lambda n: {"if": OBJECT, "then": n, "else": NULL},
+    "else": lambda n: {"if": ARRAY, "then": {**ARRAY, "items": n}, "else": n},
+    "dependentSchemas": lambda n: {**OBJECT, "properties": {"a": {}}, "dependentSchemas": {"a": n}},
+    "dependencies": lambda n: {**OBJECT, "dependencies": {"a": n}},
     "$ref": lambda n: n,
     "$ref beside": lambda n: {**n, "minProperties": 1},
-    "twice": lambda n: {"type": "object", "properties": {"a": n, "b": n}},
-    "twice in anyOf": lambda n: {
-        "anyOf": [{"type": "array", "items": n}, {"type": "object", "properties": {"a": n}}]
-    },
+    "twice": lambda n: {**OBJECT, "properties": {"a": n, "b": n}},
+    "twice in anyOf": lambda n: {"anyOf": [{**ARRAY, "items": n}, {**OBJECT, "properties": {"a": n}}]},
 }
 RULES: dict[str, Callable[[str], str]] = {
     "name": lambda n: n,
@@ -78,11 +74,13 @@ RULES: dict[str, Callable[[str], str]] = {
     "class": lambda n: f"[a-z] [^a-z]* {n}",
     "empty": lambda n: f'"" {n}',
 }
-_ENDS = {
-    "leaf": {"type": "integer"},
-    "anything": {},
-    "circle": {"type": "array", "items": {"$ref": "#/$defs/d0"}},
-}
+_ENDS: list[Schema] = [{"type": "integer"}, {}, {"type": "array", "items": {"$ref": "#/$defs/d0"}}]
+
+
+def chain(length: int, link: Callable[[Schema], Schema], last: Schema) -> Schema:
+    """Definitions, each of which refers to the next one."""
+    links = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
+    return {"$defs": {**links, f"d{length}": last}, "$ref": "#/$defs/d0"}
 
 
 def schema(number: int) -> Schema:
@@ -94,10 +92,7 @@ def schema(number: int) -> Schema:
         for _ in range(_length(chance, 45)):
             nested = chance.choice(links)(nested)
         return nested
-    length = _length(chance, 5_000)
-    chain = {f"d{i}": chance.choice(links)({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
-    definitions = {**chain, f"d{length}": _ENDS[chance.choice(list(_ENDS))]}
-    return {"$defs": definitions, "$ref": "#/$defs/d0"}
+    return chain(_length(chance, 5_000), lambda n: chance.choice(links)(n), chance.choice(_ENDS))
 
 
 def grammar(number: int) -> str:
@@ -133,14 +128,10 @@ def outcome(compile_it: Callable[[], object]) -> str:
 
 def _report(kind: str, numbers: range) -> None:
     for number in numbers:
-        _write(f"{kind} {number} ")
+        sys.stdout.write(f"{kind} {number} ")
+        sys.stdout.flush()
         found = _under(_FRAMES_OF_CALLERS, _maker(kind, number))
-        _write(found.splitlines()[0] + "\n")
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+        sys.stdout.write(found.splitlines()[0] + "\n")
 
 
 def _maker(kind: str, number: int) -> Callable[[], object]:

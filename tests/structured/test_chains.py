@@ -11,7 +11,7 @@ import pytest
 from openai_cpu_server.structured.languages.expr import Ref, Text, alt, seq
 from openai_cpu_server.structured.languages.rules import MOST_LEVELS, order
 from openai_cpu_server.structured.options import InvalidGrammar, Limits, Options, SchemaTooLarge
-from tests.structured.chains import SCHEMAS, kinds
+from tests.structured.chains import SCHEMAS, chain, kinds
 from tests.structured.making import check_gbnf, check_schema, schema_to_gbnf
 from tests.structured.oracle import check_texts
 
@@ -42,11 +42,6 @@ def test_generated_chains_are_compiled_or_refused(kind, first):
 def test_every_keyword_is_generated():
     drawn = [kinds(random.Random(number), SCHEMAS) for number in range(1_000)]
     assert {kind for each in drawn for kind in each} == SCHEMAS.keys()
-
-
-def chain(length, link, last):
-    links = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
-    return {"$defs": {**links, f"d{length}": last}, "$ref": "#/$defs/d0"}
 
 
 def arrays(length, last):
@@ -103,21 +98,16 @@ def test_a_chain_of_mere_references_counts_once():
     assert check_schema(chain(3_000, lambda n: n, {"type": "integer"})).check("12").fits
 
 
-class TestOrder:
-    def rules(self, length, last):
-        return {f"r{i}": seq(Text("a"), Ref(f"r{i + 1}")) for i in range(length)} | {f"r{length}": last}
+def test_a_long_chain_is_cut_from_its_end_a_short_one_and_a_circle_are_not():
+    def ordered(length, last):
+        links = {f"r{i}": seq(Text("a"), Ref(f"r{i + 1}")) for i in range(length)}
+        return order({**links, f"r{length}": last}, "r0")
 
-    def test_short_chains_are_left_alone(self):
-        assert order(self.rules(100, Text("x")), "r0").first == ()
-
-    def test_a_long_chain_is_cut_from_its_end(self):
-        found = order(self.rules(1_000, Text("x")), "r0")
-        assert [int(name[1:]) for name in found.first] == sorted(
-            (int(n[1:]) for n in found.first), reverse=True
-        )
-        assert not found.deepest
-
-    def test_a_circle_cannot_be_cut(self):
-        circle = alt(Text("x"), seq(Text("b"), Ref("r0")))
-        assert order(self.rules(2_000, circle), "r0").deepest
-        assert not order(self.rules(MOST_LEVELS // 3 - 5, circle), "r0").deepest
+    assert ordered(100, Text("x")).first == ()
+    long = ordered(1_000, Text("x"))
+    numbers = [int(name[1:]) for name in long.first]
+    assert numbers == sorted(numbers, reverse=True) != []
+    assert not long.deepest
+    circle = alt(Text("x"), seq(Text("b"), Ref("r0")))
+    assert ordered(2_000, circle).deepest
+    assert not ordered(MOST_LEVELS // 3 - 5, circle).deepest

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.thorough
 
 Reader = Callable[[str], object]
 """Raises ValueError."""
+IS_OLD_PYTHON = sys.version_info < (3, 11)
+"""Such a Python reads few times with a zone."""
 
 
 def pydantics(kind: Any) -> Reader:
@@ -34,25 +36,16 @@ def pydantics(kind: Any) -> Reader:
     return lambda text: adapter.validate_json(json.dumps(text))
 
 
-def pythons(read: Reader) -> list[Reader]:
-    """Of a time with its zone: before 3.11 Python reads few."""
-    return [read] if sys.version_info >= (3, 11) else []
-
-
 READERS: dict[str, list[Reader]] = {
+    **{name: [] for name in ("email", "hostname", "uri-template", "json-pointer")},
     "date": [date.fromisoformat, pydantics(date)],
-    "time": [*pythons(time.fromisoformat), pydantics(time)],
-    "date-time": [*pythons(datetime.fromisoformat), pydantics(datetime)],
+    "time": [time.fromisoformat, pydantics(time)][IS_OLD_PYTHON:],
+    "date-time": [datetime.fromisoformat, pydantics(datetime)][IS_OLD_PYTHON:],
     "duration": [pydantics(timedelta)],
-    "email": [],
-    "hostname": [],
     "ipv4": [ipaddress.IPv4Address],
     "ipv6": [ipaddress.IPv6Address],
-    "uri": [lambda text: urlsplit(text).port],
-    "uri-reference": [lambda text: urlsplit(text).port],
-    "uri-template": [],
+    **{name: [lambda text: urlsplit(text).port] for name in ("uri", "uri-reference")},
     "uuid": [uuid.UUID],
-    "json-pointer": [],
     **{f"uuid{n}": [pydantics(getattr(pydantic, f"UUID{n}"))] for n in (1, 3, 4, 5, 6, 7, 8)},
     "ipv4interface": [ipaddress.IPv4Interface],
     "ipv4network": [ipaddress.IPv4Network],
@@ -75,15 +68,12 @@ def unread(name: str, text: str) -> Iterator[Reader]:
             yield reader
 
 
+def is_read(name: str, text: str) -> bool:
+    return not any(unread(name, text))
+
+
 def is_written(grammar: GrammarCheck, text: str) -> bool:
     return grammar.check(compact(text)).fits
-
-
-def is_date(text: str) -> bool:
-    try:
-        return bool(date.fromisoformat(text))
-    except ValueError:
-        return False
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -106,51 +96,12 @@ def test_what_is_drawn_within_a_length_is_of_the_format(name: str, rng: random.R
     assert [text for text in drawn if not is_written(whole, text)] == []
 
 
-def test_templates_of_addresses_close_their_braces() -> None:
-    grammar = check_schema({"type": "string", "format": "uri-template"})
-    written = ["", "http://a.com/{id}", "/{+path}/here{?q*,lang:3}", "{term:1}/{a.b}", "a%20\u00e9"]
-    assert [x for x in written if not is_written(grammar, x)] == []
-    wrong = [
-        "http://a.com/{",
-        "}",
-        "{}",
-        "{a",
-        "{a,}",
-        "{a:0}",
-        "{a{b}}",
-        "{a b}",
-        "{=a}",
-        "a b",
-        "%2",
-        "<a>",
-    ]
-    assert [x for x in wrong if is_written(grammar, x)] == []
-
-
 def test_dates_are_exactly_pythons() -> None:
     grammar = check_schema({"format": "date"})
     leap_days = [f"{year:04}-02-29" for year in {*range(0, 10_000, 4), *range(1, 10_000, 9)}]
     years = (0, 1, 100, 1900, 2000, 2023, 2024, 9999)
     days = [f"{y:04}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)]
-    assert [text for text in leap_days + days if is_written(grammar, text) != is_date(text)] == []
-
-
-def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
-    check_ours(
-        {"format": "date-time"},
-        ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999+23:59", "2000-02-29T00:00:00-00:00"],
-        [
-            "0000-01-01T00:00:00Z",
-            "0000-02-29T00:00:00Z",
-            "1900-02-29T00:00:00Z",
-            "2024-01-01T23:59:60Z",
-            "2024-01-01T24:00:00Z",
-            "2024-01-01T00:00:00.1234567890Z",
-            "2024-01-01T00:00:00+24:00",
-            "2024-01-01t00:00:00Z",
-            "2024-01-01T00:00:00z",
-        ],
-    )
+    assert [text for text in leap_days + days if is_written(grammar, text) != is_read("date", text)] == []
 
 
 @pytest.mark.parametrize(
@@ -160,7 +111,7 @@ def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
 def test_the_longest_durations_are_read(longest: str) -> None:
     grammar = check_schema({"format": "duration"})
     assert is_written(grammar, longest)
-    assert list(unread("duration", longest)) == []
+    assert is_read("duration", longest)
     assert not is_written(grammar, longest[:-1] + "9" + longest[-1])
 
 
@@ -176,12 +127,8 @@ def test_ports_are_of_sixteen_bits(name: str) -> None:
     ("name", "more", "accepted", "rejected"),
     [
         ("time", {"pattern": "^([01]\\d|2[0-3]):[0-5]\\d$"}, ["23:59"], ["24:00", "23:59:00Z"]),
-        (
-            "date-time",
-            {"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d$"},
-            ["2024-02-29T10:00"],
-            ["2024-02-29T10:00Z"],
-        ),
+        ("date-time", {"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d$"}, ["2024-02-29T10:00"],
+         ["2024-02-29T10:00Z"]),
         ("date", {"pattern": r"^\d{2}/\d{2}/\d{4}$"}, ["01/02/2024"], ["2024-01-02"]),
         ("uuid", {"pattern": "^[0-9a-f]{32}$"}, ["0" * 32], ["0" * 31]),
         ("uri", {"pattern": "^/"}, ["/a", "/"], ["a"]),
@@ -189,13 +136,10 @@ def test_ports_are_of_sixteen_bits(name: str) -> None:
         ("ipv4", {"enum": ["localhost", "a"]}, ["localhost"], ["1.2.3.4"]),
         ("email", {"const": "nobody"}, ["nobody"], ["a@b.c"]),
     ],
-)
+)  # fmt: skip
 def test_a_format_that_contradicts_what_is_beside_it_gives_way_and_is_named(name, more, accepted, rejected):
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "string", "format": name, **more}},
-        "required": ["a"],
-    }
+    text = {"type": "string", "format": name, **more}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
     assert compile_schema(schema).unenforced == (Unenforced("/properties/a", "format"),)
     check_ours(schema, [{"a": text} for text in accepted], [{"a": text} for text in rejected])
 
@@ -226,14 +170,6 @@ def test_an_address_beside_any_pattern(more) -> None:
 
 @pytest.mark.parametrize("more", [{"pattern": p} for p in (".+", r"\.com$", ZOD_HOSTNAME)])
 def test_a_host_beside_any_pattern(more) -> None:
-    check_ours(
-        {"type": "string", "format": "hostname", **more}, ["www.example.com"], ["-.com", "a b.com", ""]
-    )
+    host = {"type": "string", "format": "hostname", **more}
+    check_ours(host, ["www.example.com"], ["-.com", "a b.com", ""])
     check_ours({"type": "string", **more}, ["www.example.com"], [""])
-
-
-def test_addresses_of_the_web_beside_patterns() -> None:
-    more = {"pattern": r"^https://[a-z.]+/[\w/]*$", "maxLength": 64}
-    check_ours(
-        {"type": "string", "format": "uri", **more}, ["https://a.b/c/d"], ["http://a.b/", "https://a.b"]
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from tests.api.following import Follower
 from tests.structured.making import check_gbnf, gbnf_to_lark
@@ -46,14 +45,6 @@ def test_a_check_needs_no_vocabulary() -> None:
     check = check_gbnf('root ::= "a" | <[128010]> "b" | <[5]> <[6]> "c"')
     assert check.check("a").fits
     assert not check.check("b").fits
-
-
-@pytest.mark.parametrize(
-    "wrong", ["root ::= <[x]>", "root ::= <a>", "root ::= !<[5]>", "root ::= <[1234567890]>"]
-)
-def test_other_ways_to_name_tokens_are_refused(wrong: str) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be named"):
-        check_gbnf(wrong)
 
 
 def test_whether_a_grammar_names_tokens_is_known() -> None:

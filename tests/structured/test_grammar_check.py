@@ -1,10 +1,7 @@
 """Where a text stops fitting a grammar."""
 
-import pytest
-
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import TextFit
-from tests.structured.making import check_gbnf, check_schema
+from tests.structured.making import check_schema
 
 SCHEMA = {
     "type": "object",
@@ -19,9 +16,3 @@ def test_it_tells_where_a_text_stops_fitting():
     assert grammar.check('{"rating":6}') == TextFit(accepted=10, size=12, is_complete=False)
     assert grammar.check('{"rating":5') == TextFit(accepted=11, size=11, is_complete=False)
     assert grammar.check("") == TextFit(accepted=0, size=0, is_complete=False)
-
-
-def test_a_broken_grammar_is_the_requests_fault():
-    for gbnf in ("root ::= (", "root = a", "a ::= b", ""):
-        with pytest.raises(InvalidRequest):
-            check_gbnf(gbnf)

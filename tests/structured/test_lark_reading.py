@@ -7,6 +7,7 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import grammar_maker
 from openai_cpu_server.structured.lark.meaning import lark_rules
 from tests.structured.making import check_rules
+from tests.structured.oracle import check_texts
 
 APPLY_PATCH = r"""
 start: begin_patch hunk+ end_patch
@@ -85,12 +86,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_texts_that_lark_reads_match(name: str) -> None:
     grammar, good, wrong = TEXTS[name]
-    check = check_rules(lark_rules(grammar))
-    fits = {
-        text: (found := check.check(text)).is_complete and found.accepted == found.size
-        for text in good + wrong
-    }
-    assert fits == {**dict.fromkeys(good, True), **dict.fromkeys(wrong, False)}
+    check_texts(check_rules(lark_rules(grammar)), good, wrong)
 
 
 MAKE = grammar_maker(GrammarCheck)
@@ -102,61 +98,40 @@ def made(text: str, *, end: str = "", source: GrammarSource = GrammarSource.LARK
     return found
 
 
-def takes(grammar: MadeGrammar, text: str) -> bool:
-    found = GrammarCheck(grammar.lark).check(text)
-    return found.is_complete and found.accepted == found.size
-
-
 def test_a_text_in_a_call_is_a_json_string() -> None:
     grammar = made(APPLY_PATCH)
     assert not grammar.is_raw
-    assert takes(grammar, '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"')
-    for wrong in (
-        '"*** Begin Patch\n*** Add File: a\\n+\\n*** End Patch"',
-        '"*** Begin Patch\\n*** Add',
-        PATCH,
-    ):
-        assert not takes(grammar, wrong)
+    good = '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"'
+    wrong = ['"*** Begin Patch\n*** Add File: a\\n+\\n*** End Patch"', '"*** Begin Patch\\n*** Add', PATCH]
+    check_texts(GrammarCheck(grammar.lark), [good], wrong)
 
 
 @pytest.mark.parametrize(
     ("grammar", "end", "good", "wrong"),
     [
         (APPLY_PATCH, "\n</parameter>", [PATCH], [PATCH[:-1]]),
-        (
-            APPLY_PATCH,
-            "</arg_value>",
-            [PATCH, PATCH.replace("f", "</arg_valu")],
-            [PATCH.replace("f", "</arg_value>")],
-        ),
-        (
-            'start: ("<" | "</" | "x" | ">" | LF)*\nLF: /\\n/',
-            "</x>",
-            ["</", "<</x\n>", "</<x>"],
-            ["<</x>", "</x></"],
-        ),
-        ("start: /a*b?/", "aba", ["a", "", "b"], ["ab", "aab"]),  # nor may text and mark make it sooner
+        (APPLY_PATCH, "</arg_value>", [PATCH, PATCH.replace("f", "</arg_valu")],
+         [PATCH.replace("f", "</arg_value>")]),
+        ('start: ("<" | "</" | "x" | ">" | LF)*\nLF: /\\n/', "</x>", ["</", "<</x\n>", "</<x>"],
+         ["<</x>", "</x></"]),
+        ("start: /a*b?/", "aba", ["a", "", "b"], ["ab", "aab"]),
     ],
-)
+)  # fmt: skip
 def test_a_text_is_raw_before_a_mark_that_it_does_not_contain(
     grammar: str, end: str, good: list[str], wrong: list[str]
 ) -> None:
     raw = made(grammar, end=end)
     assert raw.is_raw
-    assert {text: takes(raw, text) for text in good + wrong} == {
-        **dict.fromkeys(good, True),
-        **dict.fromkeys(wrong, False),
-    }
+    check_texts(GrammarCheck(raw.lark), good, wrong)
 
 
 def test_a_text_that_has_the_mark_in_any_case_is_a_json_string() -> None:
-    assert takes(made('start: "</x>"', end="</x>"), '"</x>"')
+    check_texts(GrammarCheck(made('start: "</x>"', end="</x>").lark), ['"</x>"'], [])
 
 
 def test_a_regular_expression_is_rusts() -> None:
     grammar = made(r"(?i)select .+;", source=GrammarSource.RUST_REGEX)
-    assert takes(grammar, '"SeLect \\t\\r;"')
-    assert not takes(grammar, '"select \\n;"')
+    check_texts(GrammarCheck(grammar.lark), ['"SeLect \\t\\r;"'], ['"select \\n;"'])
 
 
 @pytest.mark.parametrize(
@@ -176,19 +151,17 @@ def test_a_regular_expression_is_rusts() -> None:
         ('start: "\\q"', "unknown escape '\\q'"),
         ("%import other.X\nstart: X", "only terminals of the module 'common'"),
         ('start: start "a"', "no text matches"),
-        ('start: /[a-z]+/ "b"', "no text matches"),  # the first terminal takes the second one's text
+        ('start: /[a-z]+/ "b"', "no text matches"),
         ("start: " + "(" * 60 + '"a"' + ")" * 60, "more than 50 nested groups"),
         ('start: "a"' + "?" * 5_000, "nested too deep"),
-        (
-            "start: T0\n" + "".join(f'T{i}: T{i + 1} "a"\n' for i in range(900)) + 'T900: "a"',
-            "nested too deep",
-        ),
+        ("start: T0\n" + "".join(f'T{i}: T{i + 1} "a"\n' for i in range(900)) + 'T900: "a"',
+         "nested too deep"),
         ("start: /a{1,50000}b{1,50000}/", "The grammar is too large: more than 1500 states of an automaton"),
         ("start: " + '"a" ' * 30_000, "more than 100000 characters"),
         ("start: " + " ".join(f'"{i}"' for i in range(1_001)), "more than 1000 terminals"),
         ("start: " + "|".join(f"/\\p{{L}}{i}/" for i in range(60)), "more than 20000 ranges of characters"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> None:
     found = MAKE(GrammarOrder(source=GrammarSource.LARK, text=grammar))
     assert isinstance(found, RefusedGrammar)

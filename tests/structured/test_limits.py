@@ -14,6 +14,7 @@ from openai_cpu_server.structured.compiler import regex_rules
 from openai_cpu_server.structured.gbnf.printer import text_length
 from openai_cpu_server.structured.options import Limits, Options, SchemaTooLarge, UnsupportedSchema
 from openai_cpu_server.structured.scalars.regex_parser import unicode_property
+from tests.structured.chains import chain
 from tests.structured.making import schema_to_gbnf
 
 pytestmark = pytest.mark.thorough
@@ -25,64 +26,33 @@ def nested(wrap, depth, inner):
     return inner
 
 
-def chain(length):
-    links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
-    return {"$defs": {**links, f"d{length}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
-
-
 def doubling(length, word):
     """Each definition mentions the next one twice."""
-    links = {
-        f"d{i}": {word: [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(length)
-    }
-    return {"$defs": {**links, f"d{length}": {"minimum": 1}}, "$ref": "#/$defs/d0"}
+    return chain(length, lambda n: {word: [n, n]}, {"minimum": 1})
 
 
 def choices(number, word="anyOf"):
-    return {
-        "allOf": [
-            {word: [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}, {"required": [f"c{i}"]}]}
-            for i in range(number)
-        ]
-    }
+    return {"allOf": [{word: [{"required": [f"{x}{i}"]} for x in "abc"]} for i in range(number)]}
 
 
+OBJECT, NULL = {"type": "object"}, {"type": "null"}
 HOSTILE = {
-    "deep properties": nested(
-        lambda s: {"properties": {"a": s}, "required": ["a"], "type": "object"}, 2_000, {}
-    ),
+    "deep properties": nested(lambda s: {"properties": {"a": s}, "required": ["a"]}, 2_000, {}),
     "deep items": nested(lambda s: {"items": s}, 5_000, {}),
     "deep not": nested(lambda s: {"not": s}, 5_000, {}),
     "deep anyOf": nested(lambda s: {"anyOf": [s, {"type": "null"}]}, 500, {"type": "integer"}),
     "deep const": {"const": nested(lambda v: [v], 5_000, 1)},
-    "long chain of references": chain(2_000),
-    "required chain": {
-        "$defs": {
-            f"d{i}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["n"]}
-            for i in range(900)
-        }
-        | {"d900": {"type": "null"}},
-        "$ref": "#/$defs/d0",
-    },
+    "long chain of references": chain(2_000, lambda n: n, {"type": "integer"}),
+    "required chain": chain(900, lambda n: {**OBJECT, "properties": {"n": n}, "required": ["n"]}, NULL),
     "exponential allOf": doubling(60, "allOf"),
     "exponential anyOf": doubling(60, "anyOf"),
     "exponential oneOf": doubling(30, "oneOf"),
     "product of anyOf": choices(14),
     "product of oneOf": choices(9, "oneOf"),
     "negated product": {"not": choices(12)},
-    "many alternatives": {"oneOf": [{"type": "object", "required": [f"p{i}"]} for i in range(60)]},
-    "huge bounds": {
-        "type": "array",
-        "items": {"type": "string", "maxLength": 10**9},
-        "minItems": 10**6,
-        "maxItems": 10**9,
-    },
-    "huge count of properties": {
-        "type": "object",
-        "properties": {"a": {}},
-        "maxProperties": 10**9,
-        "minProperties": 10**9,
-    },
+    "many alternatives": {"oneOf": [{**OBJECT, "required": [f"p{i}"]} for i in range(60)]},
+    "huge bounds": {"items": {"type": "string", "maxLength": 10**9}, "minItems": 10**6, "maxItems": 10**9},
+    "huge count of properties": {**OBJECT, "maxProperties": 10**9, "minProperties": 10**9},
     "huge contains": {"type": "array", "contains": {"type": "integer"}, "minContains": 10**6},
     "many contains": {"type": "array", "allOf": [{"contains": {"const": i}} for i in range(20)]},
     "huge number": {"type": "integer", "minimum": 10**5_000},
@@ -91,10 +61,7 @@ HOSTILE = {
     "large enum": {"enum": [f"value {i} " + "x" * 1_000 for i in range(10_000)]},
     "long enum": {"enum": list(range(100_000))},
     "many properties": {"properties": {f"property {i}": {"type": "integer"} for i in range(20_000)}},
-    "many patterns": {
-        "patternProperties": {f"a.*{i}.*b": {"minimum": i} for i in range(40)},
-        "type": "object",
-    },
+    "many patterns": {**OBJECT, "patternProperties": {f"a.*{i}.*b": {"minimum": i} for i in range(40)}},
     "nested counts": {"pattern": "^((a{1,100}){1,100}){1,100}$", "maxLength": 20},
     "large count": {"pattern": "(a|b){0,100000}", "minLength": 3},
     "catastrophic": {"allOf": [{"pattern": "(a|aa)+$"}, {"pattern": "^(a+)+b"}, {"pattern": "(.*a){12}"}]},
@@ -176,27 +143,20 @@ def outcome(schema, options=None):
         return str(error), None
 
 
-LONG = ("exponential automaton", "nested counts", "catastrophic")
-"""They take more than a second each, and meet limits that others meet."""
+def each_but(*slow):
+    """Some take more than a second each, and meet limits that others meet."""
+    marks = [pytest.mark.slow]
+    names = [pytest.param(name, marks=marks) if name in slow else name for name in HOSTILE]
+    return pytest.mark.parametrize("name", names)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in HOSTILE]
-)
+@each_but("exponential automaton", "nested counts", "catastrophic")
 def test_hostile_schemas_are_compiled_or_refused_by_counting(name):
     _, limit = outcome(HOSTILE[name])
     assert limit == REFUSED_BY.get(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("catastrophic", "exponential automaton", "large count", "many multiples")
-        else name
-        for name in HOSTILE
-    ],
-)
+@each_but("catastrophic", "exponential automaton", "large count", "many multiples")
 def test_hostile_schemas_come_to_the_same_end_every_time(name):
     """Nothing that is remembered between schemas lets one of them pass that did not pass before. With limits
     that are met sooner, for it is the counting that is looked at."""

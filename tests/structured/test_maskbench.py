@@ -11,18 +11,16 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "maskbench-dev" / "cases.jsonl.gz"
+
+
+def case(name, schema, *tests):
+    return {"name": name, "schema": schema, "tests": [{"valid": v, "data": data} for v, data in tests]}
+
+
 TINY = [
-    {
-        "name": "integer",
-        "schema": {"type": "integer"},
-        "tests": [{"valid": True, "data": 1}, {"valid": False, "data": "x"}],
-    },
-    {"name": "refused", "schema": {"pattern": "(a)\\1"}, "tests": []},
-    {
-        "name": "order",
-        "schema": {"properties": {"a": {}, "b": {}}},
-        "tests": [{"valid": True, "data": {"b": 1, "a": 1}}],
-    },
+    case("integer", {"type": "integer"}, (True, 1), (False, "x")),
+    case("refused", {"pattern": "(a)\\1"}),
+    case("order", {"properties": {"a": {}, "b": {}}}, (True, {"b": 1, "a": 1})),
 ]
 
 
@@ -33,8 +31,8 @@ def bench():
 
 def test_the_bench_counts_what_happens(bench):
     run = bench["Bench"](bench["vocabulary_of_text"](TINY, size=300), bench["Options"]())
-    for case in TINY:
-        run.run(case)
+    for each in TINY:
+        run.run(each)
     result = run.result
     assert (result.cases, result.passed, dict(result.refused)) == (3, 1, {"pattern": 1})
     assert (result.rejects_valid, result.accepts_invalid) == (1, 0)
@@ -54,7 +52,7 @@ def test_a_sample_of_real_schemas(bench, order, least_passed):
     run = bench["Bench"](
         bench["vocabulary_of_text"](TINY, size=300), bench["Options"](order=bench["PropertyOrder"](order))
     )
-    for case in cases:
-        run.run(case)
+    for each in cases:
+        run.run(each)
     assert run.result.accepts_invalid == 0
     assert run.result.passed >= least_passed * len(cases)

@@ -19,46 +19,50 @@ def test_integers_between(low, high):
     check({"type": "integer", "minimum": low, "maximum": high}, sorted(inside), sorted(outside))
 
 
-def test_every_integer_of_a_small_range():
-    check({"type": "integer", "minimum": -12, "maximum": 25}, list(range(-12, 26)), [-13, 26, -100, 100])
+CASES = {
+    "every integer of a small range": [
+        ({"type": "integer", "minimum": -12, "maximum": 25}, list(range(-12, 26)), [-13, 26, -100, 100])],
+    "one sided integers": [
+        ({"type": "integer", "minimum": 7}, [7, 8, 10, 99, 10**19], [6, 0, -7, -100]),
+        ({"type": "integer", "maximum": -7}, [-7, -8, -10, -(10**19)], [-6, 0, 7])],
+    "integer bounds that are fractions": [
+        ({"type": "integer", "minimum": 1.5, "exclusiveMaximum": 4}, [2, 3], [1, 4, 5]),
+        ({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.9}, [2, 3], [1, 4])],
+    "exclusive bounds": [
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, [1, 2], [0, 3, -1]),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, [0.5, 0.01, 0.99],
+         [0, 1, 0.0, 1.0])],
+    "exclusive bounds of draft 4": [
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 1,
+          "exclusiveMinimum": True, "maximum": 4, "exclusiveMaximum": False}, [2, 3, 4], [1, 5])],
+    "decimals in bounds": [
+        ({"type": "number", "minimum": -1.25, "maximum": 2.5}, [-1.25, -1.2, -1, 0, 0.0, 2, 2.5, 2.49],
+         [-1.26, -1.3, -2, 2.51, 2.6, 3, 10])],
+    "a lower bound of zero keeps exponents": [
+        ({"type": "number", "minimum": 0}, [0, 1.5, 1e30, 1e-9], [-1, -0.5, -1e30])],
+    "bounds apply to numbers only": [({"minimum": 5}, [5, "a", None, []], [4])],
+    "several bounds are all kept": [
+        ({"allOf": [{"minimum": 2}, {"maximum": 9}], "type": "integer", "minimum": 4}, [4, 9], [3, 10])],
+    "multiples within bounds": [
+        ({"type": "integer", "multipleOf": 15, "minimum": 10, "maximum": 50}, [15, 30, 45], [0, 10, 60, 20])],
+    "common multiples": [
+        ({"type": "integer", "allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, [0, 6, -12], [2, 3, 4])],
+    "multiples of round numbers end in zeros": [
+        ({"type": "integer", "multipleOf": 1000000}, [0, 1000000, -25000000], [500000, 1, 10]),
+        ({"multipleOf": 10000}, [10000, 0, -20000], [1000, 10000.5]),
+        ({"type": "integer", "not": {"multipleOf": 10000}}, [1000, 10001], [0, 10000])],
+    "a few multiples between two bounds are listed": [
+        ({"type": "integer", "multipleOf": 1024, "minimum": 1, "maximum": 65536}, [1024, 65536, 3072],
+         [0, 1, 1000, 66560]),
+        ({"type": "integer", "allOf": [{"multipleOf": 60}, {"multipleOf": 90}], "minimum": -200,
+          "maximum": 400}, [-180, 0, 180, 360], [60, 90, 540])],
+}  # fmt: skip
 
 
-def test_one_sided_integers():
-    check({"type": "integer", "minimum": 7}, [7, 8, 10, 99, 10**19], [6, 0, -7, -100])
-    check({"type": "integer", "maximum": -7}, [-7, -8, -10, -(10**19)], [-6, 0, 7])
-
-
-def test_integer_bounds_that_are_fractions():
-    check({"type": "integer", "minimum": 1.5, "exclusiveMaximum": 4}, [2, 3], [1, 4, 5])
-    check({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.9}, [2, 3], [1, 4])
-
-
-def test_exclusive_bounds():
-    check({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, [1, 2], [0, 3, -1])
-    check(
-        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, [0.5, 0.01, 0.99], [0, 1, 0.0, 1.0]
-    )
-
-
-def test_exclusive_bounds_of_draft_4():
-    schema = {
-        "$schema": "http://json-schema.org/draft-04/schema#",
-        "type": "integer",
-        "minimum": 1,
-        "exclusiveMinimum": True,
-        "maximum": 4,
-        "exclusiveMaximum": False,
-    }
-    check(schema, [2, 3, 4], [1, 5])
-
-
-def test_decimals_in_bounds():
-    schema = {"type": "number", "minimum": -1.25, "maximum": 2.5}
-    check(schema, [-1.25, -1.2, -1, 0, 0.0, 2, 2.5, 2.49], [-1.26, -1.3, -2, 2.51, 2.6, 3, 10])
-
-
-def test_a_lower_bound_of_zero_keeps_exponents():
-    check({"type": "number", "minimum": 0}, [0, 1.5, 1e30, 1e-9], [-1, -0.5, -1e30])
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name):
+    for case in CASES[name]:
+        check(*case)
 
 
 def test_a_decimal_next_to_an_open_bound_is_never_rounded_onto_it():
@@ -67,34 +71,24 @@ def test_a_decimal_next_to_an_open_bound_is_never_rounded_onto_it():
     assert not accepts(schema, "4.9999999999999999999999")
 
 
-ZEROS = [0, 0.0, -0.0]
-
-
-@pytest.mark.parametrize("zero", ZEROS)
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0])
 def test_zero_as_a_bound_has_no_sign(zero):
     below, above = [-0.5, -0.25, -1, -1.5, -10], [0.5, 0.25, 1, 1.5, 10]
-    check({"type": "number", "exclusiveMaximum": zero}, below, [*above, 0])
-    check({"type": "number", "exclusiveMinimum": zero}, above, [*below, 0])
-    check({"type": "number", "maximum": zero}, [*below, 0], above)
-    check({"type": "number", "minimum": zero}, [*above, 0], below)
-    check({"type": "number", "not": {"minimum": zero}}, below, [*above, 0])
-    check({"type": "number", "not": {"exclusiveMaximum": zero}}, [*above, 0], below)
+    draft4 = {"$schema": "http://json-schema.org/draft-04/schema#", "exclusiveMaximum": True}
+    for bounds, accepted, rejected in (
+        ({"exclusiveMaximum": zero}, below, [*above, 0]),
+        ({"exclusiveMinimum": zero}, above, [*below, 0]),
+        ({"maximum": zero}, [*below, 0], above),
+        ({"minimum": zero}, [*above, 0], below),
+        ({"not": {"minimum": zero}}, below, [*above, 0]),
+        ({"not": {"exclusiveMaximum": zero}}, [*above, 0], below),
+        ({"minimum": -5, "exclusiveMaximum": zero}, [-5, -0.5, -4.9], [0, -5.5, 0.5]),
+        ({"exclusiveMinimum": -0.9, "exclusiveMaximum": zero}, [-0.5, -0.89, -0.01], [-0.9, 0, -1, 0.5]),
+        ({"exclusiveMinimum": zero, "exclusiveMaximum": 0.9}, [0.5, 0.89], [0.9, 0, -0.5, 1]),
+        ({**draft4, "maximum": zero}, [-0.5, -3], [0, 0.5]),
+    ):
+        check({"type": "number", **bounds}, accepted, rejected)
     check({"type": "integer", "exclusiveMaximum": zero}, [-1, -10], [0, 1])
-
-
-@pytest.mark.parametrize("zero", ZEROS)
-def test_zero_beside_another_bound(zero):
-    check({"type": "number", "minimum": -5, "exclusiveMaximum": zero}, [-5, -0.5, -4.9], [0, -5.5, 0.5])
-    check(
-        {"type": "number", "exclusiveMinimum": -0.9, "exclusiveMaximum": zero},
-        [-0.5, -0.89, -0.01],
-        [-0.9, 0, -1, 0.5],
-    )
-    check(
-        {"type": "number", "exclusiveMinimum": zero, "exclusiveMaximum": 0.9}, [0.5, 0.89], [0.9, 0, -0.5, 1]
-    )
-    draft4 = {"$schema": "http://json-schema.org/draft-04/schema#", "maximum": zero, "exclusiveMaximum": True}
-    check({**draft4, "type": "number"}, [-0.5, -3], [0, 0.5])
 
 
 def test_no_number_has_two_signs():
@@ -129,14 +123,6 @@ def test_what_programs_write_of_numbers_is_taken():
     check({"type": "integer"}, numbers[:3], [0.5])
 
 
-def test_bounds_apply_to_numbers_only():
-    check({"minimum": 5}, [5, "a", None, []], [4])
-
-
-def test_several_bounds_are_all_kept():
-    check({"allOf": [{"minimum": 2}, {"maximum": 9}], "type": "integer", "minimum": 4}, [4, 9], [3, 10])
-
-
 @pytest.mark.parametrize("step", [2, 3, 5, 7, 10, 25])
 def test_multiples_of_integers(step):
     schema = {"type": "integer", "multipleOf": step}
@@ -147,14 +133,6 @@ def test_multiples_of_decimals():
     check_ours({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])
     check_ours({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])
     check_ours({"type": "number", "multipleOf": 1}, [3, -2], [0.5])
-
-
-def test_multiples_within_bounds():
-    check({"type": "integer", "multipleOf": 15, "minimum": 10, "maximum": 50}, [15, 30, 45], [0, 10, 60, 20])
-
-
-def test_common_multiples():
-    check({"type": "integer", "allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, [0, 6, -12], [2, 3, 4])
 
 
 def test_bounds_as_large_as_numbers_get():
@@ -192,27 +170,3 @@ def test_a_number_far_below_a_large_open_bound_may_have_a_fraction():
     schema = {"type": "number", "exclusiveMaximum": 1e20, "exclusiveMinimum": -1e20}
     check(schema, [1.5, -0.25, 1234567.125], [100000000000000000000])
     assert not accepts(schema, "99999999999999999999.9")
-
-
-def test_multiples_of_round_numbers_end_in_zeros():
-    check({"type": "integer", "multipleOf": 1000000}, [0, 1000000, -25000000], [500000, 1, 10])
-    check({"multipleOf": 10000}, [10000, 0, -20000], [1000, 10000.5])
-    check({"type": "integer", "not": {"multipleOf": 10000}}, [1000, 10001], [0, 10000])
-
-
-def test_a_few_multiples_between_two_bounds_are_listed():
-    check(
-        {"type": "integer", "multipleOf": 1024, "minimum": 1, "maximum": 65536},
-        [1024, 65536, 3072],
-        [0, 1, 1000, 66560],
-    )
-    check(
-        {
-            "type": "integer",
-            "allOf": [{"multipleOf": 60}, {"multipleOf": 90}],
-            "minimum": -200,
-            "maximum": 400,
-        },
-        [-180, 0, 180, 360],
-        [60, 90, 540],
-    )

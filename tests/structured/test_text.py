@@ -68,15 +68,12 @@ def test_intersections_are_printed_as_what_they_mean(schema):
     assert [printed.check(text).fits for text in texts] == fits
 
 
-def test_repetition_is_counted_not_nested():
+def test_rules_are_named_after_properties_and_repetition_is_counted_not_nested():
     text = schema_to_gbnf(REVIEW)
+    assert {"root", "rating-number", "pros"} <= set(re.findall(r"^(\S+) ::=", text, re.M))
     assert "char{0,120}" in text
     assert "){0,2}" in text
     assert "?)?" not in text
-
-
-def test_rules_are_named_after_properties():
-    assert {"root", "rating-number", "pros"} <= set(re.findall(r"^(\S+) ::=", schema_to_gbnf(REVIEW), re.M))
 
 
 def test_deep_patterns_do_not_nest_groups_too_deep():
