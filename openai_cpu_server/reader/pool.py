@@ -288,15 +288,15 @@ class ReaderPool:
                 if (ticket := self._queues[kind].take()) is not None:
                     ticket.place, place.is_lent = place, True
                     self._changed.notify_all()
-                    self._start_spare(place)
+                    if kind is WorkKind.PROGRAM:
+                        self._start_spare()
 
-    def _start_spare(self, taken: _Place) -> None:
-        """Have another process ready for the next client's program before there is one."""
-        spares = (one for one in self._places if one.kinds == taken.kinds and one is not taken)
-        if taken.kinds[0] is WorkKind.PROGRAM and not self._is_closing:
-            for place in spares:
-                if place.reader is None and not place.is_lent:
-                    self._starter.submit(self._start, place)
+    def _start_spare(self) -> None:
+        """Have a process ready for the next client's program before there is one."""
+        for place in self._places:
+            is_missing = place.reader is None and not place.is_lent
+            if WorkKind.PROGRAM in place.kinds and is_missing and not self._is_closing:
+                self._starter.submit(self._start, place)
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         causes: list[str] = []

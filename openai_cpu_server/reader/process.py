@@ -44,6 +44,8 @@ _DATA_BYTES = 2 * 2**30
 """What else the process may have. A vocabulary of 260,000 tokens takes some 100 MB."""
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by so much since it last opened a model gives it back by ending."""
+_MODEL_S = 60.0
+"""For reading a model's file, which is not the input of a client."""
 _NATIVE_S = 5
 """Native code that has not returned so much later ends with the process."""
 
@@ -76,11 +78,12 @@ class _Bounds:
         """What it has now is what it needs."""
         self._usual_bytes = self._own.memory_info().rss
 
-    def begin(self) -> None:
+    def begin(self, work: Work) -> None:
         """Python code is interrupted when the share is used up. Native code dies a little later."""
-        _limit(resource.RLIMIT_CPU, int(time.process_time() + self.share_s) + 1 + _NATIVE_S)
+        share_s = _MODEL_S if isinstance(work, OpenModel) else self.share_s
+        _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
         self._is_working = True
-        signal.setitimer(signal.ITIMER_PROF, self.share_s)
+        signal.setitimer(signal.ITIMER_PROF, share_s)
 
     def end(self) -> None:
         self._is_working = False
@@ -131,7 +134,7 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
     """A panic of Rust code arrives as a BaseException."""
     try:
         try:
-            bounds.begin()
+            bounds.begin(work)
             return worker.do(work)
         finally:
             bounds.end()
