@@ -88,7 +88,8 @@ class _Bounds:
     def end(self) -> None:
         self._is_working = False
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        _raise_in(self._thread, None)
+        if self.has_interrupted:  # CPython is slower after this, but the process is about to end
+            _raise_in(self._thread, None)
 
     def interrupt(self, number: int, frame: object) -> None:
         """The handler of SIGPROF, which runs on the main thread."""
