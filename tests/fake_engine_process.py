@@ -1,4 +1,8 @@
-"""The engine process that `tests/fake_engine.py` starts."""
+"""The engine process that `tests/fake_engine.py` starts.
+
+A test holds it with a file: `steps=PATH` lets each process begin as many steps as the file has bytes, and
+`loads=PATH` and `builds=PATH` hold the load, or what follows it, as long as the file exists.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,76 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, Measure, build_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+
+NOWHERE = "/nowhere"
+_LOOK_S = 0.002
+
+
+class StepGate:
+    """Holds each step beyond the number of bytes of the file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._num_begun = 0
+
+    def hold(self, interrupted: threading.Event) -> bool:
+        """Return True if the step was interrupted before it began."""
+        interrupted.clear()
+        while self._is_closed():
+            if interrupted.wait(_LOOK_S):
+                return True
+        self._num_begun += 1
+        return False
+
+    def _is_closed(self) -> bool:
+        try:
+            return self._num_begun >= self._path.stat().st_size
+        except FileNotFoundError:
+            return False
+
+
+class GatedBackend(FakeBackend):
+    gate: StepGate
+
+    def execute(self, step: Step) -> StepResult:
+        may_be_interrupted = self._interrupted if step.may_be_interrupted else threading.Event()
+        if step.spans and self.gate.hold(may_be_interrupted):
+            super().execute(Step(verbs=step.verbs))
+            return StepResult(interrupted=True)
+        return super().execute(step)
+
+
+class GatedEmbedder(FakeEmbedder):
+    gate: StepGate
+
+    def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
+        if self.gate.hold(self._interrupted):
+            return EmbedResult(interrupted=True)
+        return super().embed(inputs)
+
+
+def _hold(path: str) -> None:
+    while Path(path).exists():
+        time.sleep(_LOOK_S)
 
 
 def _kill_on(flags: dict[str, str], options: EngineOptions) -> int | None:
@@ -49,6 +107,7 @@ def main() -> None:
             raise StartupError(flags["fail"])
         kill_on = _kill_on(flags, options)
         time.sleep(float(flags.get("load_s", 0)))
+        _hold(flags.get("loads", NOWHERE))
         for piece in range(num_pieces):
             on_progress(piece / num_pieces)
             time.sleep(0.02)
@@ -62,9 +121,10 @@ def main() -> None:
         )
         kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
         step_s = float(flags.get("step_s", 0))
-        if "embeds" in flags:
-            return FakeEmbedder(kill_on=kill_on, kill_with=kill_with, step_s=step_s)
-        return FakeBackend(info, kill_on=kill_on, kill_with=kill_with, step_s=step_s)
+        fakes = {"kill_on": kill_on, "kill_with": kill_with, "step_s": step_s}
+        backend = GatedEmbedder(**fakes) if "embeds" in flags else GatedBackend(info, **fakes)  # type: ignore[arg-type]
+        backend.gate = StepGate(flags.get("steps", NOWHERE))
+        return backend
 
     def build(
         options: EngineOptions,
@@ -76,6 +136,7 @@ def main() -> None:
             return build_embed_core(options, backend)
         on_progress(float(flags.get("timed", 1.0)))
         time.sleep(float(flags.get("build_s", 0)))
+        _hold(flags.get("builds", NOWHERE))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():
             sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
         if "dies_measuring" in flags and options.calibrate == "start":
