@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import (
@@ -178,7 +179,7 @@ class FakeEngine:
 
     async def _embed(self, request: EmbedRequest, embedding: EmbeddingAnswer, model: FakeEmbedder) -> None:
         for first, tokens in enumerate(request.inputs):
-            await asyncio.sleep(0)
+            await checkpoint()
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
@@ -192,7 +193,7 @@ class FakeEngine:
         parts = OutputParts(request.marks, FakeTokenizer().piece) if request.marks is not None else None
         told = None if self.says is None else [*(byte + 2 for byte in self.says.encode()), END_TOKEN]
         while num_output < request.max_tokens and reason is FinishReason.LENGTH:
-            await asyncio.sleep(0)
+            await checkpoint()
             await self.goes_on.wait()
             if request.id not in self._live:
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import threading
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import msgspec
 import pytest
+from anyio.lowlevel import checkpoint
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.engine_client.client import EngineClient
@@ -165,7 +165,7 @@ async def test_a_message_is_counted_until_it_is_understood(slow_engine: EngineCl
         assert (await http.post("/tokenize", content=LARGE)).status_code == 503
         tokenizer.may_go_on.set()
         await eventually(lambda: num_live(slow_engine) == 1)
-        await asyncio.sleep(0)
+        await checkpoint()
         assert (await http.post("/tokenize", content=LARGE)).status_code == 400
     await eventually(lambda: num_live(slow_engine) == 0)
     async with client(app) as http:
