@@ -86,6 +86,7 @@ class FakeEngine:
         ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.thoughts_ended: list[str] = []
+        self.num_cleared = 0
 
     @property
     def state(self) -> EngineState:
@@ -152,6 +153,7 @@ class FakeEngine:
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
+        self.num_cleared += 1
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         return tuple(self.named.values())
