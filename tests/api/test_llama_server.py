@@ -17,6 +17,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
+from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
@@ -131,41 +132,13 @@ async def test_samplers_that_are_not_named_are_off(hearing: tuple[httpx.AsyncCli
     assert (error["param"], "penalties, dry" in str(error["message"])) == ("samplers", True)
 
 
-OF_ITS_PAGE: Json = {
-    "messages": [{"role": "user", "content": "hi"}],
-    "return_progress": True,
-    "reasoning_format": "auto",
-    "backend_sampling": False,
-    "timings_per_token": True,
-    "temperature": 0.8,
-    "max_tokens": 2,
-    "dynatemp_range": 0,
-    "dynatemp_exponent": 1,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "xtc_probability": 0,
-    "xtc_threshold": 0.1,
-    "typ_p": 1,
-    "sse_ping_interval": 1,
-    "reasoning_control": True,
-    "repeat_last_n": -1,
-    "repeat_penalty": 1,
-    "dry_multiplier": 0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_penalty_last_n": -1,
-    "samplers": ["top_k", "infill", "temperature"],
-}
-"""A chat with all of its settings."""
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_openais_routes_take_its_fields_too(
     hearing: tuple[httpx.AsyncClient, HearingEngine], path: str
 ) -> None:
+    """Those of a chat of its page, with all of its settings."""
     http, engine = hearing
-    body = {**OF_ITS_PAGE, "prompt": "hi"}
+    body = {**captured("llama_server_page"), "prompt": "hi"}
     del body["prompt" if "chat" in path else "messages"]
     response = await http.post(path, json=body)
     assert response.status_code == 200, response.text
