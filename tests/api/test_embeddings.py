@@ -203,11 +203,7 @@ async def test_a_model_is_asked_only_for_what_it_is_for(http: httpx.AsyncClient)
     cannot_embed = "The model 'chat' cannot embed. On this server can: 'embedder', 'e'."
     cannot_generate = "The model 'embedder' cannot generate text. On this server can: 'chat'."
     for path, body, message in (
-        (
-            PATH,
-            {"input": "a", "model": "chat"},
-            "The model 'chat' cannot embed. On this server can: 'embedder', 'e'.",
-        ),
+        (PATH, {"input": "a", "model": "chat"}, cannot_embed),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, cannot_generate),
         ("/v1/completions", {"prompt": "a"}, cannot_generate),
     ):
