@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -88,12 +87,6 @@ class Cached:
         start = f'ocs_answer_cache_requests_total{{result="{result}"}} '
         found = [line for line in self.metrics.splitlines() if line.startswith(start)]
         return int(float(found[0].removeprefix(start))) if found else 0
-
-    async def spoil(self) -> None:
-        """All answers that are kept become something else."""
-        with sqlite3.connect(self.path) as file:
-            file.execute("UPDATE answers SET answer = x'00'")
-        file.close()
 
     async def kept(self, number: int = 1) -> None:
         """Answers are written while the server goes on."""
@@ -273,11 +266,11 @@ async def test_a_key_has_answers_of_its_own_and_pays_requests_but_no_tokens(keys
     first = await asked_with(cached, "ann", max_tokens=20)
     await cached.kept()
     assert (await asked_with(cached, "bob", max_tokens=20)).headers["x-cache"] == "miss"
-    left = int(first.headers["x-ratelimit-remaining-tokens"])
-    again = await asked_with(cached, "ann", max_tokens=20)
-    assert again.headers["x-cache"] == "exact"
-    assert left <= int(again.headers["x-ratelimit-remaining-tokens"])
-    assert (await asked_with(cached, "ann", max_tokens=20)).headers["x-cache"] == "exact"
+    for _ in range(2):
+        again = await asked_with(cached, "ann", max_tokens=20)
+        assert again.headers["x-cache"] == "exact"
+    tokens = "x-ratelimit-remaining-tokens"
+    assert int(first.headers[tokens]) <= int(again.headers[tokens])
     refused = await asked_with(cached, "ann", max_tokens=20)
     assert (refused.status_code, error_of(refused)["type"]) == (429, "requests")
 
@@ -335,17 +328,6 @@ async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncCl
     assert same(*answers)
     await cached.kept(2)
     assert (await cached.store.size()).entries == 1
-
-
-async def test_a_corrupt_answer_is_a_miss_and_is_replaced(cached: Cached, http: httpx.AsyncClient) -> None:
-    first = await chat(http)
-    await cached.kept()
-    await cached.spoil()
-    second = await chat(http)
-    await cached.kept(2)
-    third = await chat(http)
-    assert [each.headers["x-cache"] for each in (first, second, third)] == ["miss", "miss", "exact"]
-    assert same(second, third)
 
 
 # -- the model need not be there --------------------------------------------------------------------------
@@ -546,12 +528,3 @@ async def test_rows_of_batches_get_no_similar_answers(similar: Cached) -> None:
             "/v1/generate/batch", json={"prompts": [ALIKE + "b"], "max_tokens": 8, "temperature": 0}
         )
     assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)
-
-
-async def test_parts_of_a_turn_are_read_together_and_a_conversation_needs_no_user(similar: Cached) -> None:
-    parts = [{"type": "text", "text": ONE[:6]}, {"type": "text", "text": ONE[6:]}]
-    async with client(similar.app) as http:
-        answer = await chat(http, messages=[{"role": "user", "content": parts}])
-        assert answer.headers["x-cache"] == "miss"
-        alone = [await chat(http, messages=[BRIEF], **DRAWN) for _ in range(2)]
-    assert [each.headers["x-cache"] for each in alone] == ["bypass", "bypass"]

@@ -11,6 +11,7 @@ from openai_cpu_server import errors
 from openai_cpu_server.http.errors import TABLE, error_response
 
 BAD = "invalid_request_error"
+LONG_PROMPT = errors.PromptTooLong(prompt_tokens=9, max_tokens=2, limit=10, param="prompt")
 
 
 @pytest.mark.parametrize(
@@ -18,20 +19,8 @@ BAD = "invalid_request_error"
     [
         (errors.InvalidRequest("no", param="n", code="invalid_value"), 400, BAD, "n", "invalid_value"),
         (errors.InvalidRequest("no"), 400, BAD, None, None),
-        (
-            errors.PromptTooLong(prompt_tokens=9, max_tokens=2, limit=10, param="prompt"),
-            400,
-            BAD,
-            "prompt",
-            "context_length_exceeded",
-        ),
-        (
-            errors.InputTooLong(tokens=9, limit=8, param="input[2]"),
-            400,
-            BAD,
-            "input[2]",
-            "context_length_exceeded",
-        ),
+        (LONG_PROMPT, 400, BAD, "prompt", "context_length_exceeded"),
+        (errors.InputTooLong(tokens=9, limit=8, param="x"), 400, BAD, "x", "context_length_exceeded"),
         (errors.WrongModelKind("x", "embed", able=["y"]), 400, BAD, "model", "wrong_model_kind"),
         (errors.EmbeddingFailed("no"), 500, "server_error", None, "generation_failed"),
         (errors.TemplateFailed("no"), 400, BAD, "messages", "chat_template_failed"),
@@ -69,13 +58,11 @@ def test_every_failure_has_its_status_and_object(
 
 
 def test_the_bytes_are_openais() -> None:
-    response = error_response(
-        errors.InvalidRequest("Too big.", param="n", code="invalid_value"), request_id="r1"
-    )
-    expected = (
+    error = errors.InvalidRequest("Too big.", param="n", code="invalid_value")
+    response = error_response(error, request_id="r1")
+    assert response.body == (
         b'{"error":{"message":"Too big.","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
     )
-    assert response.body == expected
     assert response.headers["content-type"] == "application/json"
 
 

@@ -135,12 +135,6 @@ async def test_a_stream_says_what_the_whole_response_says(http: httpx.AsyncClien
     assert whole["usage"]["prompt_tokens"] == 5
 
 
-async def test_a_stream_without_the_option_has_no_usage(http: httpx.AsyncClient) -> None:
-    chunks = events(await chat(http, stream=True))
-    assert all("usage" not in chunk for chunk in chunks)
-    assert all(chunk["choices"] for chunk in chunks)
-
-
 async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncClient) -> None:
     fields = {"prompt": ["a", "bc"], "n": 2, "echo": True}
     whole = (await complete(http, **fields)).json()
@@ -153,18 +147,13 @@ async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncC
     assert whole["usage"]["prompt_tokens"] == 2 + 3
 
 
-async def test_scoring_a_prompt(http: httpx.AsyncClient) -> None:
-    response = await complete(http, echo=True, logprobs=1, max_tokens=0)
-    (choice,) = response.json()["choices"]
-    assert choice["text"] == "hi"
-    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
-    assert response.json()["usage"]["completion_tokens"] == 0
-
-
-async def test_best_of_is_paid_for(http: httpx.AsyncClient) -> None:
-    body = (await complete(http, best_of=3, ignore_eos=True)).json()
-    assert len(body["choices"]) == 1
-    assert body["usage"]["completion_tokens"] == 24
+async def test_scoring_a_prompt_and_the_best_of_several_are_paid_for(http: httpx.AsyncClient) -> None:
+    scored = (await complete(http, echo=True, logprobs=1, max_tokens=0)).json()
+    (choice,) = scored["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("hi", [None, -1.0, -1.0])
+    assert scored["usage"]["completion_tokens"] == 0
+    best = (await complete(http, best_of=3, ignore_eos=True)).json()
+    assert (len(best["choices"]), best["usage"]["completion_tokens"]) == (1, 24)
 
 
 async def test_a_long_prompt_goes_through_a_thread(http: httpx.AsyncClient) -> None:
@@ -179,6 +168,7 @@ async def test_what_changes_nothing_is_ignored_and_named(http: httpx.AsyncClient
         assert response.status_code == 200, response.text
         assert response.headers["x-ignored-parameters"] == "store,verbosity,service_tier"
     assert response.json()["service_tier"] == "default"
+    assert (await complete(http, suffix="")).status_code == 200, "where there is no other"
 
 
 async def test_an_assistants_refusal_stands_for_its_content(http: httpx.AsyncClient) -> None:
@@ -187,7 +177,3 @@ async def test_an_assistants_refusal_stands_for_its_content(http: httpx.AsyncCli
     answers = [(await chat(http, messages=[*MESSAGES, one, *MESSAGES])).json() for one in (said, refused)]
     assert answers[0]["usage"] == answers[1]["usage"]
     assert answers[0]["choices"] == answers[1]["choices"]
-
-
-async def test_an_empty_suffix_is_none_where_there_is_no_other(http: httpx.AsyncClient) -> None:
-    assert (await complete(http, suffix="")).status_code == 200
