@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from dirty_equals import IsOneOf
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.config.adapters import AdapterSource
@@ -80,37 +81,39 @@ class TestNaming:
             'ocs_adapter_tokens_total{adapter="base:french",kind="output"} 7.0',
         ]
 
-    async def test_the_exact_name_of_a_model_goes_first(self, http: httpx.AsyncClient) -> None:
+    async def test_the_exact_name_of_a_model_goes_first_and_null_is_no_adapter(
+        self, http: httpx.AsyncClient
+    ) -> None:
         assert (await complete(http, model="base:7b")).json()["model"] == "base:7b"
-        refused = await complete(http, model="base:7b:french")
-        assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
-
-    @pytest.mark.parametrize(
-        ("body", "param"), [({"model": "base:german"}, "model"), ({"lora": "german"}, "lora")]
-    )
-    async def test_an_unknown_one(self, http: httpx.AsyncClient, body: dict[str, str], param: str) -> None:
-        refused = await complete(http, **body)
-        error = error_of(refused)
-        assert (refused.status_code, error["code"], error["param"]) == (404, "adapter_not_found", param)
-        assert error["message"] == "The adapter 'german' does not exist for this model; it has french."
-
-    async def test_of_an_unknown_model(self, http: httpx.AsyncClient) -> None:
-        refused = await complete(http, model="other:french")
-        assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
-
-    @pytest.mark.parametrize("lora", [[{"id": 0, "scale": 0.5}], {"name": "french"}, 1, "", ["french"]])
-    async def test_the_field_takes_a_name(self, http: httpx.AsyncClient, lora: object) -> None:
-        refused = await complete(http, lora=lora)
-        error = error_of(refused)
-        assert (refused.status_code, error["param"]) == (400, "lora")
-        assert "the name of an adapter" in str(error["message"])
-
-    async def test_null_asks_for_none(self, http: httpx.AsyncClient) -> None:
         assert (await complete(http, model="base", lora=None)).json()["model"] == "base"
 
-    async def test_two_at_once(self, http: httpx.AsyncClient) -> None:
-        refused = await complete(http, model="base:french", lora="german")
-        assert (refused.status_code, error_of(refused)["param"]) == (400, "lora")
+    @pytest.mark.parametrize(
+        ("body", "code", "param"),
+        [
+            ({"model": "base:german"}, "adapter_not_found", "model"),
+            ({"lora": "german"}, "adapter_not_found", "lora"),
+            ({"model": "base:7b:french"}, "adapter_not_found", "model"),
+            ({"model": "other:french"}, "model_not_found", "model"),
+            ({"model": "base:french", "lora": "german"}, "invalid_value", "lora"),
+            *(
+                ({"lora": wrong}, IsOneOf("invalid_type", "invalid_value"), "lora")
+                for wrong in ([{"id": 0, "scale": 0.5}], {"name": "french"}, 1, "", ["french"])
+            ),
+        ],
+    )
+    async def test_refusals(
+        self, http: httpx.AsyncClient, body: dict[str, object], code: str, param: str
+    ) -> None:
+        refused = await complete(http, **body)
+        error = error_of(refused)
+        assert (error["code"], error["param"]) == (code, param)
+        assert refused.status_code == (404 if str(error["code"]).endswith("not_found") else 400)
+
+    async def test_it_is_said_what_there_is(self, http: httpx.AsyncClient) -> None:
+        unknown = error_of(await complete(http, lora="german"))
+        assert unknown["message"] == "The adapter 'german' does not exist for this model; it has french."
+        wrong = error_of(await complete(http, lora=["french"]))
+        assert "the name of an adapter" in str(wrong["message"])
 
 
 class TestModels:

@@ -75,9 +75,8 @@ def chat_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
 def messages_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
     content = json.loads(whole(MessagesRenderer(), of, *events))["content"]
     ids = [each["id"] for each in content if each["type"] == "tool_use"]
-    results = [
-        {"type": "tool_result", "tool_use_id": each, "content": f"result{i}"} for i, each in enumerate(ids)
-    ]
+    kind = "tool_result"
+    results = [{"type": kind, "tool_use_id": each, "content": f"result{i}"} for i, each in enumerate(ids)]
     said = {"role": "user", "content": [*results, {"type": "text", "text": "on"}]}
     return {"max_tokens": 9, "messages": [USER, {"role": "assistant", "content": content}, said]}, ids
 

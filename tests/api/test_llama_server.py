@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from dirty_equals import IsInt, IsStr
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.engine import EngineState
@@ -106,18 +107,18 @@ async def test_an_answer_is_that_of_the_other_routes_in_llama_servers_shape(http
 async def test_an_end_says_what_it_was() -> None:
     async with client(api(FakeEngine(says="one\ntwo"))) as http:
         ended = (await ask(http, n_predict=-1)).json()
-        assert (ended["content"], ended["stop_type"], ended["has_new_line"]) == ("one\ntwo", "eos", True)
+    assert (ended["content"], ended["stop_type"], ended["has_new_line"]) == ("one\ntwo", "eos", True)
 
 
 async def test_several_prompts_are_a_list_and_a_stream_tells_them_apart(http: httpx.AsyncClient) -> None:
     prompts = ["hi", [106, 109], [106, "k"]]
-    told = (await ask(http, prompt=prompts)).json()
-    assert [one["index"] for one in told] == [0, 1, 2]
-    assert told[1]["content"] == told[2]["content"], "they are the same tokens"
+    answers = (await ask(http, prompt=prompts)).json()
+    assert [one["index"] for one in answers] == [0, 1, 2]
+    assert answers[1]["content"] == answers[2]["content"], "they are the same tokens"
     streamed = ["", "", ""]
     for chunk in events(await ask(http, prompt=prompts, stream=True)):
         streamed[int(str(chunk["index"]))] += str(chunk["content"])
-    assert streamed == [one["content"] for one in told]
+    assert streamed == [one["content"] for one in answers]
 
 
 async def test_samplers_that_are_not_named_are_off(hearing: tuple[httpx.AsyncClient, HearingEngine]) -> None:
@@ -192,25 +193,24 @@ async def test_fields_are_chosen_by_their_paths(http: httpx.AsyncClient) -> None
     assert json.dumps(told["generation_settings/n_predict"]) == "8"
 
 
-async def test_a_gap_is_filled_as_llama_server_asks(hearing: tuple[httpx.AsyncClient, HearingEngine]) -> None:
-    """By the order of its `format_prompt_infill`; what has no room is left out, the first files first."""
-    _, engine = hearing
+async def test_a_gap_is_filled_as_llama_server_asks(http: httpx.AsyncClient) -> None:
+    """By the order of its `format_prompt_infill`; what has no room is left out, the first files first.
+
+    A model without such tokens says so.
+    """
+    engine = HearingEngine()
     gap = {"input_prefix": "ab", "prompt": "c", "input_suffix": "d", "n_predict": 4}
     files = [{"text": "x" * 5000}, {"filename": "f", "text": "y"}]
-    async with client(create_api(served(engine, tokenizer=FakeTokenizer(has_fim=True)), OPTIONS).app) as http:
-        told = (await http.post("/infill", json={**gap, "input_extra": files})).json()
-        assert told["tokens_predicted"] == 4
+    async with client(create_api(served(engine, tokenizer=FakeTokenizer(has_fim=True)), OPTIONS).app) as able:
+        answer = await able.post("/infill", json={**gap, "input_extra": files})
+        assert answer.json()["tokens_predicted"] == 4
         wrong: list[Json] = [{}, {"filename": "ok"}, {"filename": 1, "text": "a"}]
         for extra in wrong:
-            assert (await http.post("/infill", json={**gap, "input_extra": [extra]})).status_code == 400
+            assert (await able.post("/infill", json={**gap, "input_extra": [extra]})).status_code == 400
     (asked,) = engine.heard
     text = tuple(byte + 2 for byte in b"\n\n--- snippet ---\n\ny")
     assert asked.tokens[-7 - len(text) :] == (*text, 400, 99, 100, 101, 401, 102, 402)
-
-
-async def test_a_model_without_such_tokens_says_so(http: httpx.AsyncClient) -> None:
-    body = {"input_prefix": "a", "input_suffix": "", "n_predict": 1}
-    assert error_of(await http.post("/infill", json=body))["param"] == "input_suffix"
+    assert error_of(await http.post("/infill", json=gap))["param"] == "input_suffix"
 
 
 async def test_vectors_are_lists_of_lists(able: httpx.AsyncClient) -> None:
@@ -270,35 +270,30 @@ async def test_slots_tell_of_ones_own_requests(tmp_path: Path) -> None:
 async def test_facts_wait_for_the_model() -> None:
     loading = msgspec.structs.replace(READY, state=EngineState.LOADING)
     async with client(api(FakeEngine(None, loading))) as http:
-        assert [(await http.get(path)).status_code for path in ("/props", "/slots", "/v1/health")] == [
-            503
-        ] * 3
+        for path in ("/slots", "/v1/health", "/props"):
+            refused = await http.get(path)
+            assert refused.status_code == 503
+    assert (error_of(refused)["code"], error_of(refused)["type"]) == (503, "unavailable_error")
 
 
 async def test_errors_have_the_status_as_their_code(able: httpx.AsyncClient, tmp_path: Path) -> None:
     """As llama-server tells it: clients that are written in Go and the like read a number there."""
-    long = await able.post("/completion", json={"prompt": "x" * 9000, "n_predict": 1})
-    assert long.json()["error"] == {
-        "code": 400, "type": "exceed_context_size_error", "param": "prompt", "n_ctx": 4096,
-        "n_prompt_tokens": long.json()["error"]["n_prompt_tokens"],
-        "message": long.json()["error"]["message"],
-    }  # fmt: skip
-    assert long.json()["error"]["n_prompt_tokens"] > 4096
-    unknown = await able.post("/completion", json={"prompt": "a", "model": "nobody"})
-    wrong = await able.post("/embeddings", json={"content": 3})
+    long = (await able.post("/completion", json={"prompt": "x" * 9000, "n_predict": 1})).json()["error"]
+    assert long == {
+        "code": 400,
+        "type": "exceed_context_size_error",
+        "param": "prompt",
+        "n_ctx": 4096,
+        "n_prompt_tokens": IsInt(gt=4096),
+        "message": IsStr,
+    }
+    async with client(locked_api(FakeEngine(), key_ring(tmp_path, ann=""))) as http:
+        without_key = await http.post("/infill", json={"input_prefix": "a", "input_suffix": ""})
     for answer, status, kind in (
-        (unknown, 404, "not_found_error"),
-        (wrong, 400, "invalid_request_error"),
+        (await able.post("/completion", json={"prompt": "a", "model": "nobody"}), 404, "not_found_error"),
+        (await able.post("/embeddings", json={"content": 3}), 400, "invalid_request_error"),
         (await able.post("/props", json={}), 405, "invalid_request_error"),
+        (without_key, 401, "authentication_error"),
     ):
         error = error_of(answer)
         assert (answer.status_code, error["code"], error["type"]) == (status, status, kind)
-    app = locked_api(FakeEngine(), key_ring(tmp_path, ann=""))
-    async with client(app) as http:
-        refused = error_of(await http.post("/infill", json={"input_prefix": "a", "input_suffix": ""}))
-    assert (refused["code"], refused["type"]) == (401, "authentication_error")
-    async with client(
-        api(FakeEngine(None, msgspec.structs.replace(READY, state=EngineState.LOADING)))
-    ) as http:
-        loading = error_of(await http.get("/props"))
-    assert (loading["code"], loading["type"]) == (503, "unavailable_error")
