@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dirty_equals import IsOneOf
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.config.adapters import AdapterSource
@@ -86,34 +85,8 @@ class TestNaming:
     ) -> None:
         assert (await complete(http, model="base:7b")).json()["model"] == "base:7b"
         assert (await complete(http, model="base", lora=None)).json()["model"] == "base"
-
-    @pytest.mark.parametrize(
-        ("body", "code", "param"),
-        [
-            ({"model": "base:german"}, "adapter_not_found", "model"),
-            ({"lora": "german"}, "adapter_not_found", "lora"),
-            ({"model": "base:7b:french"}, "adapter_not_found", "model"),
-            ({"model": "other:french"}, "model_not_found", "model"),
-            ({"model": "base:french", "lora": "german"}, "invalid_value", "lora"),
-            *(
-                ({"lora": wrong}, IsOneOf("invalid_type", "invalid_value"), "lora")
-                for wrong in ([{"id": 0, "scale": 0.5}], {"name": "french"}, 1, "", ["french"])
-            ),
-        ],
-    )
-    async def test_refusals(
-        self, http: httpx.AsyncClient, body: dict[str, object], code: str, param: str
-    ) -> None:
-        refused = await complete(http, **body)
-        error = error_of(refused)
-        assert (error["code"], error["param"]) == (code, param)
-        assert refused.status_code == (404 if str(error["code"]).endswith("not_found") else 400)
-
-    async def test_it_is_said_what_there_is(self, http: httpx.AsyncClient) -> None:
-        unknown = error_of(await complete(http, lora="german"))
-        assert unknown["message"] == "The adapter 'german' does not exist for this model; it has french."
-        wrong = error_of(await complete(http, lora=["french"]))
-        assert "the name of an adapter" in str(wrong["message"])
+        refused = await complete(http, model="base:7b:french")
+        assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
 
 
 class TestModels:
@@ -154,6 +127,8 @@ class TestRoutes:
         assert loaded.status_code == 200
         card = loaded.json()
         assert (card["id"], card["state"], card["scale"], card["rank"]) == ("base:german", "ready", 0.5, 8)
+        bad = await http.post("/v1/adapters", json={"name": "x", "path": "bad.gguf"})
+        assert error_of(bad)["code"] == "adapter_failed"
         listed = (await http.get("/v1/adapters")).json()["data"]
         assert [one["id"] for one in listed] == ["base:french", "base:german"]
         assert listed[1] == card
@@ -168,34 +143,6 @@ class TestRoutes:
         before = text(await complete(http, model="base:french", max_tokens=20))
         await http.post("/v1/adapters", json={"name": "french", "path": "new.gguf"})
         assert text(await complete(http, model="base:french", max_tokens=20)) != before
-        assert len((await http.get("/v1/adapters")).json()["data"]) == 1
-
-    @pytest.mark.parametrize(
-        ("body", "status", "code", "param"),
-        [
-            ({"path": "a"}, 400, "missing_required_parameter", "name"),
-            ({"name": "x"}, 400, "invalid_value", "path"),
-            ({"name": "x", "path": "a", "source": "hf:o/r/f"}, 400, "invalid_value", "path"),
-            ({"name": "x", "path": "hf:o/r/f"}, 400, "invalid_value", "path"),
-            ({"name": "x", "source": "a.gguf"}, 400, "invalid_value", "source"),
-            ({"name": "a:b", "path": "a"}, 400, "invalid_value", "name"),
-            ({"name": "x", "path": "a", "scale": 0}, 400, "invalid_value", "scale"),
-            ({"name": "x", "path": "a", "scale": "1"}, 400, "invalid_type", "scale"),
-            ({"name": "x", "path": "a", "scale": 1e9}, 400, "decimal_above_max_value", "scale"),
-            ({"name": "x", "path": "a", "colour": 1}, 400, "unknown_parameter", "colour"),
-            ({"name": "x", "path": "bad.gguf"}, 400, "adapter_failed", "path"),
-            ({"name": "x", "path": "missing.gguf"}, 400, "adapter_failed", "path"),
-            ({"name": "x", "path": "/etc/passwd"}, 403, "adapter_not_allowed", "path"),
-            ({"name": "x", "path": "a", "model": "other"}, 404, "model_not_found", "model"),
-            ({"name": "x", "path": "a", "model": "base:french"}, 400, "invalid_value", "model"),
-        ],
-    )
-    async def test_refusals(
-        self, http: httpx.AsyncClient, body: dict[str, object], status: int, code: str, param: str
-    ) -> None:
-        refused = await http.post("/v1/adapters", json=body)
-        error = error_of(refused)
-        assert (refused.status_code, error["code"], error["param"]) == (status, code, param)
         assert len((await http.get("/v1/adapters")).json()["data"]) == 1
 
     async def test_a_server_that_loads_none(self, engine: FakeEngine) -> None:

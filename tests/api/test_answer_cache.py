@@ -295,12 +295,6 @@ async def test_a_client_may_want_none_of_it(cached: Cached, http: httpx.AsyncCli
     assert cached.counted("bypass") == 5
 
 
-@pytest.mark.parametrize("value", ["no", 0, {"no-cache": True}, []])
-async def test_a_wish_that_is_none_is_refused(http: httpx.AsyncClient, value: object) -> None:
-    refused = await chat(http, cache=value)
-    assert (refused.status_code, error_of(refused)["param"]) == (400, "cache")
-
-
 async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
     """By the client, by a time limit, or by the end of the context."""
     cached.engine.goes_on.clear()

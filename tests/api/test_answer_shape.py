@@ -101,51 +101,6 @@ def test_every_choice_obeys() -> None:
     assert len({request.constraint.grammar for request in requests if request.constraint}) == 1
 
 
-def form(kind: str, **fields: object) -> dict[str, object]:
-    return {"response_format": {"type": kind, **fields}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"response_format": "json"}, "response_format", "invalid_type"),
-        ({"response_format": {}}, "response_format.type", MISSING),
-        (form("xml"), "response_format.type", VALUE),
-        (form("json_schema"), AT, MISSING),
-        (form("json_schema", json_schema={"name": "n"}), f"{AT}.schema", MISSING),
-        ({"response_format": json_schema(name="a b")}, f"{AT}.name", VALUE),
-        ({"response_format": json_schema(colour=1)}, f"{AT}.colour", "unknown_parameter"),
-        (form("json_object", json_schema={"name": "n", "schema": {}}), AT, VALUE),
-        (form("text", schema={}), "response_format.schema", VALUE),
-        ({"response_format": json_schema(HARD)}, f"{AT}.schema.{HARD_AT}", UNSUPPORTED),
-        ({"json_schema": HARD}, f"json_schema.{HARD_AT}", UNSUPPORTED),
-        ({"guided_json": HARD}, f"guided_json.{HARD_AT}", UNSUPPORTED),
-        ({"guided_json": "{"}, "guided_json", VALUE),
-        ({"guided_json": "[]"}, "guided_json", VALUE),
-        ({"guided_json": 5}, "guided_json", "invalid_type"),
-        ({"json_schema": {"type": "house"}}, "json_schema", "invalid_schema"),
-        ({"json_schema": {"enum": []}}, "json_schema", "invalid_schema"),
-        ({"regex": "("}, "regex", "invalid_pattern"),
-        ({"regex": 5}, "regex", "invalid_type"),
-        ({"choice": []}, "choice", "empty_array"),
-        ({"choice": [1]}, "choice[0]", "invalid_type"),
-        ({"grammar": "root ::= x"}, "grammar", "invalid_grammar"),
-        ({"grammar": ""}, "grammar", "invalid_grammar"),
-        ({"grammar": "#" * 200_001}, "grammar", None),
-        ({"structured_outputs": {}}, "structured_outputs", VALUE),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", VALUE),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", VALUE),
-        ({"regex": "a", "guided_regex": "a"}, "guided_regex", VALUE),
-        ({"response_format": json_schema(), "choice": ["a"]}, "choice", VALUE),
-        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "unsupported_parameter"),
-        ({"regex": "a", "ignore_eos": True}, "ignore_eos", VALUE),
-    ],
-)
-def test_refusals_name_the_field(fields: dict[str, object], param: str, code: str | None) -> None:
-    error = refused(**fields)
-    assert (error.param, error.code) == (param, code)
-
-
 def test_it_is_said_what_is_wrong_and_where() -> None:
     both = "'regex' and 'choice' cannot be combined: ask for one structure."
     assert both in str(refused(regex="a", choice=["a"]))
@@ -295,28 +250,3 @@ def test_a_tag_in_a_text_is_refused_by_its_place() -> None:
 
 def structure(**fields: object) -> dict[str, object]:
     return {"begin": "<", "schema": {}, "end": ">", **fields}
-
-
-@pytest.mark.parametrize(
-    ("fields", "at"),
-    [
-        ({"triggers": ["<"]}, "structures"),
-        ({"structures": [structure()]}, "triggers"),
-        ({"structures": [structure(begin="x")], "triggers": ["<"]}, "structures[0].begin"),
-        ({"structures": [structure(schema=HARD)], "triggers": ["<"]}, "structures[0].schema"),
-        ({"format": ANY, "triggers": ["<"]}, "format"),
-        ({"format": {"type": "nobody"}}, "format"),
-        ({"format": {"type": "sequence", "elements": []}}, "format.elements"),
-        ({"format": {"type": "sequence", "elements": [{"type": "regex"}]}}, "format.elements[0].pattern"),
-        ({"format": {"type": "regex", "pattern": "("}}, "format.pattern"),
-        ({"format": {"type": "json_schema", "json_schema": HARD}}, "format.json_schema"),
-        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "format.style"),
-        ({"format": {"type": "tag", "begin": "", "content": ANY, "end": ""}}, "format.begin"),
-        ({"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [TAG]}}, "format.tags[0].begin"),
-        ({"format": {**ANY, "colour": 1}}, "format.colour"),
-        ({"format": {"type": "or", "elements": [ANY] * 256}}, "format.elements[255]"),
-    ],
-)
-def test_structures_are_refused_by_their_places(fields: dict[str, object], at: str) -> None:
-    error = refused(response_format={"type": "structural_tag", **fields})
-    assert str(error.param).startswith(f"response_format.{at}")

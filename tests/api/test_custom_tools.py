@@ -25,7 +25,7 @@ from openai_cpu_server.prompt.tool_formats import (
 from tests.api.calls import call, end, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
-from tests.api.resolving import chat, refused
+from tests.api.resolving import chat
 from tests.api.serving import rows
 from tests.api.talking import events
 from tests.api.test_render_responses import kinds, objects, stream, told
@@ -109,22 +109,6 @@ def test_only_custom_tools_are_told_as_such_and_one_can_be_chosen() -> None:
     assert read(of.reader(), [output]) == [("now()", ""), ("note", "x")]
     of = chat(form="hermes", tools=TOOLS, tool_choice={"type": "custom", "custom": {"name": "note"}})
     assert not accepts(of, written("hermes", "apply_patch", PATCH))
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"tools": [custom("p", "start: x")]}, "tools[0].custom.format.grammar.definition", "no rule 'x'"),
-        ({"tools": [custom("p", "(a", "regex")]}, "tools[0].custom.format.grammar.definition", "missing ')'"),
-        ({"tools": [custom("p", "x", "gbnf")]}, "tools[0].custom.format.grammar.syntax", "'lark' or 'regex'"),
-        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "Missing"),
-        ({"tools": [PLAIN, PLAIN]}, "tools[1].custom.name", "several functions"),
-    ],
-)
-def test_a_wrong_tool_is_refused_by_its_place(fields: Json, param: str, message: str) -> None:
-    error = refused(**fields)
-    assert error.param == param
-    assert message in str(error)
 
 
 # -- Responses -----------------------------------------------------------------------------------------------

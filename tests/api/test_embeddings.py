@@ -150,66 +150,7 @@ async def test_without_a_model_the_first_that_embeds_is_meant(http: httpx.AsyncC
     assert (await http.post("/v1/completions", json=completion)).json()["model"] == "chat"
 
 
-FOREIGN = [791, 9282]
-BAD: list[tuple[dict[str, object], str | None, str]] = [
-    ({}, "input", "missing_required_parameter"),
-    ({"input": None}, "input", "invalid_type"),
-    ({"input": 5}, "input", "invalid_type"),
-    ({"input": ""}, "input", "string_below_min_length"),
-    ({"input": []}, "input", "empty_array"),
-    ({"input": [[]]}, "input[0]", "empty_array"),
-    ({"input": ["a", ""]}, "input[1]", "string_below_min_length"),
-    ({"input": ["a", 5]}, "input[1]", "invalid_type"),
-    ({"input": [[0, 1], ["a"]]}, "input[1][0]", "invalid_type"),
-    ({"input": ["x"] * 2049}, "input", "array_above_max_length"),
-    ({"input": "a" * (LONGEST - 1)}, "input", "context_length_exceeded"),
-    ({"input": ["a", "a" * (LONGEST - 1)]}, "input[1]", "context_length_exceeded"),
-    ({"input": [tokens_of("a" * LONGEST)]}, "input[0]", "context_length_exceeded"),
-    ({"input": FOREIGN}, "input", "foreign_token_ids"),
-    ({"input": [tokens_of("a"), FOREIGN]}, "input[1]", "foreign_token_ids"),
-    ({"input": [0, 99999, 1]}, "input", "foreign_token_ids"),
-    ({"input": [0, -1, 1]}, "input", "foreign_token_ids"),
-    ({"input": "a", "dimensions": SIZE + 1}, "dimensions", "invalid_value"),
-    ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_value"),
-    ({"input": "a", "priority": "high"}, "priority", "invalid_value"),
-    ({"input": "a", "service_tier": 5}, "service_tier", "invalid_type"),
-    ({"input": "a", "user": 7}, "user", "invalid_type"),
-    ({"input": "a", "colour": "red"}, "colour", "unknown_parameter"),
-    ({"input": "a", "model": "chat"}, "model", "wrong_model_kind"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "code"), BAD)
-async def test_what_is_wrong_is_named(
-    http: httpx.AsyncClient, fields: dict[str, object], param: str | None, code: str
-) -> None:
-    answer = await embed(http, **fields)
-    error = error_of(answer)
-    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
-
-
-async def test_it_is_said_how_to_ask_instead(http: httpx.AsyncClient) -> None:
-    said = [error_of(await embed(http, input=given))["message"] for given in (["a", "a" * 98], [FOREIGN])]
-    assert said == [
-        "This model's maximum context length is 64 tokens, but 'input[1]' has 100. Shorten it, or send "
-        "'truncate': true to have it cut.",
-        "Invalid value for 'input[0]': these are not token ids of this model, which go from 0 to 511, "
-        "begin with 0, end with 1. Send text instead; LangChain's OpenAIEmbeddings does so with "
-        "check_embedding_ctx_length=False.",
-    ]
-
-
-async def test_a_model_is_asked_only_for_what_it_is_for(http: httpx.AsyncClient) -> None:
-    cannot_embed = "The model 'chat' cannot embed. On this server can: 'embedder', 'e'."
-    cannot_generate = "The model 'embedder' cannot generate text. On this server can: 'chat'."
-    for path, body, message in (
-        (PATH, {"input": "a", "model": "chat"}, cannot_embed),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, cannot_generate),
-        ("/v1/completions", {"prompt": "a"}, cannot_generate),
-    ):
-        answer = await http.post(path, json={"model": "embedder", **body})
-        assert (answer.status_code, error_of(answer)["code"]) == (400, "wrong_model_kind")
-        assert error_of(answer)["message"] == message
+async def test_a_server_whose_models_rank_does_not_embed() -> None:
     models = ModelRegistry([embedding_model(FakeEngine(FAKE_RERANKER), "ranks")])
     async with client(create_api(models, OPTIONS).app) as http:
         error = error_of(await http.post(PATH, json={"input": "a"}))

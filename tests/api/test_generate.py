@@ -126,25 +126,6 @@ async def test_one_that_fails_fails_alone(http: httpx.AsyncClient) -> None:
     assert (body["succeeded"], body["failed"]) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "prompts"),
-        ({"prompts": ["a"], "requests": [{"prompt": "a"}]}, "prompts"),
-        ({"prompts": []}, "prompts"),
-        ({"prompts": ["a"] * 1025}, "prompts"),
-        ({"prompts": [1]}, "prompts[0]"),
-        ({"requests": ["a"]}, "requests[0]"),
-        ({"prompts": ["a"], "stream": True}, "stream"),
-        ({"prompts": ["a"], "top_p": 2}, "top_p"),
-        ({"prompts": ["a"], "colour": 2}, "colour"),
-    ],
-)
-async def test_what_is_wrong_with_a_batch_is_named(http: httpx.AsyncClient, fields: Json, param: str) -> None:
-    response = await batch(http, **fields)
-    assert (response.status_code, error_of(response)["param"]) == (400, param), response.text
-
-
 async def test_what_requests_share_cannot_make_much_of_little(engine: FakeEngine) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, max_body_bytes=100_000))) as http:
         response = await batch(http, prompts=["a"] * 1000, user="x" * 200)

@@ -318,16 +318,6 @@ async def test_only_who_has_begun_an_answer_controls_it(held: FakeEngine, tmp_pa
         assert (await control(app, name, "stop", "ann")).status_code == 409
 
 
-@pytest.mark.parametrize(
-    ("body", "param"), [({"action": "pause"}, "action"), ({}, "action"), ({"action": "stop", "to": 1}, "to")]
-)
-async def test_an_action_that_there_is_not_is_refused(
-    http: httpx.AsyncClient, body: dict[str, object], param: str
-) -> None:
-    response = await http.post("/v1/chat/completions/x/control", json=body)
-    assert (response.status_code, error_of(response)["param"]) == (400, param)
-
-
 async def test_llama_servers_route_says_in_its_words_whether_it_could(held: FakeEngine) -> None:
     app, path = api(held), "/v1/chat/completions/control"
     async with client(app) as http:

@@ -163,29 +163,6 @@ async def test_biases_of_texts_are_those_of_their_tokens(
     assert set(asked.sampling.bad_words) == {(c,), (71,)}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": []},
-        {"prompt": [[]]},
-        {"prompt": [True]},
-        {"prompt": [1, None]},
-        {"prompt": [99_999_999]},
-        {"logit_bias": [[1, 2, 3]]},
-        {"logit_bias": {"1": True}},
-        {"logit_bias": {"99999999": 1}},
-        {"samplers": ["nobody"]},
-        {"n_probs": 101},
-        {"n_predict": 1.5},
-        {"adaptive_target": 0.5},
-        {"lora": [{"id": 0, "scale": 0.5}]},
-    ],
-)
-async def test_what_cannot_be_is_refused_by_its_place(http: httpx.AsyncClient, fields: Json) -> None:
-    error = error_of(await ask(http, **fields))
-    assert error["param"] in (next(iter(fields)), "logit_bias")
-
-
 async def test_fields_are_chosen_by_their_paths(http: httpx.AsyncClient) -> None:
     paths = ["content", "generation_settings/n_predict", "timings/predicted_n", "nothing/at/all"]
     told = (await ask(http, response_fields=paths)).json()

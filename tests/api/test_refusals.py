@@ -1,4 +1,4 @@
-"""Bodies that are refused, with the errors as recorded in `refused/`: each names the field that the client wrote.
+"""Bodies that are refused, with the errors as `refused/` has them: each names the field that the client wrote.
 
 A file begins with a path and a body, in which the fields of each further line replace those of the same name;
 `$x50` and `$(x)50` stand for 50 times x. A new line gets its error, and others theirs anew, by
@@ -27,7 +27,7 @@ from tests.api.test_adapters import adapter, find
 from tests.fakes import FAKE_EMBEDDER
 
 FOLDER = Path(__file__).parent / "refused"
-NEVER_STREAM = {"adapters", "embeddings", "generate_batch"}
+NEVER_STREAM = {"adapters", "control", "embeddings", "generate_batch"}
 
 
 @pytest.fixture
