@@ -101,12 +101,6 @@ def test_every_choice_obeys() -> None:
     assert len({request.constraint.grammar for request in requests if request.constraint}) == 1
 
 
-def test_it_is_said_what_is_wrong_and_where() -> None:
-    both = "'regex' and 'choice' cannot be combined: ask for one structure."
-    assert both in str(refused(regex="a", choice=["a"]))
-    assert "line 2, column 3" in str(refused(grammar='root ::= "a"\nb := "c"'))
-
-
 def test_what_need_not_be_enforced_is_named_in_a_header_of_limited_length() -> None:
     name = "x-unenforced-schema-keywords"
     loose = chat(response_format=json_schema(HARD, strict=False)).headers

@@ -1,4 +1,4 @@
-"""Bodies that are refused, with the errors as `refused/` has them: each names the field that the client wrote.
+"""Bodies that are refused, with the errors as `refused/` has them: each names the client's own field.
 
 A file begins with a path and a body, in which the fields of each further line replace those of the same name;
 `$x50` and `$(x)50` stand for 50 times x. A new line gets its error, and others theirs anew, by
