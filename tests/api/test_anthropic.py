@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
@@ -75,26 +74,6 @@ async def test_a_stream_says_what_the_whole_answer_says(http: httpx.AsyncClient)
     assert text == whole["content"][0]["text"]
     assert last["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert last["usage"] == whole["usage"]
-
-
-async def test_the_stop_sequence_that_ended_it_is_named(process: EngineClient) -> None:
-    async with client(api(process)) as http:
-        text = (await ask(http, max_tokens=40)).json()["content"][0]["text"]
-        letter = next(letter for letter in text[1:] if letter.isascii() and letter.isalpha())
-        stopped = (await ask(http, max_tokens=40, stop_sequences=["\x01", letter])).json()
-        streamed = heard(await ask(http, max_tokens=40, stop_sequences=["\x01", letter], stream=True))
-    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", letter)
-    assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": letter}
-
-
-async def test_a_call_of_a_tool() -> None:
-    says = '<|tool_call|>{"name":"now","arguments":{}}'
-    async with client(api(FakeEngine(says=says))) as http:
-        answer = (await ask(http, tools=[TOOL], max_tokens=99)).json()
-    (block,) = answer["content"]
-    assert block.pop("id").startswith("toolu_")
-    assert block == {"type": "tool_use", "name": "now", "input": {}}
-    assert answer["stop_reason"] == "tool_use"
 
 
 async def test_a_large_limit_is_what_the_context_or_the_server_leaves() -> None:

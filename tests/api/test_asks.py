@@ -21,6 +21,7 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
+from tests.api.captures import captured
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, served
 from tests.api.talking import MESSAGES, chat, complete, error_of, events
@@ -184,3 +185,11 @@ async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
             error = error_of(answer)
     assert (error["type"], error["code"]) == ("invalid_request_error", "grammar_failed")
     assert process.status().restarts == 0
+
+
+@pytest.mark.parametrize("program", captured("chat_programs"))
+async def test_what_well_known_programs_send_is_answered(http: httpx.AsyncClient, program: str) -> None:
+    body = {"model": "fake", "max_tokens": 4, **captured("chat_programs")[program]}
+    answer = await http.post(CHAT_PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "choices" in answer.text

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import msgspec
 import numpy as np
-import openai
 import pytest
+from dirty_equals import IsDict
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import ServedApplication, create_api
@@ -83,11 +83,15 @@ async def test_a_text_becomes_a_vector_of_length_one(http: httpx.AsyncClient) ->
     answer = await embed(http, input="hello")
     body = answer.json()
     assert answer.status_code == 200
-    assert list(body) == ["object", "data", "model", "usage", "timings"]
-    assert body["object"] == "list"
-    assert body["model"] == "embedder"
-    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    assert body["data"] == [{"object": "embedding", "index": 0, "embedding": unit(tokens_of("hello"))}]
+    assert body == {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": unit(tokens_of("hello"))}],
+        "model": "embedder",
+        "usage": {"prompt_tokens": 7, "total_tokens": 7},
+        "timings": IsDict,
+            queue_ms=IsNumber, compute_ms=IsNumber, latency_ms=IsNumber, tokens_per_second=IsNumber
+        ),
+    }
     timings = body["timings"]
     assert set(timings) == {"queue_ms", "compute_ms", "latency_ms", "tokens_per_second"}
     assert timings["queue_ms"] + timings["compute_ms"] == pytest.approx(timings["latency_ms"], abs=0.01)
@@ -207,13 +211,9 @@ async def test_priorities_reach_the_engine(
     assert num_live(served.embedder) == 0
 
 
-@pytest.mark.parametrize(("options", "fields"), [({"request_timeout_s": 0.05}, {}), ({}, {"timeout": 0.05})])
-async def test_a_call_that_takes_too_long_is_408(
-    served: Served, options: dict[str, float], fields: dict[str, float]
-) -> None:
+async def test_a_call_that_takes_too_long_is_408(served: Served, http: httpx.AsyncClient) -> None:
     served.embedder.goes_on.clear()
-    async with client(served.api(**options).app) as http:
-        answer = await embed(http, input="a", **fields)
+    answer = await embed(http, input="a", timeout=0.05)
     assert (answer.status_code, error_of(answer)["code"]) == (408, "request_timeout")
     assert num_live(served.embedder) == 0
 
@@ -260,21 +260,6 @@ async def test_inputs_and_tokens_are_counted(app: Starlette) -> None:
     assert now.sum("ocs_prompt_tokens_total") == 0
     assert now.sum("ocs_requests_total", route=PATH, status="200") == 2
     assert now.sum("ocs_request_seconds_count", route=PATH) == 2
-
-
-async def test_the_official_sdk_reads_its_default_and_floats(app: Starlette) -> None:
-    async with (
-        client(app) as http,
-        openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0) as sdk,
-    ):
-        packed = await sdk.embeddings.create(model="e", input=["hello", "a"])
-        plain = await sdk.embeddings.create(model="e", input=["hello", "a"], encoding_format="float")
-        assert packed.data[0].embedding == unit(tokens_of("hello"))
-        assert plain.data[1].embedding == unit(tokens_of("a"))
-        assert (packed.usage.prompt_tokens, packed.usage.total_tokens) == (10, 10)
-        with pytest.raises(openai.BadRequestError) as refused:
-            await sdk.embeddings.create(model="e", input="")
-    assert refused.value.param == "input"
 
 
 async def test_a_model_without_special_tokens_takes_any_of_its_ids_but_needs_some() -> None:
