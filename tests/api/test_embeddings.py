@@ -89,8 +89,6 @@ async def test_a_text_becomes_a_vector_of_length_one(http: httpx.AsyncClient) ->
         "model": "embedder",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
         "timings": IsDict,
-            queue_ms=IsNumber, compute_ms=IsNumber, latency_ms=IsNumber, tokens_per_second=IsNumber
-        ),
     }
     timings = body["timings"]
     assert set(timings) == {"queue_ms", "compute_ms", "latency_ms", "tokens_per_second"}
