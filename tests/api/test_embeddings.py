@@ -88,7 +88,7 @@ async def test_a_text_becomes_a_vector_of_length_one(http: httpx.AsyncClient) ->
         "data": [{"object": "embedding", "index": 0, "embedding": unit(tokens_of("hello"))}],
         "model": "embedder",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
-        "timings": IsDict,
+        "timings": IsDict(),
     }
     timings = body["timings"]
     assert set(timings) == {"queue_ms", "compute_ms", "latency_ms", "tokens_per_second"}
