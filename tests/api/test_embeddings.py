@@ -13,7 +13,6 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from dirty_equals import IsDict
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import ServedApplication, create_api
@@ -88,7 +87,7 @@ async def test_a_text_becomes_a_vector_of_length_one(http: httpx.AsyncClient) ->
         "data": [{"object": "embedding", "index": 0, "embedding": unit(tokens_of("hello"))}],
         "model": "embedder",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
-        "timings": IsDict(),
+        "timings": body["timings"],
     }
     timings = body["timings"]
     assert set(timings) == {"queue_ms", "compute_ms", "latency_ms", "tokens_per_second"}
