@@ -19,6 +19,8 @@ from tests.api.sockets import opened
 from tests.api.talking import MESSAGES
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.anyio
+
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 CHAT = "/v1/chat/completions"
 LONG = {"messages": MESSAGES, "ignore_eos": True}
@@ -159,7 +161,6 @@ async def held() -> FakeEngine:
     return FakeEngine(is_held=True)
 
 
-@pytest.mark.anyio
 async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_names(held: FakeEngine) -> None:
     app = api(held, msgspec.structs.replace(OPTIONS, trusted_proxies=TRUSTED))
     named = {"x-forwarded-for": "198.51.100.1"}
@@ -178,7 +179,6 @@ async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_na
     assert not any(address in listing for address in ("192.0.2.", "198.51"))
 
 
-@pytest.mark.anyio
 async def test_a_sockets_requests_are_their_peers(held: FakeEngine) -> None:
     async with opened(coming_from("2001:db8:7:8::1", api(held))) as socket:
         socket.send({**LONG, "request_id": "a"})
@@ -186,7 +186,6 @@ async def test_a_sockets_requests_are_their_peers(held: FakeEngine) -> None:
         assert held.requests()[0].client == "peer:@2001:db8:7:8::/64"
 
 
-@pytest.mark.anyio
 async def test_an_administrators_key_sees_addresses(held: FakeEngine, tmp_path: Path) -> None:
     app = locked_api(held, key_ring(tmp_path, "shared", root="admin = true"))
     async with exchange(coming_from("192.0.2.1", app), CHAT, LONG, of("shared")) as one:

@@ -234,33 +234,24 @@ async def test_hello_comes_first_and_then_ten_events_a_second_at_most(engine: Fa
     await eventually(lambda: engine.see is None)
 
 
-async def test_an_ordinary_key_is_told_no_rates(engine: FakeEngine, tmp_path: Path) -> None:
-    app = locked_api(engine, key_ring(tmp_path, ann=""))
-    async with watching(app, headers=of("ann"), types="step,cache,rate") as own:
-        hello = await own.next()
-    assert (hello["sees"], hello["types"]) == ("own", ["step", "cache"])
-
-
-async def test_a_key_that_is_taken_back_ends_its_streams(engine: FakeEngine, tmp_path: Path) -> None:
-    ring = key_ring(tmp_path, ann="", bob="")
-    async with watching(locked_api(engine, ring), headers=of("ann"), types="step") as one:
-        await one.next()
-        key_ring(tmp_path, bob="")
-        ring.reload()
-        assert (await one.next())["error"]["code"] == "invalid_api_key"
-
-
-async def test_a_key_that_loses_a_scope_ends_its_streams(engine: FakeEngine, tmp_path: Path) -> None:
-    ring = key_ring(tmp_path, ann="admin = true")
+async def test_a_key_that_is_taken_back_or_loses_a_scope_ends_its_streams(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    ring = key_ring(tmp_path, ann="admin = true", bob="")
     app = locked_api(engine, ring)
-    async with watching(app, headers=of("ann"), types="restart") as one:
-        assert (await one.next())["sees"] == "all"
+    async with (
+        watching(app, headers=of("ann"), types="restart") as loses,
+        watching(app, headers=of("bob"), types="step") as taken_back,
+    ):
+        assert [(await one.next())["sees"] for one in (loses, taken_back)] == ["all", "own"]
         key_ring(tmp_path, ann="")
         ring.reload()
-        while (piece := await one.body()) is not None:
+        while (piece := await loses.body()) is not None:
             assert b"error" not in piece
-    async with watching(app, headers=of("ann")) as again:
-        assert (await again.next())["sees"] == "own"
+        assert (await taken_back.next())["error"]["code"] == "invalid_api_key"
+    async with watching(app, headers=of("ann"), types="step,cache,rate") as again:
+        hello = await again.next()
+    assert (hello["sees"], hello["types"]) == ("own", ["step", "cache"]), "no rates"
 
 
 @pytest.mark.parametrize("types", ["", "steps", "step,nothing", ","])
@@ -270,23 +261,9 @@ async def test_unknown_types_are_refused(http: httpx.AsyncClient, types: str) ->
     assert error_of(refused)["param"] == "types"
 
 
-async def test_one_client_may_not_take_all_streams(engine: FakeEngine) -> None:
-    app = api(engine)
-    streams = [watching(app, types="step") for _ in range(MOST_OF_ADMINISTRATOR)]
-    async with client(app) as http:
-        for stream in streams:
-            await (await stream.__aenter__()).next()
-        async with watching(app) as refused:
-            body = await refused.body()
-        assert refused.status == 503
-        assert b"too_many_event_streams" in (body or b"")
-        for stream in streams:
-            await stream.__aexit__(None, None, None)
-        assert (await http.head("/v1/events")).status_code == 200
-    assert engine.see is None
-
-
-async def test_ordinary_keys_cannot_keep_an_administrator_out(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_no_client_may_take_all_streams_and_keys_cannot_keep_an_administrator_out(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     """Each takes what it gets, together all that there is for them."""
     names = [f"key{number}" for number in range(1 + MOST_LISTENERS // MOST_OF_ONE)]
     ring = key_ring(tmp_path, root="admin = true", **dict.fromkeys(names, ""))
@@ -307,6 +284,12 @@ async def test_ordinary_keys_cannot_keep_an_administrator_out(engine: FakeEngine
         assert sum(opened) == MOST_LISTENERS - FOR_ADMINISTRATORS
         assert (await http.head("/v1/events", headers=root)).status_code == 200
         assert await opened_by("root") == MOST_OF_ADMINISTRATOR
+        async with watching(app, headers=root) as refused:
+            assert b"too_many_event_streams" in (await refused.body() or b"")
+        assert refused.status == 503
+    async with client(app) as http:
+        assert (await http.head("/v1/events", headers=root)).status_code == 200
+    assert engine.see is None
 
 
 async def test_who_waits_is_told_with_place_and_reason_and_who_runs_can_be_ended() -> None:
