@@ -16,6 +16,9 @@ from tests.api.talking import MESSAGES, chat, complete, events
 
 pytestmark = pytest.mark.anyio
 
+IN_PROGRESS = "response.in_progress"
+LONG_CHAT = [{"role": "user", "content": "a" * 600}]
+
 
 @pytest.fixture
 def app(process: EngineClient) -> Starlette:
@@ -26,7 +29,7 @@ def app(process: EngineClient) -> Starlette:
 @pytest.mark.parametrize(
     ("path", "prompt"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 600}]}),
+        ("/v1/chat/completions", {"messages": LONG_CHAT}),
         ("/v1/completions", {"prompt": "b" * 600}),
         ("/completion", {"prompt": "c" * 600}),
     ],
@@ -57,19 +60,21 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
 @pytest.mark.parametrize(
     ("path", "prompt", "line"),
     [
-        ("/v1/responses", {"input": "d" * 600}, "event: response.in_progress\ndata: "),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "e" * 600}]}, "event: ping\ndata: "),
-        ("/api/chat", {"messages": [{"role": "user", "content": "f" * 600}]}, ""),
-        ("/api/generate", {"prompt": "g" * 600}, ""),
-        ("/v1/generate", {"prompt": "h" * 600}, "data: "),
+        (
+            "/v1/responses",
+            {"input": "d" * 600, "max_output_tokens": 4},
+            "event: response.in_progress\ndata: ",
+        ),
+        ("/v1/messages", {"messages": LONG_CHAT, "max_tokens": 4}, "event: ping\ndata: "),
+        ("/api/chat", {"messages": LONG_CHAT, "options": {"num_predict": 4}}, ""),
+        ("/api/generate", {"prompt": "g" * 600, "options": {"num_predict": 4}}, ""),
+        ("/v1/generate", {"prompt": "h" * 600, "max_tokens": 4}, "data: "),
     ],
 )
 async def test_each_family_tells_it_where_its_clients_look_or_look_away(
     http: httpx.AsyncClient, path: str, prompt: dict[str, object], line: str
 ) -> None:
-    asked = {"model": "fake", "max_tokens": 4, "stream": True, **prompt}
-    if path == "/v1/responses":
-        asked["max_output_tokens"] = asked.pop("max_tokens")
+    asked = {"model": "fake", "stream": True, **prompt}
     by_field = (await http.post(path, json={**asked, "return_progress": True})).text
     by_header = (await http.post(path, json=asked, headers={"X-Progress": "true"})).text
     plain = (await http.post(path, json=asked, headers={"X-Progress": "false"})).text
