@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 
 from openai_cpu_server.engine_client.client import EngineClient
@@ -53,7 +54,7 @@ async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
     database = open_database(str(tmp_path_factory.mktemp("jobs") / "jobs.db"))
     jobs = Jobs(database, JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
-    await asyncio.sleep(0)
+    await checkpoint()
     yield jobs
     await jobs.close()
     await task

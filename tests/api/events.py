@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,15 +14,16 @@ from starlette.types import ASGIApp, Message
 from tests.api.asgi import scope_of
 from tests.waiting import DEADLINE_S
 
-Told = dict[str, Any]
+Event = dict[str, Any]
 
 
 class Watcher:
-    """One stream. It reads only when it is asked to: `next` takes what was sent, and lets more be sent."""
+    """One stream. It reads only when a test asks for an event, and keeps what the test has not taken yet."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
+        self._untaken: list[Event] = []
         self._gone = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -37,29 +38,33 @@ class Watcher:
 
     async def body(self) -> bytes | None:
         """The next piece; None at the end."""
-        message = await self._messages.get()
+        with anyio.fail_after(DEADLINE_S):
+            message = await self._messages.get()
         if message["type"] == "http.response.start":
             self.status = message["status"]
             return await self.body()
         body: bytes = message.get("body", b"")
         return body if message.get("more_body") or body else None
 
-    async def next(self) -> Told:
-        """The next event that is no comment."""
-        with anyio.fail_after(DEADLINE_S):
-            while True:
-                piece = await self.body()
-                assert piece is not None, "the stream has ended"
-                if piece.startswith(b"event: "):
-                    name, _, data = piece.decode().partition("\n")
-                    told: Told = json.loads(data.removeprefix("data: "))
-                    assert told.get("type", "error") == name.removeprefix("event: ")
-                    return told
+    async def next(self) -> Event:
+        return await self.until(None)
 
-    async def until(self, kind: str) -> Told:
-        while (told := await self.next())["type"] != kind:
-            pass
-        return told
+    async def until(self, kind: str | None, fits: Callable[[Event], bool] = lambda event: True) -> Event:
+        """The first event of this kind that fits. Earlier ones stay to be taken."""
+        for position, event in enumerate(self._untaken):
+            if kind in (None, event["type"]) and fits(event):
+                return self._untaken.pop(position)
+        while not (kind in (None, (event := await self._read()).get("type")) and fits(event)):
+            self._untaken.append(event)
+        return event
+
+    async def _read(self) -> Event:
+        while not (piece := await self.body() or b"").startswith(b"event: "):
+            assert piece, "the stream has ended"
+        name, _, data = piece.decode().partition("\n")
+        event: Event = json.loads(data.removeprefix("data: "))
+        assert event.get("type", "error") == name.removeprefix("event: ")
+        return event
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import (
@@ -85,6 +86,7 @@ class FakeEngine:
         ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.thoughts_ended: list[str] = []
+        self.num_cleared = 0
 
     @property
     def state(self) -> EngineState:
@@ -151,6 +153,7 @@ class FakeEngine:
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
+        self.num_cleared += 1
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         return tuple(self.named.values())
@@ -178,7 +181,7 @@ class FakeEngine:
 
     async def _embed(self, request: EmbedRequest, embedding: EmbeddingAnswer, model: FakeEmbedder) -> None:
         for first, tokens in enumerate(request.inputs):
-            await asyncio.sleep(0)
+            await checkpoint()
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
@@ -192,7 +195,7 @@ class FakeEngine:
         parts = OutputParts(request.marks, FakeTokenizer().piece) if request.marks is not None else None
         told = None if self.says is None else [*(byte + 2 for byte in self.says.encode()), END_TOKEN]
         while num_output < request.max_tokens and reason is FinishReason.LENGTH:
-            await asyncio.sleep(0)
+            await checkpoint()
             await self.goes_on.wait()
             if request.id not in self._live:
                 return

@@ -115,10 +115,10 @@ LONG = {"prompt": "a", "ignore_eos": True}
 
 
 @asynccontextmanager
-async def busy(step_s: float = 0.02, *, max_queue: int = 1000) -> AsyncIterator[EngineClient]:
+async def busy(*flags: str, max_queue: int = 1000) -> AsyncIterator[EngineClient]:
     """An engine with one place, which a long request takes for as long as nobody ends it."""
     async with (
-        running(new_engine(f"step_s={step_s}", max_seqs=1, max_queue=max_queue)) as engine,
+        running(new_engine(*(flags or ("step_s=0.02",)), max_seqs=1, max_queue=max_queue)) as engine,
         exchange(api(engine), "/v1/completions", LONG) as first,
     ):
         await eventually(lambda: engine.status().running["interactive"] == 1)

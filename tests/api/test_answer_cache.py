@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -89,12 +89,6 @@ class Cached:
         found = [line for line in self.metrics.splitlines() if line.startswith(start)]
         return int(float(found[0].removeprefix(start))) if found else 0
 
-    async def spoil(self) -> None:
-        """All answers that are kept become something else."""
-        with sqlite3.connect(self.path) as file:
-            file.execute("UPDATE answers SET answer = x'00'")
-        file.close()
-
     async def kept(self, number: int = 1) -> None:
         """Answers are written while the server goes on."""
         await eventually(lambda: f"ocs_answer_cache_stores_total {number}.0" in self.metrics)
@@ -118,9 +112,17 @@ def similar() -> Cached:
 
 def same(one: httpx.Response, other: httpx.Response) -> bool:
     """But for what is new with each call, and where the time went."""
-    new = ("id", "created", "timings", "usage")
+    new = ("id", "created", "timings", "usage", "metrics")
     bodies = [{k: v for k, v in each.json().items() if k not in new} for each in (one, other)]
     return bodies[0] == bodies[1]
+
+
+def text_of(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+async def generate(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    return await http.post("/v1/generate", json={"prompt": "hi", "max_tokens": 8, "temperature": 0, **fields})
 
 
 # -- the same question ------------------------------------------------------------------------------------
@@ -154,42 +156,45 @@ async def test_the_same_question_is_answered_again_without_the_model(
     assert again.json()["timings"]["queue_ms"] == 0
 
 
-async def test_a_schemas_answer_is_told_again(cached: Cached, http: httpx.AsyncClient) -> None:
-    cached.engine.says = "{}"
-    for said in ("miss", "exact"):
-        answer = await chat(http, **FORM)
-        assert (answer.headers["x-cache"], answer.json()["choices"][0]["message"]["content"]) == (said, "{}")
-        await cached.kept()
+MANY = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "temperature": 1, "echo": True, "logprobs": 1}
 
 
-async def test_streams_and_whole_answers_are_told_from_each_other(
+@pytest.mark.parametrize(
+    ("ask", "fields", "says"),
+    [(chat, FORM, "{}"), (complete, MANY, None), (generate, {}, None)],
+    ids=["a schema", "completions", "the older route"],
+)
+async def test_other_shapes_and_families_do_so_too(
+    cached: Cached,
+    http: httpx.AsyncClient,
+    ask: Callable[..., Awaitable[httpx.Response]],
+    fields: dict[str, object],
+    says: str | None,
+) -> None:
+    cached.engine.says = says
+    first = await ask(http, **fields)
+    await cached.kept()
+    again = await ask(http, **fields)
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
+    assert same(first, again)
+    assert (await ask(http, **fields, cache=False)).headers["x-cache"] == "bypass"
+
+
+async def test_a_streams_answer_is_kept_and_streams_and_whole_answers_are_made_of_the_same(
     cached: Cached, http: httpx.AsyncClient
 ) -> None:
+    streams = []
+    for said in ("miss", "exact"):
+        stream = await chat(http, stream=True, stream_options={"include_usage": True})
+        assert stream.headers["x-cache"] == said
+        assert stream.text.endswith("data: [DONE]\n\n")
+        streams.append([event["choices"] for event in events(stream)])
+        await cached.kept()
+    assert streams[0] == streams[1]
+    assert len(streams[0]) > 8  # as many chunks as the model made
     whole = await chat(http)
-    await cached.kept()
-    stream = await chat(http, stream=True, stream_options={"include_usage": True})
-    assert stream.headers["x-cache"] == "exact"
-    assert stream.text.endswith("data: [DONE]\n\n")
-    text = "".join(c["delta"].get("content") or "" for e in events(stream) for c in e["choices"])  # type: ignore[attr-defined]
-    assert text == whole.json()["choices"][0]["message"]["content"]
-    assert len(events(stream)) > 8  # as many chunks as the model made
-
-
-async def test_a_streams_answer_is_kept_too(cached: Cached, http: httpx.AsyncClient) -> None:
-    first = await chat(http, stream=True)
-    await cached.kept()
-    again = await chat(http, stream=True)
-    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
-    deltas = [[e["choices"] for e in events(each)] for each in (first, again)]
-    assert deltas[0] == deltas[1]
-
-
-async def test_completions_and_their_lists_of_prompts(cached: Cached, http: httpx.AsyncClient) -> None:
-    fields = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "temperature": 1, "echo": True, "logprobs": 1}
-    first = await complete(http, **fields)
-    await cached.kept()
-    again = await complete(http, **fields)
-    assert (again.headers["x-cache"], same(first, again)) == ("exact", True)
+    text = "".join(c["delta"].get("content") or "" for choices in streams[0] for c in choices)  # type: ignore[attr-defined]
+    assert (whole.headers["x-cache"], text_of(whole)) == ("exact", text)
 
 
 async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncClient) -> None:
@@ -206,39 +211,27 @@ async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncC
     assert cached.counted("exact") == 2
 
 
-async def test_the_older_routes_and_their_batches(cached: Cached, http: httpx.AsyncClient) -> None:
-    body = {"prompt": "hi", "max_tokens": 8, "temperature": 0}
-    first = await http.post("/v1/generate", json=body)
+async def test_a_batch_of_the_older_route_shares_its_answers(cached: Cached, http: httpx.AsyncClient) -> None:
+    await generate(http)
     await cached.kept()
-    again = await http.post("/v1/generate", json=body)
-    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
-    many = await http.post(
-        "/v1/generate/batch", json={"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
-    )
-    assert many.status_code == 200
-    assert cached.counted("exact") == 3
-    left_out = await http.post("/v1/generate", json={**body, "cache": False})
-    assert left_out.headers["x-cache"] == "bypass"
+    body = {"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
+    assert (await http.post("/v1/generate/batch", json=body)).status_code == 200
+    assert cached.counted("exact") == 2
 
 
 # -- what is never shared ---------------------------------------------------------------------------------
 
 
 async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: httpx.AsyncClient) -> None:
-    await chat(http)
-    await cached.kept()
-    old = cached.models.default
-    cached.files["fake"] = "another"
-    cached.models.replace(old, cached.known(named(cached.engine, "fake")))
-    assert (await chat(http)).headers["x-cache"] == "miss"
-
-
-async def test_a_model_whose_file_is_not_what_it_was_made_of_is_left_alone(
-    cached: Cached, http: httpx.AsyncClient
-) -> None:
+    """Of one that is not what its model was made of nothing is known."""
     cached.models.default.content_digest = lambda: None
-    for _ in range(2):
-        assert (await chat(http)).headers["x-cache"] == "bypass"
+    said = [(await chat(http)).headers["x-cache"] for _ in range(2)]
+    for name in ("file 1", "another"):
+        cached.files["fake"] = name
+        cached.models.replace(cached.models.default, cached.known(named(cached.engine, "fake")))
+        said.append((await chat(http)).headers["x-cache"])
+        await cached.kept(len(said) - 2)
+    assert said == ["bypass", "bypass", "miss", "miss"]
 
 
 async def test_adapters_and_versions_of_one_have_answers_of_their_own(
@@ -249,7 +242,7 @@ async def test_adapters_and_versions_of_one_have_answers_of_their_own(
         await cached.engine.load_adapter(Adapter(name="poet", path="p", digest=digest))
         for fields in ({"lora": "poet"}, {"model": "fake:poet"}, {}):
             answer = await chat(http, **fields)
-            said.append((answer.headers["x-cache"], answer.json()["choices"][0]["message"]["content"]))
+            said.append((answer.headers["x-cache"], text_of(answer)))
             if said[-1][0] == "miss":
                 await cached.kept([word for word, _ in said].count("miss"))
     assert [word for word, _ in said] == ["miss", "exact", "miss", "miss", "exact", "exact"]
@@ -272,11 +265,11 @@ async def test_a_key_has_answers_of_its_own_and_pays_requests_but_no_tokens(keys
     first = await asked_with(cached, "ann", max_tokens=20)
     await cached.kept()
     assert (await asked_with(cached, "bob", max_tokens=20)).headers["x-cache"] == "miss"
-    left = int(first.headers["x-ratelimit-remaining-tokens"])
-    again = await asked_with(cached, "ann", max_tokens=20)
-    assert again.headers["x-cache"] == "exact"
-    assert left <= int(again.headers["x-ratelimit-remaining-tokens"])
-    assert (await asked_with(cached, "ann", max_tokens=20)).headers["x-cache"] == "exact"
+    for _ in range(2):
+        again = await asked_with(cached, "ann", max_tokens=20)
+        assert again.headers["x-cache"] == "exact"
+    tokens = "x-ratelimit-remaining-tokens"
+    assert int(first.headers[tokens]) <= int(again.headers[tokens])
     refused = await asked_with(cached, "ann", max_tokens=20)
     assert (refused.status_code, error_of(refused)["type"]) == (429, "requests")
 
@@ -299,12 +292,6 @@ async def test_a_client_may_want_none_of_it(cached: Cached, http: httpx.AsyncCli
     await cached.kept()
     assert (await chat(http, cache=False)).headers["x-cache"] == "bypass"
     assert cached.counted("bypass") == 5
-
-
-@pytest.mark.parametrize("value", ["no", 0, {"no-cache": True}, []])
-async def test_a_wish_that_is_none_is_refused(http: httpx.AsyncClient, value: object) -> None:
-    refused = await chat(http, cache=value)
-    assert (refused.status_code, error_of(refused)["param"]) == (400, "cache")
 
 
 async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
@@ -334,17 +321,6 @@ async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncCl
     assert same(*answers)
     await cached.kept(2)
     assert (await cached.store.size()).entries == 1
-
-
-async def test_a_corrupt_answer_is_a_miss_and_is_replaced(cached: Cached, http: httpx.AsyncClient) -> None:
-    first = await chat(http)
-    await cached.kept()
-    await cached.spoil()
-    second = await chat(http)
-    await cached.kept(2)
-    third = await chat(http)
-    assert [each.headers["x-cache"] for each in (first, second, third)] == ["miss", "miss", "exact"]
-    assert same(second, third)
 
 
 # -- the model need not be there --------------------------------------------------------------------------
@@ -397,27 +373,18 @@ async def test_it_is_counted_and_can_be_cleared(cached: Cached, http: httpx.Asyn
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "only")
 
 
-async def test_nothing_is_cleared_where_not_all_can_be(
-    cached: Cached, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: httpx.AsyncClient) -> None:
+    engines = (cached.engine, cached.large, cached.vectors)
     await chat(http)
     await cached.kept()
-    emptied: list[FakeEngine] = []
-    clear = FakeEngine.clear_cache
-
-    def noted(engine: FakeEngine) -> None:
-        clear(engine)
-        emptied.append(engine)
-
-    monkeypatch.setattr(FakeEngine, "clear_cache", noted)
     cached.large.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="It died.")
     refused = await http.delete("/v1/cache")
     assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_unavailable")
-    assert emptied == []
+    assert [engine.num_cleared for engine in engines] == [0, 0, 0]
     assert (await chat(http)).headers["x-cache"] == "exact"
     cached.large.told = READY
     assert (await http.delete("/v1/cache")).status_code == 204
-    assert emptied == [cached.engine, cached.large, cached.vectors]
+    assert [engine.num_cleared for engine in engines] == [1, 1, 1]
     assert (await chat(http)).headers["x-cache"] == "miss"
 
 
@@ -434,59 +401,49 @@ async def say(cached: Cached, text: str, *before: dict[str, str], **fields: obje
 
 
 async def message(cached: Cached, text: str, **fields: object) -> httpx.Response:
+    """In Anthropic's words, whose limits are upper bounds, which may lie beyond the context."""
     body = {"model": "fake", "temperature": 0, "messages": [{"role": "user", "content": text}], **fields}
     async with client(cached.app) as http:
-        answer = await http.post("/v1/messages", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer
+        return await http.post("/v1/messages", json=body)
 
 
-def text_of(answer: httpx.Response) -> str:
-    return str(answer.json()["choices"][0]["message"]["content"])
+MISS, ALMOST = "miss", "semantic; similarity=0.99"
+STREAM, FREE, TWO, THREE, EIGHT = {"stream": True}, *({"max_tokens": most} for most in (None, 2, 3, 8))
+WITH_F, WITH_G = {"tools": [TOOL]}, {"tools": [{"type": "function", "function": {"name": "g"}}]}
+STORIES: dict[str, tuple[Any, ...]] = {
+    "a similar question": (say, (ONE, {}, MISS), (ALIKE, {}, ALMOST), (OTHER, {}, MISS)),
+    "drawn anew each time": (say, (ONE, DRAWN, MISS), (ALIKE, DRAWN, ALMOST), (OTHER, DRAWN, MISS)),
+    "as a stream": (say, (ONE, STREAM, MISS), (ALIKE, STREAM, ALMOST)),
+    "another limit": (say, (ONE, FREE, MISS), (ALIKE + "a", FREE, ALMOST), (ALIKE, EIGHT, MISS)),
+    "Anthropic's limits": (message, (ONE, THREE, MISS), (ALIKE, THREE, ALMOST), (ALIKE, TWO, MISS)),
+    "another tool": (say, (ONE, WITH_F, MISS), (ALIKE, WITH_G, MISS), (ALIKE, WITH_F, ALMOST)),
+}
+"""Ways of asking, and what is asked one after the other, with what the cache does."""
 
 
-@pytest.mark.parametrize("fields", [{}, DRAWN, {"stream": True}])
-async def test_a_similar_question_gets_the_same_answer(similar: Cached, fields: dict[str, object]) -> None:
-    """Also one whose answers are drawn anew each time."""
-    first = await say(similar, ONE, **fields)
-    await similar.kept()
-    again, other = await say(similar, ALIKE, **fields), await say(similar, OTHER, **fields)
-    assert [each.headers["x-cache"] for each in (first, other)] == ["miss", "miss"]
-    assert again.headers["x-cache"] == "semantic; similarity=0.99"
-    if "stream" not in fields:
+@pytest.mark.parametrize("name", STORIES)
+async def test_a_similar_question_gets_the_same_answer(similar: Cached, name: str) -> None:
+    ask, *steps = STORIES[name]
+    similar.engine.says = "well" if FREE in steps[0] else None  # else the context would cut it
+    answers = []
+    for text, fields, expected in steps:
+        answers.append(await ask(similar, text, **fields))
+        assert (answers[-1].status_code, answers[-1].headers["x-cache"]) == (200, expected), text
+        if expected == MISS:
+            await similar.kept([answer.headers["x-cache"] for answer in answers].count(MISS))
+    assert similar.counted("semantic") == 1
+    if name == "a similar question":
+        first, again, other = answers
         assert (text_of(again), text_of(other) != text_of(first)) == (text_of(first), True)
         assert again.json()["usage"]["prompt_tokens"] == first.json()["usage"]["prompt_tokens"]
-    assert similar.counted("semantic") == 1
 
 
-async def test_without_a_limit_the_room_for_the_answer_does_not_matter(similar: Cached) -> None:
-    similar.engine.says = "well"
-    await say(similar, ONE, max_tokens=None)
-    await similar.kept()
-    again = await say(similar, ALIKE + "a", max_tokens=None)
-    assert (again.headers["x-cache"], text_of(again)) == ("semantic; similarity=0.99", "well")
-    assert (await say(similar, ALIKE, max_tokens=8)).headers["x-cache"] == "miss"
-
-
-async def test_limits_of_anthropics_messages_count_as_those_of_chats(similar: Cached) -> None:
-    """Theirs are upper bounds, which may lie beyond the context; that one ends no answer that is kept."""
-    assert (await message(similar, ONE, max_tokens=3)).headers["x-cache"] == "miss"
-    await similar.kept()
-    assert (await message(similar, ONE, max_tokens=3)).headers["x-cache"] == "exact"
-    assert (await message(similar, ALIKE, max_tokens=3)).headers["x-cache"] == "semantic; similarity=0.99"
-    assert (await message(similar, ALIKE, max_tokens=2)).headers["x-cache"] == "miss"
-    await similar.kept(2)
+async def test_an_answer_that_the_context_has_cut_is_not_kept_whatever_its_limit(similar: Cached) -> None:
     similar.engine.says = "x" * 8000
-    await message(similar, OTHER, max_tokens=100_000)
-    await similar.cache.measure()
-    assert (await message(similar, OTHER, max_tokens=100_000)).headers["x-cache"] == "miss"
-
-
-async def test_the_very_same_question_needs_no_embedding(similar: Cached) -> None:
-    await say(similar, ONE)
-    await similar.kept()
-    similar.vectors.goes_on.clear()
-    assert (await say(similar, ONE)).headers["x-cache"] == "exact"
+    for _ in range(2):
+        cut = await message(similar, OTHER, max_tokens=100_000)
+        await similar.cache.measure()
+        assert cut.headers["x-cache"] == "miss"
 
 
 @pytest.mark.parametrize("least", [None, 0.9], ids=["the same words", "similar words"])
@@ -515,20 +472,9 @@ async def test_but_for_the_last_turn_nothing_may_differ(
     await cached.kept()
     again = await say(cached, ONE if least is None else ALIKE, *before, **fields)
     assert again.headers["x-cache"] == "miss"
-
-
-async def test_other_words_are_another_question(cached: Cached) -> None:
-    await say(cached, ONE)
-    await cached.kept()
-    assert (await say(cached, ALIKE)).headers["x-cache"] == "miss"
-
-
-async def test_a_changed_tool_is_another_question(similar: Cached) -> None:
-    other = {"type": "function", "function": {**TOOL["function"], "name": "g"}}  # type: ignore[dict-item]
-    await say(similar, ONE, BRIEF, tools=[TOOL])
-    await similar.kept()
-    assert (await say(similar, ALIKE, BRIEF, tools=[other])).headers["x-cache"] == "miss"
-    assert (await say(similar, ALIKE, BRIEF, tools=[TOOL])).headers["x-cache"].startswith("semantic")
+    assert least or (await say(cached, ALIKE)).headers["x-cache"] == "miss", (
+        "other words are another question"
+    )
 
 
 async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing) -> None:
@@ -538,7 +484,7 @@ async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing
         said.append(await asked_with(cached, key, messages=[{"role": "user", "content": text}]))
         await cached.kept(min(2, len(said)))
     headers = [answer.headers["x-cache"] for answer in said]
-    assert headers == ["miss", "miss", "semantic; similarity=0.99"]
+    assert headers == ["miss", "miss", ALMOST]
 
 
 async def test_a_turn_that_cannot_be_read_as_a_whole_is_not_compared(similar: Cached) -> None:
@@ -568,12 +514,3 @@ async def test_rows_of_batches_get_no_similar_answers(similar: Cached) -> None:
             "/v1/generate/batch", json={"prompts": [ALIKE + "b"], "max_tokens": 8, "temperature": 0}
         )
     assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)
-
-
-async def test_parts_of_a_turn_are_read_together_and_a_conversation_needs_no_user(similar: Cached) -> None:
-    parts = [{"type": "text", "text": ONE[:6]}, {"type": "text", "text": ONE[6:]}]
-    async with client(similar.app) as http:
-        answer = await chat(http, messages=[{"role": "user", "content": parts}])
-        assert answer.headers["x-cache"] == "miss"
-        alone = [await chat(http, messages=[BRIEF], **DRAWN) for _ in range(2)]
-    assert [each.headers["x-cache"] for each in alone] == ["bypass", "bypass"]

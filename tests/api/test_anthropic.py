@@ -8,11 +8,10 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from starlette.applications import Starlette
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
+from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running
@@ -22,7 +21,6 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 TOOL = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
-BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=%s;"
 
 
 async def ask(http: httpx.AsyncClient, path: str = "/v1/messages", **fields: object) -> httpx.Response:
@@ -78,41 +76,20 @@ async def test_a_stream_says_what_the_whole_answer_says(http: httpx.AsyncClient)
     assert last["usage"] == whole["usage"]
 
 
-async def test_the_stop_sequence_that_ended_it_is_named(process: EngineClient) -> None:
-    async with client(api(process)) as http:
-        text = (await ask(http, max_tokens=40)).json()["content"][0]["text"]
-        letter = next(letter for letter in text[1:] if letter.isascii() and letter.isalpha())
-        stopped = (await ask(http, max_tokens=40, stop_sequences=["\x01", letter])).json()
-        streamed = heard(await ask(http, max_tokens=40, stop_sequences=["\x01", letter], stream=True))
-    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", letter)
-    assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": letter}
-
-
-async def test_a_call_of_a_tool() -> None:
-    says = '<|tool_call|>{"name":"now","arguments":{}}'
-    async with client(api(FakeEngine(says=says))) as http:
-        answer = (await ask(http, tools=[TOOL], max_tokens=99)).json()
-    (block,) = answer["content"]
-    assert block.pop("id").startswith("toolu_")
-    assert block == {"type": "tool_use", "name": "now", "input": {}}
-    assert answer["stop_reason"] == "tool_use"
-
-
-async def test_a_large_limit_is_what_the_context_leaves() -> None:
-    async with client(api(FakeEngine(says="Hello there."))) as http:
-        whole = await ask(http, max_tokens=64000)
-        cut = await ask(http, max_tokens=64000, messages=[{"role": "user", "content": "x" * 4090}])
-        short = await ask(http, max_tokens=3, messages=[{"role": "user", "content": "x" * 4090}])
-    assert whole.json()["stop_reason"] == "end_turn"
-    assert (cut.status_code, cut.json()["stop_reason"]) == (200, "model_context_window_exceeded")
-    assert short.json()["stop_reason"] == "max_tokens"
-
-
-async def test_the_servers_limit_of_output_holds() -> None:
-    limited = msgspec.structs.replace(OPTIONS, max_output_tokens=4)
-    async with client(api(FakeEngine(says="Hello there."), limited)) as http:
-        answer = (await ask(http, max_tokens=64000)).json()
-    assert (answer["stop_reason"], answer["usage"]["output_tokens"]) == ("max_tokens", 4)
+async def test_a_large_limit_is_what_the_context_or_the_server_leaves() -> None:
+    engine = FakeEngine(says="Hello there.")
+    async with client(api(engine)) as http:
+        long = [{"role": "user", "content": "x" * 4090}]
+        answers = [
+            await ask(http, max_tokens=64000),
+            await ask(http, max_tokens=64000, messages=long),
+            await ask(http, max_tokens=3, messages=long),
+        ]
+    async with client(api(engine, msgspec.structs.replace(OPTIONS, max_output_tokens=4))) as http:
+        answers.append(await ask(http, max_tokens=64000))
+    reasons = [answer.json()["stop_reason"] for answer in answers]
+    assert reasons == ["end_turn", "model_context_window_exceeded", "max_tokens", "max_tokens"]
+    assert answers[-1].json()["usage"]["output_tokens"] == 4
 
 
 async def test_an_answer_goes_on_where_the_last_message_ends(http: httpx.AsyncClient) -> None:
@@ -125,98 +102,42 @@ async def test_an_answer_goes_on_where_the_last_message_ends(http: httpx.AsyncCl
 
 
 async def test_a_prompt_of_claude_code_is_found_again_whatever_its_billing_line() -> None:
+    usages = []
     async with running(new_engine(cache_bytes=100_000)) as engine, client(api(engine)) as http:
-        answers = [
-            (
-                await ask(
-                    http, system=[{"type": "text", "text": BILLING % number}, text_block("Help. " * 50)]
-                )
-            ).json()
-            for number in ("fa690", "0aaa9")
-        ]
-    first, second = (answer["usage"] for answer in answers)
+        for number in ("fa690", "0aaa9"):
+            lines = (f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cch={number};", "Help. " * 50)
+            answer = await ask(http, system=[{"type": "text", "text": line} for line in lines])
+            usages.append(answer.json()["usage"])
+    first, second = usages
     assert first["cache_read_input_tokens"] == 0
     assert second["input_tokens"] == 1
     assert second["cache_read_input_tokens"] == first["input_tokens"] - 1
 
 
-def text_block(words: str) -> dict[str, object]:
-    return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
-
-
-async def test_counting_counts_what_asking_uses(http: httpx.AsyncClient) -> None:
+async def test_counting_counts_what_asking_uses(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    """Also without an engine, and in the client's words where something is wrong."""
     asked = (await ask(http, tools=[TOOL])).json()["usage"]["input_tokens"]
-    counted = await ask(http, "/v1/messages/count_tokens", tools=[TOOL], max_tokens=None)
+    engine.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING)
+    path = "/v1/messages/count_tokens"
+    counted = await ask(http, path, tools=[TOOL], max_tokens=None)
     assert counted.json() == {"input_tokens": asked}
     of_chat = await http.post("/v1/chat/completions/input_tokens", json={"messages": MESSAGES})
     assert of_chat.json() == {"object": "response.input_tokens", "input_tokens": 5}
-
-
-async def test_counting_has_the_clients_words_for_what_is_wrong(http: httpx.AsyncClient) -> None:
-    wrong = await ask(http, "/v1/messages/count_tokens", max_tokens=None, tools=[TOOL, TOOL])
+    wrong = await ask(http, path, max_tokens=None, tools=[TOOL, TOOL])
     assert wrong.json()["error"]["message"].startswith("tools[1].name: ")
-
-
-async def test_counting_needs_no_engine(engine: FakeEngine, http: httpx.AsyncClient) -> None:
-    engine.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING)
-    answer = await ask(http, "/v1/messages/count_tokens", max_tokens=None)
-    assert answer.json() == {"input_tokens": 5}
 
 
 @pytest.mark.parametrize("query", ["", "?beta=true"])
 async def test_a_request_of_claude_code(http: httpx.AsyncClient, query: str) -> None:
-    """As public captures show it."""
-    body = {
-        "model": "fake",
-        "max_tokens": 32000,
-        "stream": True,
-        "temperature": 1,
-        "system": [
-            {"type": "text", "text": BILLING % "0aaa9"},
-            text_block("You are Claude Code, Anthropic's official CLI for Claude."),
-            {**text_block("Help."), "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}},
-        ],
-        "messages": [
-            {
-                "role": "user",
-                "content": [text_block("<system-reminder>\nA.\n</system-reminder>\n"), text_block("hi")],
-            }
-        ],
-        "tools": [
-            {
-                "name": "Read",
-                "description": "Reads a file.",
-                "eager_input_streaming": True,
-                "input_schema": {
-                    "$schema": "https://json-schema.org/draft/2020-12/schema",
-                    "type": "object",
-                    "properties": {
-                        "file_path": {"description": "The absolute path", "type": "string"},
-                        "limit": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
-                        "url": {"type": "string", "format": "uri"},
-                        "meta": {
-                            "type": "object",
-                            "propertyNames": {"type": "string"},
-                            "additionalProperties": {},
-                        },
-                    },
-                    "required": ["file_path"],
-                    "additionalProperties": False,
-                },
-            },
-            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-        ],
-        "metadata": {"user_id": '{"device_id":"0","account_uuid":"","session_id":"1"}'},
-        "thinking": {"type": "adaptive"},
-        "output_config": {"effort": "high"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    }
+    """The first of a conversation."""
+    body = captured("claude_code")
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
         "anthropic-dangerous-direct-browser-access": "true",
         "x-app": "cli",
     }
+    body |= {"model": "fake", "messages": body["messages"][:1]}
     answer = await http.post(f"/v1/messages{query}", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     assert heard(answer)[-1] == {"type": "message_stop"}
@@ -231,24 +152,17 @@ async def test_wishes_about_thoughts_are_named_as_the_client_has_written_them(
     http: httpx.AsyncClient,
 ) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    answer = await ask(http, thinking=thinking, output_config={"effort": "low"})
+    answer = await ask(http, thinking=thinking, output_config={"effort": "low"}, cache=False)
     assert answer.headers["x-ignored-parameters"] == "output_config.effort,thinking.budget_tokens"
 
 
-async def test_answers_may_be_wanted_afresh(http: httpx.AsyncClient) -> None:
-    assert (await ask(http, cache=False)).status_code == 200
-
-
-async def test_a_model_that_there_is_not(http: httpx.AsyncClient) -> None:
-    answer = await ask(http, model="claude-sonnet-4-5")
-    assert (answer.status_code, messages_error_of(answer)["type"]) == (404, "not_found_error")
-
-
-async def test_other_paths_and_methods(http: httpx.AsyncClient) -> None:
-    nothing = await http.post("/v1/messages/batches", json={})
-    assert (nothing.status_code, messages_error_of(nothing)["type"]) == (404, "not_found_error")
-    wrong = await http.get("/v1/messages")
-    assert (wrong.status_code, messages_error_of(wrong)["type"]) == (405, "invalid_request_error")
+async def test_other_models_paths_and_methods(http: httpx.AsyncClient) -> None:
+    for wrong, status, kind in (
+        (await ask(http, model="claude-sonnet-4-5"), 404, "not_found_error"),
+        (await http.post("/v1/messages/batches", json={}), 404, "not_found_error"),
+        (await http.get("/v1/messages"), 405, "invalid_request_error"),
+    ):
+        assert (wrong.status_code, messages_error_of(wrong)["type"]) == (status, kind)
     assert "request-id" not in (await http.get("/v1/models")).headers
 
 
@@ -259,17 +173,15 @@ async def test_an_engine_that_is_away_is_overloaded(engine: FakeEngine, http: ht
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_a_stream_that_fails_says_so(slow_engine: EngineClient) -> None:
+async def test_a_stream_that_fails_says_so(engine: FakeEngine) -> None:
+    engine.goes_on.clear()
     body = {"messages": MESSAGES, "max_tokens": 4000, "stream": True}
-    async with exchange(api(slow_engine), "/v1/messages", body) as one:
-        first = await one.chunk() or b""
-        assert first.startswith(b"event: message_start\n")
-        await eventually(lambda: num_live(slow_engine) == 1)
-        slow_engine.cancel(slow_engine.requests()[0].id)
-        chunks = await one.rest()
-    assert chunks[-1].startswith(
-        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":'
-    )
+    async with exchange(api(engine), "/v1/messages", body) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        engine.cancel(engine.requests()[0].id)
+        first, *_, last = await one.rest()
+    assert first.startswith(b"event: message_start\n")
+    assert last.startswith(b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":')
 
 
 async def test_a_silent_stream_is_pinged(engine: FakeEngine) -> None:
@@ -284,22 +196,17 @@ async def test_a_silent_stream_is_pinged(engine: FakeEngine) -> None:
     assert pings == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
 
 
-@pytest.fixture
-def locked(engine: FakeEngine, tmp_path: Path) -> Starlette:
+async def test_what_the_gates_refuse_has_the_same_shape(engine: FakeEngine, tmp_path: Path) -> None:
     keys = key_ring(tmp_path, ann="requests_per_minute = 1", eve='scopes = ["metrics"]')
-    return locked_api(engine, keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=1000))
-
-
-async def test_what_the_gates_refuse_has_the_same_shape(locked: Starlette) -> None:
-    async with client(locked, of("ann")) as http:
-        first = await ask(http)
+    app = locked_api(engine, keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=1000))
+    async with client(app, of("ann")) as http:
+        first, limited = await ask(http), await ask(http)
         assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "0")
-        limited = await ask(http)
-        assert (limited.status_code, messages_error_of(limited)["type"]) == (429, "rate_limit_error")
         assert int(limited.headers["retry-after"]) >= 1
-        large = await http.post("/v1/messages/count_tokens", content=b"x" * 1001)
-        assert (large.status_code, messages_error_of(large)["type"]) == (413, "request_too_large")
-        unknown = await http.post("/v1/messages", json={}, headers=of("wrong"))
-        assert (unknown.status_code, messages_error_of(unknown)["type"]) == (401, "authentication_error")
-        forbidden = await http.post("/v1/messages", json={}, headers=of("eve"))
-        assert (forbidden.status_code, messages_error_of(forbidden)["type"]) == (403, "permission_error")
+        for refused, status, kind in (
+            (limited, 429, "rate_limit_error"),
+            (await http.post("/v1/messages/count_tokens", content=b"x" * 1001), 413, "request_too_large"),
+            (await http.post("/v1/messages", json={}, headers=of("wrong")), 401, "authentication_error"),
+            (await http.post("/v1/messages", json={}, headers=of("eve")), 403, "permission_error"),
+        ):
+            assert (refused.status_code, messages_error_of(refused)["type"]) == (status, kind)

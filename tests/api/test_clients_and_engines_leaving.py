@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-import anyio
 import httpx
 import msgspec
 import openai
@@ -24,15 +24,17 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, busy, client, locked_api, new_engine, num_live, running, waiting
 from tests.api.talking import MESSAGES, chat, error_of
+from tests.gates import Gate
 from tests.waiting import eventually
 
+CHAT = "/v1/chat/completions"
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineClient, stream: bool) -> None:
     body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "n": 2}
-    async with exchange(api(slow_engine), "/v1/chat/completions", body) as one:
+    async with exchange(api(slow_engine), CHAT, body) as one:
         await eventually(lambda: slow_engine.status().running["interactive"] == 2)
         if stream:
             assert await one.chunk()
@@ -41,41 +43,49 @@ async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineC
     await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
 
 
-async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(slow_engine: EngineClient) -> None:
-    app = api(slow_engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))
+async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: FakeEngine) -> None:
+    engine.goes_on.clear()
+    app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))
     body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 3, "stream": True}
     async with exchange(app, "/v1/completions", body) as one:
-        chunks = await one.rest()
-    said = [chunk for chunk in chunks if chunk != b": keep-alive\n"]
-    assert 3 <= len(said) < len(chunks)  # each token is one
+        assert [await one.chunk() for _ in range(3)] == [b": keep-alive\n"] * 3
+        engine.goes_on.set()
+        said = [chunk for chunk in await one.rest() if chunk != b": keep-alive\n"]
+    assert len(said) >= 3, "each token is one"
     assert said[-1].endswith(b"data: [DONE]\n\n")
 
 
-async def test_an_engine_that_goes_ends_a_stream_with_an_error() -> None:
+async def test_an_engine_that_goes_ends_what_it_computes_with_an_error() -> None:
+    """A stream, a whole answer and what the SDK reads."""
+    body = {"messages": MESSAGES, "ignore_eos": True}
     engine = new_engine("step_s=0.02")
-    async with running(engine):
-        body = {"messages": MESSAGES, "ignore_eos": True, "stream": True}
-        async with exchange(api(engine), "/v1/chat/completions", body, {"x-request-id": "r1"}) as one:
-            assert b'"role":"assistant"' in (await one.chunk() or b"")
-            await engine.close()
-            chunks = await one.rest()
+    async with (
+        running(engine),
+        exchange(api(engine), CHAT, {**body, "stream": True}) as stream,
+        exchange(api(engine), CHAT, body) as whole,
+        client(api(engine)) as http,
+    ):
+        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+        reading = asyncio.create_task(_read_to_end(sdk))
+        assert b'"role":"assistant"' in (await stream.chunk() or b"")
+        await eventually(lambda: engine.status().running["interactive"] == 3)
+        await engine.close()
+        chunks = await stream.rest()
+        data = await whole.chunk() or b""
+        with pytest.raises(openai.APIError, match="shutting down") as caught:
+            await reading
     assert chunks[-1] == (
         b'event: error\ndata: {"error":{"message":"The server is shutting down.","type":"server_error",'
         b'"param":null,"code":"generation_failed"}}\n\n'
     )
-    assert one.status == 200
+    assert (stream.status, whole.status) == (200, 500)
+    assert json.loads(data)["error"]["code"] == caught.value.code == "generation_failed"
 
 
-async def test_an_engine_that_goes_fails_a_whole_response() -> None:
-    engine = new_engine("step_s=0.02")
-    async with running(engine):
-        body = {"messages": MESSAGES, "ignore_eos": True}
-        async with exchange(api(engine), "/v1/chat/completions", body) as one:
-            await eventually(lambda: num_live(engine) == 1)
-            await engine.close()
-            data = await one.chunk() or b""
-    assert one.status == 500
-    assert json.loads(data)["error"]["code"] == "generation_failed"
+async def _read_to_end(sdk: openai.AsyncOpenAI) -> None:
+    fields = {"ignore_eos": True}
+    async for _ in await sdk.completions.create(model="fake", prompt="a", stream=True, extra_body=fields):
+        pass
 
 
 async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
@@ -85,25 +95,6 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
                 second.disconnect()
             assert engine.status().waiting["interactive"] == 0
             assert num_live(engine) == 1
-
-
-async def test_the_sdk_raises_what_ends_a_stream_early() -> None:
-    engine = new_engine("step_s=0.02")
-    async with running(engine), client(api(engine)) as http, anyio.create_task_group() as tasks:
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
-
-        async def close_once_it_runs() -> None:
-            await eventually(lambda: engine.status().kv_tokens_used > 0)
-            await engine.close()
-
-        tasks.start_soon(close_once_it_runs)
-        stream = await sdk.completions.create(
-            model="fake", prompt="hi", stream=True, extra_body={"ignore_eos": True}
-        )
-        with pytest.raises(openai.APIError, match="shutting down") as caught:
-            async for _ in stream:
-                pass
-    assert caught.value.code == "generation_failed"
 
 
 async def test_the_sdk_does_not_repeat_what_kills_the_engine() -> None:
@@ -119,14 +110,16 @@ async def test_the_sdk_does_not_repeat_what_kills_the_engine() -> None:
     assert (ready.status_code, ready.json()["restarts"]) == (200, 2)
 
 
-async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines() -> None:
-    async with running(new_engine()) as engine, client(api(engine)) as http:
+async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "loads")
+    async with running(new_engine(gate.loads)) as engine, client(api(engine)) as http:
         before = (await chat(http)).json()
-        pid = engine.engine_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        gate.close()
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
         await eventually(lambda: engine.state is EngineState.RESTARTING)
         ready, health = await http.get("/ready"), await http.get("/health")
+        gate.open()
         after = await chat(http)
     assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
     assert "retry-after" in ready.headers
@@ -139,7 +132,6 @@ async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines() -> No
 # -- streams that are taken up again -------------------------------------------------------------------------
 
 
-CHAT = "/v1/chat/completions"
 LONG_CHAT = {"messages": MESSAGES, "ignore_eos": True, "stream": True, "max_tokens": 60, "temperature": 0}
 MINE = {"x-conversation-id": "mine"}
 
@@ -170,13 +162,28 @@ def words(told: bytes) -> str:
     return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
-async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(slow_engine: EngineClient) -> None:
+@pytest.fixture
+async def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "steps", 20)
+
+
+@pytest.fixture
+async def held(gate: Gate) -> AsyncIterator[EngineClient]:
+    async with running(new_engine(gate.steps)) as engine:
+        yield engine
+        gate.open()
+
+
+async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(
+    held: EngineClient, gate: Gate
+) -> None:
     """Also when its engine is killed meanwhile."""
-    app = api(slow_engine)
+    app = api(held)
     heard = await begun(app, 5)
-    assert num_live(slow_engine) == 1
-    assert slow_engine.engine_pid is not None
-    os.kill(slow_engine.engine_pid, signal.SIGKILL)
+    assert num_live(held) == 1
+    assert held.engine_pid is not None
+    os.kill(held.engine_pid, signal.SIGKILL)
+    gate.open()
     name = json.loads(heard.split(b"data: ")[1].split(b"\n")[0])["id"]
     rest = await taken_up(app, "mine", str(ids(heard)[-1]))
     assert rest.headers["content-type"].startswith("text/event-stream")
@@ -190,7 +197,7 @@ async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(slow_
     assert [line for line in again.text.split("\n") if line[:1] != ":"] == [
         line for line in told.decode().split("\n") if line[:1] != ":"
     ]
-    assert num_live(slow_engine) == 0
+    assert num_live(held) == 0
     async with client(app) as http:
         metrics = (await http.get("/metrics")).text
     assert 'ocs_kept_streams{state="ended"} 1.0' in metrics
@@ -207,7 +214,7 @@ async def test_nobody_comes_back_in_time(keep_s: float) -> None:
     async with exchange(app, CHAT, LONG_CHAT, MINE) as one:
         await eventually(lambda: num_live(engine) == 1)
         one.disconnect()
-    assert num_live(engine) == (1 if keep_s else 0)
+    assert keep_s or num_live(engine) == 0
     await eventually(lambda: num_live(engine) == 0)
     assert (await taken_up(app, "mine")).status_code == 404
 

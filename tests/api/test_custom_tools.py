@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
 import pytest
+from dirty_equals import IsStr
 
 from openai_cpu_server.api.asking.ask import AskedMessage
 from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
-from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.responses.as_ask import left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import turns
@@ -23,11 +22,10 @@ from openai_cpu_server.prompt.tool_formats import (
     Content,
     WrittenCall,
 )
-from tests.api import calls
 from tests.api.calls import call, end, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
-from tests.api.resolving import chat, refused
+from tests.api.resolving import chat
 from tests.api.response_events import kinds, objects, stream, told
 from tests.api.serving import rows
 from tests.api.talking import events
@@ -105,64 +103,17 @@ def test_escapes_that_are_cut_wait_for_their_end() -> None:
     assert read(of.reader(), [output[: output.index("ude00")]]) == [("note", "a")]
 
 
-def test_only_custom_tools_are_told_as_such() -> None:
+def test_only_custom_tools_are_told_as_such_and_one_can_be_chosen() -> None:
     of = chat(form="hermes", tools=TOOLS)
-    output = '<tool_call>\n{"name":"now","arguments":{}}\n</tool_call>'
-    assert read(of.reader(), [output]) == [("now()", "")]
-    assert read(of.reader(), [output + "\n" + written("hermes", "note", "x")]) == [
-        ("now()", ""),
-        ("note", "x"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"tools": [custom("p", "start: x")]}, "tools[0].custom.format.grammar.definition", "no rule 'x'"),
-        ({"tools": [custom("p", "(a", "regex")]}, "tools[0].custom.format.grammar.definition", "missing ')'"),
-        ({"tools": [custom("p", "x", "gbnf")]}, "tools[0].custom.format.grammar.syntax", "'lark' or 'regex'"),
-        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "Missing"),
-        ({"tools": [PLAIN, PLAIN]}, "tools[1].custom.name", "several functions"),
-    ],
-)
-def test_a_wrong_tool_is_refused_by_its_place(fields: Json, param: str, message: str) -> None:
-    error = refused(**fields)
-    assert error.param == param
-    assert message in str(error)
-
-
-def test_chat_shows_a_custom_call_whole_and_in_pieces() -> None:
+    output = '<tool_call>\n{"name":"now","arguments":{}}\n</tool_call>\n' + written("hermes", "note", "x")
+    assert read(of.reader(), [output]) == [("now()", ""), ("note", "x")]
     of = chat(form="hermes", tools=TOOLS, tool_choice={"type": "custom", "custom": {"name": "note"}})
     assert not accepts(of, written("hermes", "apply_patch", PATCH))
-    style = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls", custom=frozenset({"note"}))
-    one = call(tool_calls=style)
-    output = written("hermes", "note", 'a"b')
-    steps = [text(0, output[:-20]), text(0, output[-20:]), end(0)]
-    numbers = itertools.count(1)
-    renderer = ChatRenderer(new_id=lambda: f"call_{next(numbers)}")
-    lines = "".join(calls.streamed(renderer, one, *steps)).split("\n")
-    events = [json.loads(x[6:]) for x in lines if x.startswith("data: {")]
-    deltas = [
-        x["choices"][0]["delta"]["tool_calls"][0]
-        for x in events
-        if x["choices"][0]["delta"].get("tool_calls")
-    ]
-    assert deltas[0] == {
-        "index": 0,
-        "id": "call_1",
-        "type": "custom",
-        "custom": {"name": "note", "input": ""},
-    }
-    assert "".join(delta["custom"]["input"] for delta in deltas) == 'a"b'
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    message = json.loads(calls.whole(renderer, one, *steps))["choices"][0]["message"]
-    assert message["tool_calls"] == [
-        {"id": "call_2", "type": "custom", "custom": {"name": "note", "input": 'a"b'}}
-    ]
 
 
 # -- Responses -----------------------------------------------------------------------------------------------
 
+SPAWN = {"type": "function", "name": "spawn", "parameters": {"type": "object", "properties": {}}}
 RESPONSES_TOOLS: list[Json] = [
     {
         "type": "custom",
@@ -173,11 +124,7 @@ RESPONSES_TOOLS: list[Json] = [
         "type": "namespace",
         "name": "agents",
         "description": "Tools for agents.",
-        "tools": [
-            {"type": "function", "name": "spawn", "parameters": {"type": "object", "properties": {}}},
-            {"type": "custom", "name": "tell"},
-            {"type": "web_search"},
-        ],
+        "tools": [SPAWN, {"type": "custom", "name": "tell"}, {"type": "web_search"}],
     },
     {"type": "local_shell"},
 ]
@@ -196,14 +143,12 @@ def names(given: ResponsesBody) -> list[str]:
 def test_responses_know_custom_tools_and_namespaces() -> None:
     assert names(body()) == ["apply_patch", "agents.spawn", "agents.tell"]
     assert left_out(body()) == ["tools[1].tools[2] (web_search)", "tools[2] (local_shell)"]
+    spaces = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]}
     for choice, chosen in (
         ({"type": "function", "name": "spawn"}, ["agents.spawn"]),
         ({"type": "custom", "name": "tell", "namespace": "agents"}, ["agents.tell"]),
         ({"type": "custom", "name": "apply_patch"}, ["apply_patch"]),
-        (
-            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]},
-            ["agents.spawn", "agents.tell"],
-        ),
+        (spaces, ["agents.spawn", "agents.tell"]),
     ):
         assert names(body(tool_choice=choice)) == chosen
 
@@ -271,8 +216,15 @@ async def test_custom_calls_go_the_way_of_all_calls() -> None:
         assert [one["type"] for one in listed] == ["custom_tool_call_output"]
         asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [PLAIN], "n": 2, "max_tokens": 200}
         answer = (await http.post("/v1/chat/completions", json=asked)).json()
-    inputs = [choice["message"]["tool_calls"][0]["custom"]["input"] for choice in answer["choices"]]
-    assert inputs == ['a"b', 'a"b']
+        told = events(await http.post("/v1/chat/completions", json={**asked, "stream": True}))
+    whole = [choice["message"]["tool_calls"][0] for choice in answer["choices"]]
+    call = {"id": IsStr, "type": "custom", "custom": {"name": "note", "input": 'a"b'}}
+    assert whole == [call, call]
+    choices: list[Json] = [choice for event in told for choice in event["choices"]]  # type: ignore[attr-defined]
+    pieces = [c["delta"]["tool_calls"][0] for c in choices if c["index"] == 0 and "tool_calls" in c["delta"]]
+    assert pieces[0] == {"index": 0, **call, "custom": {"name": "note", "input": ""}}
+    assert "".join(piece["custom"]["input"] for piece in pieces) == 'a"b'
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["tool_calls"] * 2
     row = await rows(FakeEngine(says=said))("/v1/chat/completions", json.dumps(asked).encode(), "")
     assert b'"custom":{"name":"note","input":"a\\"b"}' in row.body
 
@@ -284,22 +236,15 @@ COMPACTED = {"type": "compaction", "encrypted_content": "openai-cpu-server:We wr
 async def test_a_conversation_is_summed_up() -> None:
     user = {"type": "message", "role": "user", "content": "write a.py"}
     items = [user, {"role": "assistant", "content": "Done."}]
+    asked = {"input": [*items, {"type": "compaction_trigger"}], "tools": RESPONSES_TOOLS[:1], "stream": True}
     async with serving(FakeEngine(says="We wrote a.py.")) as http:
-        asked = {
-            "input": [*items, {"type": "compaction_trigger"}],
-            "tools": RESPONSES_TOOLS[:1],
-            "stream": True,
-        }
-        told = events(await http.post("/v1/responses", json=asked))
+        told: list[Any] = events(await http.post("/v1/responses", json=asked))
         compacted = (await http.post("/v1/responses/compact", json={"input": items})).json()
         later = {"input": [*compacted["output"], {"role": "user", "content": "go on"}]}
         again = await http.post("/v1/responses", json=later)
-    (item,) = told[-1]["response"]["output"]  # type: ignore[index, call-overload]
-    assert item == {**COMPACTED, "id": item["id"]}
-    assert [each["type"] for each in told[-3:-1]] == [
-        "response.output_item.added",
-        "response.output_item.done",
-    ]
+    assert told[-1]["response"]["output"] == [{**COMPACTED, "id": IsStr}]
+    added = [each["type"] for each in told[-3:-1]]
+    assert added == ["response.output_item.added", "response.output_item.done"]
     assert compacted["object"] == "response.compaction"
     assert [one["type"] for one in compacted["output"]] == ["message", "compaction"]
     assert again.status_code == 200

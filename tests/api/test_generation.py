@@ -16,6 +16,9 @@ from tests.api.talking import MESSAGES, chat, complete, events
 
 pytestmark = pytest.mark.anyio
 
+IN_PROGRESS = "response.in_progress"
+LONG_CHAT = [{"role": "user", "content": "a" * 600}]
+
 
 @pytest.fixture
 def app(process: EngineClient) -> Starlette:
@@ -26,7 +29,7 @@ def app(process: EngineClient) -> Starlette:
 @pytest.mark.parametrize(
     ("path", "prompt"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 600}]}),
+        ("/v1/chat/completions", {"messages": LONG_CHAT}),
         ("/v1/completions", {"prompt": "b" * 600}),
         ("/completion", {"prompt": "c" * 600}),
     ],
@@ -57,19 +60,21 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
 @pytest.mark.parametrize(
     ("path", "prompt", "line"),
     [
-        ("/v1/responses", {"input": "d" * 600}, "event: response.in_progress\ndata: "),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "e" * 600}]}, "event: ping\ndata: "),
-        ("/api/chat", {"messages": [{"role": "user", "content": "f" * 600}]}, ""),
-        ("/api/generate", {"prompt": "g" * 600}, ""),
-        ("/v1/generate", {"prompt": "h" * 600}, "data: "),
+        (
+            "/v1/responses",
+            {"input": "d" * 600, "max_output_tokens": 4},
+            "event: response.in_progress\ndata: ",
+        ),
+        ("/v1/messages", {"messages": LONG_CHAT, "max_tokens": 4}, "event: ping\ndata: "),
+        ("/api/chat", {"messages": LONG_CHAT, "options": {"num_predict": 4}}, ""),
+        ("/api/generate", {"prompt": "g" * 600, "options": {"num_predict": 4}}, ""),
+        ("/v1/generate", {"prompt": "h" * 600, "max_tokens": 4}, "data: "),
     ],
 )
 async def test_each_family_tells_it_where_its_clients_look_or_look_away(
     http: httpx.AsyncClient, path: str, prompt: dict[str, object], line: str
 ) -> None:
-    asked = {"model": "fake", "max_tokens": 4, "stream": True, **prompt}
-    if path == "/v1/responses":
-        asked["max_output_tokens"] = asked.pop("max_tokens")
+    asked = {"model": "fake", "stream": True, **prompt}
     by_field = (await http.post(path, json={**asked, "return_progress": True})).text
     by_header = (await http.post(path, json=asked, headers={"X-Progress": "true"})).text
     plain = (await http.post(path, json=asked, headers={"X-Progress": "false"})).text
@@ -135,12 +140,6 @@ async def test_a_stream_says_what_the_whole_response_says(http: httpx.AsyncClien
     assert whole["usage"]["prompt_tokens"] == 5
 
 
-async def test_a_stream_without_the_option_has_no_usage(http: httpx.AsyncClient) -> None:
-    chunks = events(await chat(http, stream=True))
-    assert all("usage" not in chunk for chunk in chunks)
-    assert all(chunk["choices"] for chunk in chunks)
-
-
 async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncClient) -> None:
     fields = {"prompt": ["a", "bc"], "n": 2, "echo": True}
     whole = (await complete(http, **fields)).json()
@@ -153,18 +152,13 @@ async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncC
     assert whole["usage"]["prompt_tokens"] == 2 + 3
 
 
-async def test_scoring_a_prompt(http: httpx.AsyncClient) -> None:
-    response = await complete(http, echo=True, logprobs=1, max_tokens=0)
-    (choice,) = response.json()["choices"]
-    assert choice["text"] == "hi"
-    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
-    assert response.json()["usage"]["completion_tokens"] == 0
-
-
-async def test_best_of_is_paid_for(http: httpx.AsyncClient) -> None:
-    body = (await complete(http, best_of=3, ignore_eos=True)).json()
-    assert len(body["choices"]) == 1
-    assert body["usage"]["completion_tokens"] == 24
+async def test_scoring_a_prompt_and_the_best_of_several_are_paid_for(http: httpx.AsyncClient) -> None:
+    scored = (await complete(http, echo=True, logprobs=1, max_tokens=0)).json()
+    (choice,) = scored["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("hi", [None, -1.0, -1.0])
+    assert scored["usage"]["completion_tokens"] == 0
+    best = (await complete(http, best_of=3, ignore_eos=True)).json()
+    assert (len(best["choices"]), best["usage"]["completion_tokens"]) == (1, 24)
 
 
 async def test_a_long_prompt_goes_through_a_thread(http: httpx.AsyncClient) -> None:
@@ -179,6 +173,7 @@ async def test_what_changes_nothing_is_ignored_and_named(http: httpx.AsyncClient
         assert response.status_code == 200, response.text
         assert response.headers["x-ignored-parameters"] == "store,verbosity,service_tier"
     assert response.json()["service_tier"] == "default"
+    assert (await complete(http, suffix="")).status_code == 200, "where there is no other"
 
 
 async def test_an_assistants_refusal_stands_for_its_content(http: httpx.AsyncClient) -> None:
@@ -187,7 +182,3 @@ async def test_an_assistants_refusal_stands_for_its_content(http: httpx.AsyncCli
     answers = [(await chat(http, messages=[*MESSAGES, one, *MESSAGES])).json() for one in (said, refused)]
     assert answers[0]["usage"] == answers[1]["usage"]
     assert answers[0]["choices"] == answers[1]["choices"]
-
-
-async def test_an_empty_suffix_is_none_where_there_is_no_other(http: httpx.AsyncClient) -> None:
-    assert (await complete(http, suffix="")).status_code == 200

@@ -27,6 +27,7 @@ from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
 from tests.api.calls import ScriptedReader, call, end, text, whole
+from tests.api.captures import captured
 from tests.api.response_events import objects, stream, told
 from tests.prompt.test_conversation import NAMES, rendered
 
@@ -73,9 +74,8 @@ def chat_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
 def messages_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
     content = json.loads(whole(MessagesRenderer(), of, *events))["content"]
     ids = [each["id"] for each in content if each["type"] == "tool_use"]
-    results = [
-        {"type": "tool_result", "tool_use_id": each, "content": f"result{i}"} for i, each in enumerate(ids)
-    ]
+    kind = "tool_result"
+    results = [{"type": kind, "tool_use_id": each, "content": f"result{i}"} for i, each in enumerate(ids)]
     said = {"role": "user", "content": [*results, {"type": "text", "text": "on"}]}
     return {"max_tokens": 9, "messages": [USER, {"role": "assistant", "content": content}, said]}, ids
 
@@ -132,134 +132,8 @@ def test_every_answer_of_ours_comes_back_and_is_shown(family: str, name: str) ->
 
 # -- agents ----------------------------------------------------------------------------------------------
 
-READ = {
-    "name": "Read",
-    "description": "Reads a file.",
-    "input_schema": {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "type": "object",
-        "properties": {"file_path": {"type": "string"}, "offset": {"type": "number"}},
-        "required": ["file_path"],
-        "additionalProperties": False,
-    },
-}
-
-
-def block(words: str, **fields: object) -> Json:
-    return {"type": "text", "text": words, **fields}
-
-
-def use(number: int, **arguments: object) -> Json:
-    return {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": arguments}
-
-
-def result(number: int, content: object, **fields: object) -> Json:
-    return {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": content, **fields}
-
-
-CACHED = {"cache_control": {"type": "ephemeral"}}
-CLAUDE_CODE: Json = {
-    "model": "m",
-    "max_tokens": 32000,
-    "system": [
-        block("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=1;"),
-        block("You are Claude Code."),
-        block("word-rules", **CACHED),
-    ],
-    "messages": [
-        {"role": "user", "content": [block("<system-reminder>word-context"), block("ask1")]},
-        {"role": "system", "content": "word-later"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "Hm", "signature": "s"},
-                block("word-looking"),
-                use(1, file_path="a.py"),
-                use(2, file_path="b.png", offset=3),
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                result(2, [{"type": "image", "source": {"type": "base64", "data": "", "media_type": "x"}}]),
-                result(1, "word-file", is_error=False),
-                block("<system-reminder>word-todo</system-reminder>"),
-            ],
-        },
-        {"role": "assistant", "content": [block("word-done")]},
-        {"role": "user", "content": [block("ask2", **CACHED)]},
-        {"role": "system", "content": [block("word-last")]},
-    ],
-    "tools": [READ, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
-    "metadata": {"user_id": "u"},
-    "thinking": {"type": "adaptive"},
-    "output_config": {"effort": "max"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "stream": True,
-}
-CODEX: Json = {
-    "model": "m",
-    "instructions": "You are Codex. word-rules",
-    "input": [
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "word-sandbox"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "word-context"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ask1"}]},
-        {
-            "type": "reasoning",
-            "summary": [{"type": "summary_text", "text": "Hm"}],
-            "content": None,
-            "encrypted_content": "gAAA",
-        },
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "word-looking"}],
-        },
-        {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
-        {
-            "type": "custom_tool_call",
-            "status": "completed",
-            "call_id": "call_2",
-            "name": "apply_patch",
-            "input": "*** Begin Patch word-patch",
-        },
-        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "word-file"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "word-todo"},
-        {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "word-q"}},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "word-done"}]},
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "word-later"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ask2"}]},
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "word-last"}]},
-    ],
-    "tools": [
-        {
-            "type": "function",
-            "name": "shell",
-            "description": "Runs a command.",
-            "strict": False,
-            "parameters": {
-                "type": "object",
-                "properties": {"command": {"type": "array", "items": {"type": "string"}}},
-                "required": ["command"],
-                "additionalProperties": False,
-            },
-        },
-        {
-            "type": "custom",
-            "name": "apply_patch",
-            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
-        },
-        {"type": "web_search"},
-        {"type": "local_shell"},
-    ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": False,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "k",
-}
+CLAUDE_CODE, CODEX = captured("claude_code"), captured("codex")
+"""Conversations with a word in each part, `word-...`, and the user's `ask1` and `ask2`."""
 WORDS = ("rules", "context", "later", "looking", "file", "todo", "done", "last")
 
 

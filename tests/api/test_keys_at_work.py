@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.key_file import KeyRing
 from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, locked_api, num_live
 from tests.api.talking import MESSAGES, error_of
@@ -37,8 +38,8 @@ def keys(tmp_path: Path) -> KeyRing:
 
 
 @pytest.fixture
-def locked(slow_engine: EngineClient, keys: KeyRing) -> Starlette:
-    return locked_api(slow_engine, keys)
+def locked(engine: FakeEngine, keys: KeyRing) -> Starlette:
+    return locked_api(engine, keys)
 
 
 @pytest.fixture
@@ -61,9 +62,9 @@ async def test_one_sees_the_models_that_one_may_use(http: httpx.AsyncClient) -> 
 
 
 async def test_who_is_refused_before_the_body_is_read_counts_with_the_keys_priority(
-    slow_engine: EngineClient, keys: KeyRing
+    engine: FakeEngine, keys: KeyRing
 ) -> None:
-    app = locked_api(slow_engine, keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=10))
+    app = locked_api(engine, keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=10))
     async with client(app) as http:
         for name, more in (("ann", {}), ("ann", {"x-priority": "interactive"}), ("bob", {}), ("eve", {})):
             await http.post("/v1/completions", content=b"x" * 99, headers={**of(name), **more})
@@ -93,74 +94,63 @@ async def test_a_model_that_one_may_not_use_does_not_exist(http: httpx.AsyncClie
     assert (await http.post(path, json=body, headers=of("carl"))).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "seen"),
-    [
-        ("ann", {}, ("key:ann", "batch")),
-        ("ann", {"priority": "interactive"}, ("key:ann", "interactive")),
-        ("bob", {}, ("key:bob", "interactive")),
-        ("shared", {}, ("user:carl", "interactive")),
-    ],
-)
-async def test_the_scheduler_knows_the_keys_name_and_priority(
-    locked: Starlette, slow_engine: EngineClient, name: str, fields: dict[str, str], seen: tuple[str, str]
-) -> None:
-    async with exchange(locked, "/v1/chat/completions", {**LONG, **fields}, of(name)) as one:
-        await eventually(lambda: num_live(slow_engine) == 1)
-        (live,) = slow_engine.requests()
-        assert (live.client, live.priority.label) == seen
-        one.disconnect()
-
-
-ASKING_MORE: list[tuple[str, dict[str, object], dict[str, str]]] = [
-    ("/v1/chat/completions", {**LONG, "priority": "interactive"}, {}),
-    ("/v1/chat/completions", {**LONG, "service_tier": "priority"}, {}),
-    ("/v1/chat/completions", LONG, {"x-priority": "interactive"}),
-    ("/v1/completions", {"prompt": "a", "ignore_eos": True}, {"x-priority": "interactive"}),
-    ("/v1/responses", {"input": "a", "service_tier": "fast"}, {}),
-    (
-        "/v1/messages",
-        {"messages": MESSAGES, "max_tokens": 900, "model": "fake"},
-        {"x-priority": "interactive"},
+CHAT = "/v1/chat/completions"
+CLAUDE: dict[str, object] = {"messages": MESSAGES, "max_tokens": 900, "model": "fake"}
+ASKED: list[tuple[str, str, dict[str, object], str | None, str]] = [
+    ("ann", CHAT, LONG, None, "batch"),
+    ("ann", CHAT, {**LONG, "priority": "interactive"}, None, "interactive"),
+    ("bob", CHAT, LONG, None, "interactive"),
+    ("shared", CHAT, LONG, None, "interactive"),
+    *(
+        (name, path, body, header, priority)
+        for name, priority in (("low", "batch"), ("root", "interactive"))
+        for path, body, header in (
+            (CHAT, {**LONG, "priority": "interactive"}, None),
+            (CHAT, {**LONG, "service_tier": "priority"}, None),
+            (CHAT, LONG, "interactive"),
+            ("/v1/completions", {"prompt": "a"}, "interactive"),
+            ("/v1/responses", {"input": "a", "service_tier": "fast"}, None),
+            ("/v1/messages", CLAUDE, "interactive"),
+            ("/generate", {"prompt": "a"}, "interactive"),
+        )
     ),
-    ("/generate", {"prompt": "a"}, {"x-priority": "interactive"}),
 ]
+"""Keys, requests and `X-Priority`, with the priority that they get."""
 
 
-@pytest.mark.parametrize(("path", "body", "headers"), ASKING_MORE)
-async def test_no_way_of_asking_gets_a_key_more_than_its_best_priority(
-    locked: Starlette,
-    slow_engine: EngineClient,
-    path: str,
-    body: dict[str, object],
-    headers: dict[str, str],
+@pytest.mark.parametrize(("name", "path", "body", "header", "priority"), ASKED)
+async def test_the_scheduler_knows_the_keys_name_and_what_priority_it_gets(
+    locked: Starlette, engine: FakeEngine, name: str, path: str, body: Any, header: str | None, priority: str
 ) -> None:
-    for name, priority in (("low", "batch"), ("bob", "interactive")):
-        async with exchange(locked, path, {**body, "model": "team/fake"}, {**of(name), **headers}) as one:
-            await eventually(lambda: num_live(slow_engine) == 1)
-            assert slow_engine.requests()[0].priority.label == priority
-            one.disconnect()
-        await eventually(lambda: num_live(slow_engine) == 0)
+    """No way of asking gets a key more than its best priority."""
+    engine.goes_on.clear()
+    headers = {**of(name), **({"x-priority": header} if header else {})}
+    async with exchange(locked, path, body, headers) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        (live,) = engine.requests()
+        one.disconnect()
+    assert live.priority.label == priority
+    assert live.client == ("user:carl" if name == "shared" else f"key:{name}")
 
 
 async def test_a_tier_that_a_key_does_not_get_is_not_told(http: httpx.AsyncClient) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 1, "service_tier": "priority"}
-    for name, tier in (("low", "flex"), ("ann", "priority")):
-        answer = await http.post("/v1/chat/completions", json=body, headers=of(name))
-        assert answer.json()["service_tier"] == tier
-    told = {"input": "a", "max_output_tokens": 1, "service_tier": "fast"}
-    for name, tier in (("low", "flex"), ("ann", "fast")):
-        answer = await http.post("/v1/responses", json=told, headers=of(name))
-        assert answer.json()["service_tier"] == tier
+    for path, body, tier in (
+        (CHAT, {"messages": MESSAGES, "max_tokens": 1}, "priority"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1}, "fast"),
+    ):
+        for name, told in (("low", "flex"), ("ann", tier)):
+            answer = await http.post(path, json={**body, "service_tier": tier}, headers=of(name))
+            assert answer.json()["service_tier"] == told
 
 
 @pytest.mark.parametrize("who_ends", ["ann", "root"])
 async def test_one_sees_and_ends_ones_own_requests_only_but_for_administrators(
-    http: httpx.AsyncClient, locked: Starlette, slow_engine: EngineClient, who_ends: str
+    http: httpx.AsyncClient, locked: Starlette, engine: FakeEngine, who_ends: str
 ) -> None:
-    async with exchange(locked, "/v1/chat/completions", LONG, of("ann")):
-        await eventually(lambda: num_live(slow_engine) == 1)
-        name = slow_engine.requests()[0].id
+    engine.goes_on.clear()
+    async with exchange(locked, CHAT, LONG, of("ann")):
+        await eventually(lambda: num_live(engine) == 1)
+        name = engine.requests()[0].id
 
         async def listed(who: str) -> list[str]:
             return [c["id"] for c in (await http.get("/v1/requests", headers=of(who))).json()["data"]]
@@ -172,6 +162,6 @@ async def test_one_sees_and_ends_ones_own_requests_only_but_for_administrators(
             for path in (name, name.partition("/")[0]):
                 refused = await http.delete(f"/v1/requests/{path}", headers=of(who))
                 assert (refused.status_code, error_of(refused)["code"]) == (404, "request_not_found")
-        assert num_live(slow_engine) == 1
+        assert num_live(engine) == 1
         assert (await http.delete(f"/v1/requests/{name}", headers=of(who_ends))).status_code == 200
-    assert num_live(slow_engine) == 0
+    assert num_live(engine) == 0

@@ -9,32 +9,39 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import sha
-from tests.api.serving import api, client, locked_api, rows
+from tests.api.serving import api, client, locked_api, num_live, rows
 from tests.api.talking import MESSAGES, chat
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(autouse=True)
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "openai_cpu_server.requests")
+    return caplog
+
+
+def records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name.endswith(".requests")]
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in records(caplog)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_log_has_one_line_of_numbers(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-        await chat(
-            http,
-            stream=stream,
-            ignore_eos=True,
-            service_tier="flex",
-            messages=[{"role": "user", "content": "psst"}],
-        )
-    (line,) = [record.getMessage() for record in caplog.records if record.name.endswith(".requests")]
+    messages = [{"role": "user", "content": "psst"}]
+    await chat(http, stream=stream, ignore_eos=True, service_tier="flex", messages=messages)
+    (line,) = lines(caplog)
     fields = dict(field.split("=", 1) for field in line.replace("POST ", "POST_").split())
     assert fields["route"] == "POST_/v1/chat/completions"
     assert (fields["status"], fields["priority"]) == ("200", "batch")
@@ -45,16 +52,16 @@ async def test_the_log_has_one_line_of_numbers(
 
 
 async def test_a_client_that_left_is_499_in_the_log(
-    slow_engine: EngineClient, caplog: pytest.LogCaptureFixture
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    engine.goes_on.clear()
     for stream in (True, False):
         caplog.clear()
-        with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-            body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream}
-            async with exchange(api(slow_engine), "/v1/chat/completions", body) as one:
-                await eventually(lambda: slow_engine.status().kv_tokens_used > 0)
-                one.disconnect()
-        (line,) = [record.getMessage() for record in caplog.records if record.name.endswith(".requests")]
+        body = {"messages": MESSAGES, "stream": stream}
+        async with exchange(api(engine), "/v1/chat/completions", body) as one:
+            await eventually(lambda: num_live(engine) == 1)
+            one.disconnect()
+        (line,) = lines(caplog)
         assert "status=499" in line
         assert "output_tokens=" in line
 
@@ -70,14 +77,9 @@ async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
         "x-request-id": "mine",
     }
     async with client(locked_api(engine, KeyRing(None, path)), headers) as http:
-        with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-            await chat(http, ignore_eos=True)
-            await chat(http, temperature=9)
-    good, bad = (
-        json.loads(JsonFormatter().format(record))
-        for record in caplog.records
-        if record.name.endswith(".requests")
-    )
+        await chat(http, ignore_eos=True)
+        await chat(http, temperature=9)
+    good, bad = (json.loads(JsonFormatter().format(record)) for record in records(caplog))
     assert (good["id"], good["key"], good["status"], good["priority"]) == ("mine", "ann", 200, "interactive")
     assert (good["output_tokens"], good["finish_reason"], good["trace_id"]) == (8, "length", "ab" * 16)
     assert good["total_ms"] >= good["ttft_ms"] >= good["queue_ms"] >= 0
@@ -89,18 +91,16 @@ async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
 async def test_a_malformed_trace_is_none(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, given: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-        await http.get("/v1/models", headers={"traceparent": given})
+    await http.get("/v1/models", headers={"traceparent": given})
     assert "status=200" in caplog.text
     assert "trace_id" not in caplog.text
 
 
 async def test_rows_of_batches_have_their_lines(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     run_row = rows(engine)
-    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-        answer = await run_row("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")
-        await run_row("/v1/chat/completions", b"{}", "")
-    good, bad = (r.getMessage() for r in caplog.records if r.name.endswith(".requests"))
+    answer = await run_row("/v1/chat/completions", json.dumps({"messages": MESSAGES}).encode(), "")
+    await run_row("/v1/chat/completions", b"{}", "")
+    good, bad = lines(caplog)
     assert f"id={answer.request_id} route=POST /v1/chat/completions status=200 origin=batch" in good
     assert "priority=batch" in good
     assert "status=400 origin=batch priority=batch error=InvalidRequest" in bad
@@ -110,6 +110,5 @@ async def test_rows_of_batches_have_their_lines(engine: FakeEngine, caplog: pyte
 async def test_what_machines_ask_all_the_time_is_not_logged(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
-        await http.get(path)
-    assert not caplog.records
+    await http.get(path)
+    assert lines(caplog) == []

@@ -1,0 +1,65 @@
+"""Bodies that are refused, with the errors as `refused/` has them: each names the client's own field.
+
+A file begins with a path and a body, in which the fields of each further line replace those of the same name;
+`$x50` and `$(x)50` stand for 50 times x. A new line gets its error, and others theirs anew, by
+`pytest --inline-snapshot=fix tests/api/test_refusals.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from inline_snapshot import external_file
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import client, embedding_model, served
+from tests.api.talking import told_error
+from tests.api.test_adapters import adapter, find
+from tests.fakes import FAKE_EMBEDDER
+
+FOLDER = Path(__file__).parent / "refused"
+NEVER_STREAM = {"adapters", "control", "embeddings", "generate_batch"}
+
+
+@pytest.fixture
+async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
+    """A model with an adapter, one that embeds, and a database, of which names are asked."""
+    engine = FakeEngine(says="Hello you")
+    await engine.load_adapter(adapter("french"))
+    models = ModelRegistry([served(engine).default, embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder")])
+    options = ApiOptions(max_output_tokens=50, max_sequences=4)
+    async with client(create_api(models, options, jobs=jobs, find_adapter=find).app) as one:
+        yield one
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
+async def test_an_error_names_the_clients_own_field_before_a_stream_begins_too(
+    http: httpx.AsyncClient, name: str
+) -> None:
+    first, *lines = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
+    path, _, base = first.partition(" ")
+    record = f"{first}\n"
+    for line in lines:
+        if line.startswith("{"):
+            body = {**json.loads(base), **json.loads(re.sub(r"\$(?:\((.+?)\)|(.))(\d+)", _repeated, line))}
+            answers = [await http.post(path, json=body)]
+            if name not in NEVER_STREAM:
+                answers.append(await http.post(path, json={"stream": True, **body}))
+            record += f"\n{line}\n"
+            for error in dict.fromkeys(f"{one.status_code} {json.dumps(told_error(one))}" for one in answers):
+                record += f"{error}\n"
+    assert record == external_file(f"refused/{name}.txt")
+
+
+def _repeated(found: re.Match[str]) -> str:
+    return (found[1] or found[2]) * int(found[3])
