@@ -62,23 +62,6 @@ def test_langchain_invokes_and_streams_the_same(langchain: langchain_openai.Chat
     assert "".join(chunk.text for chunk in langchain.stream("hello")) == whole.text
 
 
-async def test_langchain_batches_asynchronously(server: ServerProcess) -> None:
-    async with httpx.AsyncClient() as http:
-        langchain = chat_model(server, max_tokens=12, http_async_client=http)
-        answers = await langchain.abatch([f"Number {i}" for i in range(5)])
-    assert all(answer.content for answer in answers)
-
-
-def test_langchain_may_send_its_hints_and_notes(server: ServerProcess) -> None:
-    hints = {"store": True, "verbosity": "low", "service_tier": "standard", "metadata": {"a": "b"}}
-    said = [
-        messages.HumanMessage([{**NOTED, "index": 0}]),
-        messages.AIMessage([{**NOTED, "index": 0}], additional_kwargs={"refusal": None}),
-        messages.HumanMessage("Go on."),
-    ]
-    assert chat_model(server, **hints).invoke(said).content
-
-
 @pytest.mark.thorough
 def test_langchain_gets_an_object_by_either_api(langchain: langchain_openai.ChatOpenAI) -> None:
     form = langchain.with_structured_output(Level, method="json_schema")
@@ -179,20 +162,6 @@ def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> Non
     assert answer.choices[0].message.content
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("event_loop_of_thread")
-@pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
-def test_litellm_speaks_as_to_ollama(server: ServerProcess) -> None:
-    http = handlers.HTTPHandler()
-    asked: Any = {"model": "ollama_chat/tiny", "api_base": server.url, "max_tokens": 8, "temperature": 0}
-    asked |= {"messages": [{"role": "user", "content": "Hi"}], "client": http}
-    whole = litellm.completion(**asked)
-    told = litellm.completion(**asked, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == whole.choices[0].message.content
-    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 8)
-    http.close()
-
-
 @pytest.fixture(params=["responses", "chat"])
 async def agents_model(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[agents.Model]:
     agents.set_tracing_disabled(True)
@@ -204,7 +173,7 @@ async def agents_model(request: pytest.FixtureRequest, server: ServerProcess) ->
 
 
 @pytest.mark.thorough
-async def test_an_agent_calls_its_two_tools(agents_model: agents.Model) -> None:
+async def test_an_agent_calls_the_tool_that_it_must(agents_model: agents.Model) -> None:
     called: list[str] = []
 
     @agents.function_tool
@@ -219,36 +188,19 @@ async def test_an_agent_calls_its_two_tools(agents_model: agents.Model) -> None:
         called.append("low")
         return "no"
 
-    for name, choice in (("high", "high_water"), ("low", "low_water")):
-        settings = agents.ModelSettings(**SHORT, tool_choice=choice)
-        agent = agents.Agent(
-            name="guard",
-            instructions="Look.",
-            tools=[high_water, low_water],
-            model=agents_model,
-            model_settings=settings,
-        )
-        result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
-        assert called[-1] == name
-        kinds = [item.type for item in result.new_items]
-        assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
-        assert kinds[-1] == "message_output_item"
-
-
-@pytest.mark.thorough
-async def test_an_agent_hands_over_to_one_that_answers_in_a_form(agents_model: agents.Model) -> None:
-    measurer = agents.Agent(
-        name="measurer",
-        instructions="Say how high.",
-        output_type=Level,
+    settings = agents.ModelSettings(**SHORT, tool_choice="low_water")
+    agent = agents.Agent(
+        name="guard",
+        instructions="Look.",
+        tools=[high_water, low_water],
         model=agents_model,
-        model_settings=agents.ModelSettings(**SHORT),
+        model_settings=settings,
     )
-    settings = agents.ModelSettings(**SHORT, tool_choice="required")
-    desk = agents.Agent(name="desk", handoffs=[measurer], model=agents_model, model_settings=settings)
-    result = await agents.Runner.run(desk, "How high is the water?", max_turns=3)
-    assert result.last_agent is measurer
-    assert isinstance(result.final_output, Level)
+    result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
+    assert called == ["low"]
+    kinds = [item.type for item in result.new_items]
+    assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
+    assert kinds[-1] == "message_output_item"
 
 
 @pytest.mark.thorough
