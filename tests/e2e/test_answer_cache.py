@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import httpx
 import pytest
 
 from tests.e2e.serving import key_file, sdk
-from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
@@ -118,12 +116,15 @@ TINY_OPTIONS = ("--ctx-size", "512", "--cache-mb", "0")
 
 
 def complete(server: ServerProcess) -> tuple[str, str]:
-    body = {"prompt": "x", "max_tokens": 9, "seed": 3}
-    while (answer := httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)).headers[
-        "x-cache"
-    ] == "bypass":  # the store came late, on a machine that is busy elsewhere
-        time.sleep(0.1)
-    return answer.headers["x-cache"], answer.json()["choices"][0]["text"]
+    """It is asked again where the store came late, on a machine that is busy elsewhere."""
+    body, answers = {"prompt": "x", "max_tokens": 9, "seed": 3}, list[httpx.Response]()
+
+    def is_cached_or_missed() -> bool:
+        answers.append(httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S))
+        return bool(answers[-1].headers["x-cache"] != "bypass")
+
+    wait_until(is_cached_or_missed)
+    return answers[-1].headers["x-cache"], answers[-1].json()["choices"][0]["text"]
 
 
 def test_kill_9_forgets_nothing_and_another_file_answers_itself(tmp_path: Path) -> None:
@@ -144,19 +145,6 @@ def test_kill_9_forgets_nothing_and_another_file_answers_itself(tmp_path: Path) 
         assert complete(third)[0] == "miss"
 
 
-@pytest.mark.slow
-def test_two_servers_share_redis_and_neither_fails_without_it(tmp_path: Path) -> None:
-    with RedisServer() as redis:
-        options = ("--model", str(tiny_model_path()), "--answer-cache", redis.url, *TINY_OPTIONS)
-        with ServerProcess(*options) as one, ServerProcess(*options) as two:
-            said, text = complete(one)
-            kept(two, 1)
-            assert (said, complete(two)) == ("miss", ("exact", text))
-            redis.kill()
-            assert [complete(two)[0] for _ in range(3)] == ["miss"] * 3
-            two.wait_for("(all is computed until it is back)")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -165,12 +153,7 @@ def test_two_servers_share_redis_and_neither_fails_without_it(tmp_path: Path) ->
             ("--semantic-cache", "0.95", "--semantic-cache-model", "x"),
             "--semantic-cache-model: there is no model 'x'",
         ),
-        (("--semantic-cache", "0.95", "--semantic-cache-model", "tiny"), "it does not embed"),
-        (("--semantic-cache", "1.5"), "--semantic-cache: "),
-        (("--semantic-cache", "nan"), "--semantic-cache: "),
-        (("--semantic-cache-model", "tiny"), "needs --semantic-cache"),
         (("--answer-cache", "http://x"), "--answer-cache: expected"),
-        (("--answer-cache", "memory", "--answer-cache-ttl", "0"), "--answer-cache-ttl: "),
     ],
 )
 def test_what_cannot_be_is_one_line_at_start(options: tuple[str, ...], said: str) -> None:

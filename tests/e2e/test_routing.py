@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S
-from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -83,20 +80,3 @@ def test_a_cascade_answers_as_the_model_does_that_it_names(client: openai.OpenAI
         plain = client.chat.completions.create(model=model, **STORY)
         assert answer == plain.choices[0].message.content
         assert streamed(client, router) == (model, answer)
-
-
-def test_a_classifier_can_write_nothing_but_a_route(server: ServerProcess, client: openai.OpenAI) -> None:
-    who, why, _ = asked(client, "asks")
-    assert (who in ("small", "large"), why) == (True, f"{who}: large says so")
-    metrics = httpx.get(server.url + "/metrics").text
-    assert f'ocs_routed_requests_total{{model="{who}",router="asks",why="classified"}} 1.0' in metrics
-
-
-def test_a_router_that_leads_nowhere_is_one_line_at_start(tmp_path: Path) -> None:
-    router = 'router = { a = "one", b = "two", by = "shares", shares = { weights = { a = 1 } } }'
-    (tmp_path / "c.toml").write_text(f"[models.auto]\n{router}")
-    options = ("--model", f"one={tiny_model_path()}", "--config", str(tmp_path / "c.toml"))
-    done = run("serve", "--port", "0", "--jobs-db", "none", *options)
-    assert done.returncode == 2
-    said = "openai-cpu-server: [models.auto] router: b = 'two': there is no such model; there is one\n"
-    assert done.stderr.endswith(said)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,7 @@ from tests.e2e.test_several_models import replace
 from tests.llama.odd_models import split
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [
     pytest.mark.native,
@@ -97,8 +96,7 @@ def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
             f"{server.url}/v1/models/tiny/load", params={"reload": "true"}, timeout=DEADLINE_S
         )
         assert answer.status_code == 200, answer.text
-        while psutil.pid_exists(old):  # it ends what it has begun
-            time.sleep(0.05)
+        wait_until(lambda: not psutil.pid_exists(old))  # it ends what it has begun
         assert answered(server, "tiny:late").json()["choices"] == before
         assert answered(server, "tiny").status_code == 200
     (kept,) = tmp_path.glob("openai-cpu-server/prefixes/tiny-*/cells")

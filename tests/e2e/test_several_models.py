@@ -169,22 +169,6 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
         assert answer(server, "two")
 
 
-@pytest.mark.slow
-def test_an_only_model_is_replaced_too_and_stays_where_the_new_file_is_broken(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    shutil.copy(TINY, path)
-    with ServerProcess("--model", str(path), "--ctx-size", "1024") as server:
-        wanted = answer(server, "model")
-        replace(path, "no model")
-        assert post(server, "/v1/models/model/load").json()["error"]["code"] == "model_not_loaded"
-        assert answer(server, "model") == wanted
-        replace(path, TINY)
-        assert post(server, "/v1/models/model/load").json()["state"] == "ready"
-        assert answer(server, "model") == wanted
-        assert post(server, "/v1/models/model/unload").json()["state"] == "asleep"
-        assert answer(server, "model") == wanted
-
-
 def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_text("no model")

@@ -60,21 +60,3 @@ async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed(
         assert [num_tokens(events) for events in await asyncio.gather(*rows)] == [200] * 4
         assert (a.status().restarts, b.status().restarts) == (0, 1)
         await eventually(lambda: cores.holder is None)
-
-
-@pytest.mark.slow
-async def test_a_model_loads_beside_a_stream_and_is_killed_while_it_loads() -> None:
-    """Its kernels are proved and its weights rearranged in pieces, as batch work: nobody waits for it."""
-    cores = SharedCores(batch_floor=0.5)
-    one, other = cores.join("one"), cores.join("other")
-    async with running(engine(one)) as a:
-        stream = asyncio.create_task(collect(a, asked("person", 4000)))
-        await eventually(lambda: one.used_s(INTERACTIVE) > 0)
-        doomed = engine(other, repack=True)
-        task = asyncio.create_task(doomed.run())
-        await eventually(lambda: other.used_s(BATCH) > 0)
-        await doomed.close()
-        await task
-        async with running(engine(cores.join("other"), repack=True)) as b:
-            assert num_tokens(await collect(b, asked("question", 10))) == 10
-        assert num_tokens(await stream) == 4000

@@ -257,18 +257,6 @@ class TestOllamasClient:
         counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json=chat).json()
         assert counted == {"input_tokens": meant.prompt_eval_count}
 
-    def test_a_name_may_have_a_template_of_ollamas(self, parts: Any) -> None:
-        _, client, _ = parts
-        greedy = {"temperature": 0.0, "num_predict": 6}
-        client.create(
-            "asks", from_="first", template="Q: {{ .Prompt }}\nA: {{ .Response }}", parameters=greedy
-        )
-        meant = client.generate("first", "Q: Hi.\nA: ", raw=True, options=greedy)
-        told = client.chat("asks", ASKED)
-        assert (told.message.content, told.prompt_eval_count) == (meant.response, meant.prompt_eval_count)
-        sent = client.generate("first", "Hi.", template="Q: {{ .Prompt }}\nA: ", options=greedy)
-        assert sent.response == meant.response
-
     def test_names_are_kept_for_the_next_start(self, parts: Any) -> None:
         _, client, place = parts
         client.create("kept", from_="first", system=SYSTEM)

@@ -65,12 +65,3 @@ def test_a_schema_or_a_demanded_call_is_for_what_follows_the_thoughts(
     calls = choice.message.tool_calls
     assert 1 <= json.loads(calls[0].function.arguments if calls else choice.message.content)["rating"] <= 5
     assert choice.message.model_extra["reasoning"]
-
-
-def test_without_thinking_a_schema_begins_at_once(thinker: openai.OpenAI) -> None:
-    answer = thinker.chat.completions.create(
-        **ASKED, max_tokens=100, response_format=FORMAT, reasoning_effort="none"
-    )
-    assert 1 <= json.loads(answer.choices[0].message.content)["rating"] <= 5
-    assert "reasoning" not in answer.choices[0].message.model_extra
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 0

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.e2e.serving import num_live, tiny_server
+from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
@@ -68,22 +65,3 @@ async def test_a_page_sends_its_key_as_a_subprotocol(locked: ServerProcess) -> N
         await socket.send(json.dumps({**ASK, "request_id": "a"}))
         await until_done(socket, "a")
     assert not any("s3cret" in line for line in locked.lines)
-
-
-async def test_a_refused_handshake_has_an_error_object(locked: ServerProcess) -> None:
-    with pytest.raises(websockets.InvalidStatus) as refused:
-        async with opened(locked):
-            pass
-    assert refused.value.response.status_code == 401
-    assert json.loads(refused.value.response.body or b"")["error"]["code"] == "invalid_api_key"
-
-
-async def test_who_stops_reading_is_dropped_and_its_work_ends(locked: ServerProcess) -> None:
-    long = {**ASK, "max_tokens": 3000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
-    async with with_key(locked, max_queue=1) as socket:
-        for name in ("a", "b"):
-            await socket.send(json.dumps({**long, "request_id": name}))
-        for is_so in (lambda: num_live(locked), lambda: not num_live(locked)):
-            await asyncio.to_thread(wait_until, is_so)
-        with pytest.raises(websockets.ConnectionClosedError):
-            assert not [message async for message in socket]
