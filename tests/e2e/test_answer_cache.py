@@ -105,13 +105,6 @@ def test_what_is_another_question_is_asked(server: ServerProcess) -> None:
     assert ask(server, ONE, temperature=0)[0] == "exact"
 
 
-def test_it_is_wrong_where_the_docs_say_so(server: ServerProcess) -> None:
-    clear(server)
-    ask(server, "Did the dog bite the man?", temperature=0)
-    kept(server, 1)
-    assert ask(server, "Did the man bite the dog?", temperature=0)[0] == "semantic; similarity=0.98"
-
-
 TINY_OPTIONS = ("--ctx-size", "512", "--cache-mb", "0")
 
 

@@ -31,44 +31,8 @@ def post(url: str, path: str, **body: object) -> dict[str, Any]:
     return answer
 
 
-def tokens(url: str, messages: list[dict[str, object]]) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = post(url, "/tokenize", messages=messages, with_pieces=True)["tokens"]
-    return told
-
-
 def chat(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
-
-
-def parts(text: str) -> dict[str, object]:
-    return {"role": "user", "content": [{"type": "text", "text": text}]}
-
-
-def after_a_call(text: str) -> list[dict[str, object]]:
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    return [
-        chat("Look!"),
-        {"role": "assistant", "content": text, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": text},
-    ]
-
-
-@pytest.mark.parametrize("name", ["system", "user", "parts", "answer", "call", "name"])
-def test_a_rendered_conversation_has_the_templates_own_control_tokens(url: str, name: str) -> None:
-    def messages(text: str) -> list[dict[str, object]]:
-        return {
-            "system": [{"role": "system", "content": text}, chat("Hi")],
-            "user": [chat(text)],
-            "parts": [parts(text)],
-            "answer": [chat("Hi"), {"role": "assistant", "content": text}, chat("And?")],
-            "call": after_a_call(text),
-            "name": [{**chat("Hi"), "name": "web"}, chat(text)],
-        }[name]
-
-    plain, spelt = tokens(url, messages("plain")), tokens(url, messages(SPELT))
-    for mark in ("<|im_start|>", "<|im_end|>"):
-        assert sum(token["piece"] == mark for token in spelt) == sum(t["piece"] == mark for t in plain)
-    assert SPELT in "".join(str(token["piece"]) for token in spelt)
 
 
 def as_text(url: str, text: str) -> int:
@@ -96,13 +60,3 @@ def test_each_family_counts_them_as_text(url: str, family: str) -> None:
 
     # A control token more would make the prompt several tokens shorter.
     assert prompt_tokens(SPELT) - prompt_tokens("x") > as_text(url, SPELT) - CONTROLS - 2
-
-
-def test_the_second_turn_finds_the_first_one_computed(url: str) -> None:
-    first = [chat(SPELT + " What does it say? " * 20)]
-    answer = post(url, "/v1/chat/completions", messages=first, max_tokens=8, temperature=0)
-    said = answer["choices"][0]["message"]["content"]
-    second = [*first, {"role": "assistant", "content": said}, chat("Go on.")]
-    again = post(url, "/v1/chat/completions", messages=second, max_tokens=1)
-    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= answer["usage"]["prompt_tokens"] - 4

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.serving import key_file, num_live
+from tests.e2e.serving import num_live
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
@@ -90,26 +88,24 @@ def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
         assert server.status()["restarts"] == 1
 
 
-@pytest.mark.slow
 def test_by_hand() -> None:
     with ServerProcess(*TWO) as server:
-        assert post(server, "/v1/models/two/load").json()["state"] == "ready"
-        assert post(server, "/v1/models/two/load").json()["state"] == "ready"
-        assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
-        assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
-        later = post(server, "/v1/models/two/load?wait=false")
-        assert (later.status_code, later.json()["state"]) == (202, "loading")
+        for _ in range(2):
+            assert post(server, "/v1/models/two/load").json()["state"] == "ready"
+        for _ in range(2):
+            assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
+        assert post(server, "/v1/models/two/load?wait=false").status_code == 202
         wait_until(lambda: state(server, "two") == "ready")
         unknown = post(server, "/v1/models/three/load")
         assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
-        for wrong in ("wait=perhaps", "force=true"):
-            assert post(server, f"/v1/models/two/load?{wrong}").status_code == 400
-        with httpx.stream(
-            "POST", server.url + "/v1/completions", json={**QUESTION, "max_tokens": 300, "stream": True}
-        ) as stream:
-            lines = stream.iter_lines()  # without a name it would be closed at once, and the stream with it
-            next(lines)
+        assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
+        engines_of(server.process.pid)[0].suspend()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(answer, server, "one")
+            wait_until(lambda: num_live(server) == 1)
             assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
+            engines_of(server.process.pid)[0].resume()
+            assert waiting.result()
 
 
 def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
@@ -184,49 +180,3 @@ def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:
         assert answer(server, "bad") == answer(server, "one")
         metrics = httpx.get(server.url + "/metrics").text
         assert 'ocs_model_state{model="bad",state="ready"} 1.0' in metrics
-
-
-@pytest.mark.slow
-def test_the_models_of_a_folder_come_when_they_are_asked_for(tmp_path: Path) -> None:
-    """And go; a key sees its own; what is damaged costs its model alone, until it is mended."""
-    folder, old_s = tmp_path / "models", time.time() - 100
-
-    def put(name: str, content: bytes) -> None:
-        new = folder / "new"
-        new.write_bytes(content)
-        os.utime(new, (old_s, old_s))
-        new.replace(folder / name)
-
-    def listed(key: str = "all") -> dict[str, str]:
-        answered = httpx.get(server.url + "/v1/models", headers={"x-api-key": key}).json()
-        return {one["id"]: one["state"] for one in answered["data"]}
-
-    def asked(model: str, key: str = "all") -> tuple[int, str]:
-        body, headers = {**QUESTION, "max_tokens": 1, "model": model}, {"x-api-key": key}
-        reply = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
-        return reply.status_code, reply.text
-
-    folder.mkdir()
-    whole = TINY.read_bytes()
-    for name in ("a.gguf", "b.gguf"):
-        put(name, whole)
-    put("cut.gguf", whole[:100_000])
-    keys = key_file(tmp_path / "keys", {"all": "admin = true", "one": 'models = ["b"]'})
-    options = ("--models-dir", str(folder), "--ctx-size", "512", "--cache-mb", "4", "--api-keys", str(keys))
-    with ServerProcess(*options, is_ready_at_once=True) as server:
-        assert listed() == {"a": "asleep", "b": "asleep", "cut": "failed"}
-        assert num_engines(server) == 0
-        assert listed("one") == {"b": "asleep"}
-        assert asked("a", "one")[0] == 404
-        assert asked("b:latest", "one")[0] == 200
-        assert listed() == {"a": "asleep", "b": "ready", "cut": "failed"}
-        status, said = asked("cut")
-        assert (status, "the file at 100,000" in said) == (503, True)
-        tags = httpx.get(server.url + "/api/tags", headers={"x-api-key": "all"}).json()["models"]
-        assert {one["name"]: one["size"] for one in tags}["cut"] == 100_000
-        put("c.gguf", whole)
-        (folder / "b.gguf").unlink()
-        wait_until(lambda: "c" in listed())
-        assert "b" not in listed()
-        put("cut.gguf", whole)
-        wait_until(lambda: asked("cut")[0] == 200)
