@@ -47,7 +47,8 @@ def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_p
         wait_until(lambda: num_live(server) == 9)
         server.engine.kill()
         assert all(future.result() == alone[name] for name, future in futures)
-        assert server.status()["restarts"] == 1
+        status = server.status()
+        assert (status["restarts"], status["last_restart"]["cause"]) == (1, "SIGKILL")
         listed = {card.id: card.model_dump()["parent"] for card in client.models.list()}
         assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}
         body = {"name": "new", "path": "2.gguf"}

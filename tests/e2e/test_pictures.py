@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +98,10 @@ def refusal(server: ServerProcess, url: str, **more: object) -> dict[str, str]:
 def test_a_model_that_sees_says_so_and_counts_what_it_sees(client: openai.OpenAI) -> None:
     (card,) = client.models.list().data
     assert card.architecture["input_modalities"] == ["text", "image"]  # type: ignore[attr-defined]
-    first = client.chat.completions.create(
-        model="model", messages=shown(uri(plain())), max_tokens=4, temperature=0
-    )
-    again = client.chat.completions.create(
-        model="model", messages=shown(uri(plain())), max_tokens=4, temperature=0
-    )
+    asked: Any = {"model": "model", "messages": shown(uri(plain())), "max_tokens": 4, "temperature": 0}
+    first, again = (client.chat.completions.create(**asked) for _ in range(2))
     details = again.usage.prompt_tokens_details
-    assert details.image_tokens == 16  # type: ignore[attr-defined]
+    assert details.image_tokens == 16
     assert details.cached_tokens == again.usage.prompt_tokens - 1
     assert first.choices[0].message.content == again.choices[0].message.content
 
@@ -168,26 +165,23 @@ def _exif(*, tag: int, kind: int) -> bytes:
     return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2) + fields + bytes(12)
 
 
-def test_responses_keep_pictures_for_later_turns(client: openai.OpenAI) -> None:
-    parts = [
-        {"type": "input_text", "text": "What is it? " * 20},
-        {"type": "input_image", "image_url": uri(plain()), "detail": "low"},
-    ]
-    first = client.responses.create(
-        model="model",
-        input=[{"role": "user", "content": parts}],  # type: ignore[list-item, misc]
-        max_output_tokens=6,
-        temperature=0,
-    )
-    assert first.usage.input_tokens_details.image_tokens == 16  # type: ignore[union-attr, attr-defined]
-    later = client.responses.create(
-        model="model", previous_response_id=first.id, input="And now?", max_output_tokens=6, temperature=0
-    )
-    assert later.usage is not None
-    assert later.usage.input_tokens_details.image_tokens == 16  # type: ignore[attr-defined]
-    assert later.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 8  # type: ignore[union-attr]
-    items = client.responses.input_items.list(first.id).data
-    assert items[0].content[1].type == "input_image"  # type: ignore[union-attr]
+def test_responses_keep_pictures_and_uploads_are_shown_by_their_ids(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("red.png", plain()), purpose="vision")
+    ask: Any = partial(client.responses.create, model="model", max_output_tokens=6)
+    text = {"type": "input_text", "text": "What is it? " * 20}
+    for source in ({"image_url": uri(plain())}, {"file_id": file.id}):
+        part = {"type": "input_image", "detail": "low", **source}
+        first = ask(input=[{"role": "user", "content": [text, part]}])
+        assert first.usage.input_tokens_details.image_tokens == 16
+        later = ask(previous_response_id=first.id, input="And now?").usage
+        assert later.input_tokens_details.image_tokens == 16
+        assert later.input_tokens_details.cached_tokens >= first.usage.input_tokens - 8
+        items: Any = client.responses.input_items.list(first.id).data
+        assert items[0].content[1].type == "input_image"
+    client.files.delete(file.id)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        ask(input=[{"role": "user", "content": [text, part]}])
+    assert refusal.value.code == "file_not_found"
 
 
 def test_messages_and_their_results_show_pictures(server: ServerProcess) -> None:
@@ -211,32 +205,11 @@ def test_messages_and_their_results_show_pictures(server: ServerProcess) -> None
 
 
 def test_ollamas_clients_show_pictures(server: ServerProcess) -> None:
-    image = base64.b64encode(plain()).decode()
     shows = httpx.post(f"{server.url}/api/show", json={"model": "model"}).json()
     assert "vision" in shows["capabilities"]
-    options = {"num_predict": 5}
-    message = {"role": "user", "content": "What?", "images": [image]}
-    chat = {"model": "model", "messages": [message], "stream": False, "options": options}
-    made = httpx.post(f"{server.url}/api/chat", json=chat).json()
-    assert made["eval_count"] == 5
-    text = {"model": "model", "prompt": "What?", "images": [image], "stream": False, "options": options}
-    assert httpx.post(f"{server.url}/api/generate", json=text).json()["prompt_eval_count"] > 16
-
-
-def test_uploads_are_shown_to_their_owner_by_their_ids(server: ServerProcess, client: openai.OpenAI) -> None:
-    file = client.files.create(file=("red.png", plain()), purpose="vision")
-    assert file.purpose == "vision"
-    part = {"type": "input_image", "file_id": file.id, "detail": "auto"}
-    asked = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
-    made = client.responses.create(model="model", input=asked, max_output_tokens=4)  # type: ignore[arg-type]
-    assert made.usage.input_tokens_details.image_tokens == 16  # type: ignore[union-attr, attr-defined]
-    block = {"type": "image", "source": {"type": "file", "file_id": file.id}}
-    body = {"model": "model", "max_tokens": 3, "messages": [{"role": "user", "content": [block]}]}
-    assert httpx.post(f"{server.url}/v1/messages", json=body).status_code == 200
-    client.files.delete(file.id)
-    with pytest.raises(openai.BadRequestError) as refusal:
-        client.responses.create(model="model", input=asked)  # type: ignore[arg-type]
-    assert refusal.value.code == "file_not_found"
+    message = {"role": "user", "content": "What?", "images": [base64.b64encode(plain()).decode()]}
+    chat = {"model": "model", "messages": [message], "stream": False, "options": {"num_predict": 5}}
+    assert httpx.post(f"{server.url}/api/chat", json=chat).json()["prompt_eval_count"] > 16
 
 
 def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.OpenAI, folder: Path) -> None:
@@ -245,18 +218,8 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
     assert answer(client, (folder / "media" / "red.png").as_uri()) == red
     for url in ("file://red.png", "file:////red.png", "file://./red.png"):
         assert answer(client, url) == red
-    for path in (
-        "../secret.png",
-        "//../secret.png",
-        "///secret.png",
-        "//out.png",
-        "out.png",
-        "",
-        "none.png",
-        "/etc/passwd",
-        "a%00b",
-        ".",
-    ):
+    outside = ("../secret.png", "//../secret.png", "///secret.png", "//out.png", "out.png", "/etc/passwd")
+    for path in (*outside, "", "none.png", "a%00b", "."):
         assert "no such file" in refusal(server, f"file:{path}")["message"], path
 
 
@@ -320,9 +283,9 @@ def test_pictures_of_a_conversation_are_bounded_together(server: ServerProcess) 
     got = httpx.post(server.url + CHAT, json=_large(range(3)), timeout=DEADLINE_S)
     assert got.status_code == 200, got.text
     got = httpx.post(server.url + CHAT, json=_large(range(5)), timeout=DEADLINE_S)
-    assert got.status_code == 400
-    assert (got.json()["error"]["code"], got.json()["error"]["param"]) == (
-        "image_too_large",
+    error = got.json()["error"]
+    assert (got.status_code, error["code"], error["param"]) == (
+        *(400, "image_too_large"),
         "messages[0].content[3]",
     )
 

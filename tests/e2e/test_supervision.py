@@ -46,7 +46,7 @@ def num_tokens(lines: list[str]) -> int:
 
 
 def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
-    """One that is killed: tests/e2e/test_process.py."""
+    """One that is killed: tests/e2e/test_adapters.py."""
     with tiny_server("--hang-seconds", "2") as server:
         engine = server.engine
         with streaming(server, 300) as lines:
