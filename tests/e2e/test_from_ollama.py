@@ -12,7 +12,6 @@ import pytest
 
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS
 from openai_cpu_server.model_source.names import parse_hub_name
-from tests import warm
 from tests.docs.markdown import DOCS, ROOT, blocks
 from tests.hub_stand_in import Repo, running
 from tests.server_process import ServerProcess
@@ -68,25 +67,6 @@ def test_the_transcript_is_what_the_script_does(place: _Place) -> None:
     verbs = {command.split()[1] for command, _, _ in done_steps if command.startswith("ollama ")}
     asked = {command.split()[1] for command in rows() if command.startswith("ollama ")}
     assert asked - verbs == {"serve"}
-
-
-def test_commands_without_a_server_are_there(place: _Place) -> None:
-    def said(*arguments: str) -> str:
-        done = warm.run(*arguments, env=place.env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
-
-    told = " ".join(rows().values())
-    for command in ("pull llama3.2:3b", "pull hf:OWNER/REPO:QUANT", "list", "inspect NAME", "rm NAME"):
-        assert f"`openai-cpu-server {command}`" in told
-    said("pull", "llama3.2:3b")
-    said("pull", "hf:acme/tiny:Q4_0")
-    listed = said("list")
-    assert "llama-3.2-3b" in listed
-    assert "acme/tiny" in listed
-    assert "architecture" in said("inspect", "llama3.2:3b")
-    said("rm", "llama3.2:3b")
-    assert "llama-3.2-3b" not in said("list")
 
 
 def test_options_in_place_of_ollamas_variables_are_taken(place: _Place) -> None:

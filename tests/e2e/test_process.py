@@ -114,22 +114,6 @@ def test_a_port_that_is_taken(server: ServerProcess) -> None:
     assert "cannot listen" in start_failure("--model", str(tiny_model_path()), "--port", port)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--port", "x"], "--port"),
-        (["--kv-type", "q1"], "kv-type"),
-        (["--bogus"], "--bogus"),
-        (["--speculation", "sometimes"], "--speculation"),
-    ],
-)
-def test_options_that_are_wrong(options: list[str], named: str) -> None:
-    done = run("serve", *options)
-    assert done.returncode == 2
-    assert named in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr
-
-
 def test_a_signal_ends_everything_with_a_line_of_totals() -> None:
     with ServerProcess("--model", str(tiny_model_path())) as server:
         engine = server.engine

@@ -88,10 +88,3 @@ def test_it_calls_the_tool_that_fits_though_its_template_knows_no_tools(client: 
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
     told = answer(client, [*asked, choice.message, result], tools=TOOLS, tool_choice="none")
     assert "sunny" in told.choices[0].message.content
-
-
-def test_what_repeats_itself_is_drafted(client: openai.OpenAI) -> None:
-    beads = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 20, "maxItems": 20}
-    told = answer(client, said("Name the beads."), response_format=by_schema(beads))
-    assert len(json.loads(told.choices[0].message.content)) == 20
-    assert 0 < told.timings["draft_n_accepted"] <= told.timings["draft_n"]

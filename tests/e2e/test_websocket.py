@@ -56,12 +56,3 @@ async def test_several_at_once_answer_as_a_post_does(locked: ServerProcess) -> N
             await socket.send(json.dumps({**ASK, "request_id": name}))
         texts = await until_done(socket, *names)
     assert set(texts.values()) == {alone}
-
-
-async def test_a_page_sends_its_key_as_a_subprotocol(locked: ServerProcess) -> None:
-    offered = ["openai-chat-completions", "openai-insecure-api-key.s3cret"]
-    async with opened(locked, subprotocols=offered) as socket:
-        assert socket.subprotocol == "openai-chat-completions"
-        await socket.send(json.dumps({**ASK, "request_id": "a"}))
-        await until_done(socket, "a")
-    assert not any("s3cret" in line for line in locked.lines)
