@@ -28,13 +28,14 @@ def body(max_tokens: int) -> dict[str, object]:
 
 
 @contextmanager
-def streaming(server: ServerProcess, max_tokens: int) -> Iterator[Iterator[str]]:
-    """Lines of a stream whose first has come."""
+def streaming(server: ServerProcess, max_tokens: int) -> Iterator[tuple[str, Iterator[str]]]:
+    """The first line of a stream, which has come, and those that follow."""
     url = server.url + "/v1/completions"
     with httpx.stream("POST", url, json=body(max_tokens), timeout=DEADLINE_S) as stream:
         lines = stream.iter_lines()
-        assert next(lines).startswith("data: ")
-        yield lines
+        first = next(lines)
+        assert first.startswith("data: ")
+        yield first, lines
 
 
 def num_tokens(lines: list[str]) -> int:
@@ -49,10 +50,16 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
     """One that is killed: tests/e2e/test_adapters.py."""
     with tiny_server("--hang-seconds", "2") as server:
         engine = server.engine
-        with streaming(server, 300) as lines:
+        with streaming(server, 300) as (first, lines):
             engine.suspend()
-            assert num_tokens(list(lines)) == 300
+            told = [first, *lines]
+        assert num_tokens(told) == 300
         assert not engine.is_running()
+        plain = {**body(300), "stream": False, "stream_options": None}
+        whole = httpx.post(server.url + "/v1/completions", json=plain, timeout=DEADLINE_S).json()
+        chunks = [json.loads(line.removeprefix("data: ")) for line in told if line.startswith("data: {")]
+        text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+        assert text == whole["choices"][0]["text"]
         assert "no progress for 2 s" in "".join(server.lines)
 
 
@@ -106,7 +113,10 @@ def test_a_signal_drains(number: signal.Signals) -> None:
     with tiny_server(*options) as server, sdk(server) as client:
         batch = begin(client, jsonl([slow_row(number) for number in range(40)]))
         until_some_are_done(client, batch.id, 1)
-        with streaming(server, 300) as lines, httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http:
+        with (
+            streaming(server, 300) as (_, lines),
+            httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http,
+        ):
             server.engine.suspend()
             server.process.send_signal(number)
             wait_until(lambda: http.get("/ready").status_code == 503)
@@ -140,7 +150,7 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
 ) -> None:
     with tiny_server("--drain-seconds", drain_s, "--hang-seconds", "0") as server:
         engine = server.engine
-        with streaming(server, 4000) as lines:
+        with streaming(server, 4000) as (_, lines):
             engine.suspend()  # else the stream might come to its end before the signal
             server.process.send_signal(signal.SIGTERM)
             for _ in range(more_signals):
