@@ -133,14 +133,10 @@ def get_weather(city: str) -> str:
     return f"It is sunny in {city}."
 
 
-@pytest.fixture(scope="module")
-def langchain(server: ServerProcess) -> langchain_anthropic.ChatAnthropic:
-    return langchain_anthropic.ChatAnthropic(
+def test_langchain_calls_a_tool_and_goes_on(server: ServerProcess) -> None:
+    langchain = langchain_anthropic.ChatAnthropic(
         base_url=server.url, api_key="none", model_name="tiny", max_tokens=120, temperature=0
     )
-
-
-def test_langchain_calls_a_tool_and_goes_on(langchain: langchain_anthropic.ChatAnthropic) -> None:
     asked = langchain.bind_tools([get_weather], tool_choice="any").invoke("How is the weather?")
     assert isinstance(asked, messages.AIMessage)
     call = asked.tool_calls[0]

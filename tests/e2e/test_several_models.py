@@ -163,20 +163,3 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
         assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] != before
         assert state(server, "two") == "asleep"
         assert answer(server, "two")
-
-
-def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:
-    path = tmp_path / "broken.gguf"
-    path.write_text("no model")
-    with ServerProcess("--model", f"one={TINY}", "--model", f"bad={path}", "--cache-mb", "8") as server:
-        answer(server, "one")
-        health = server.status()
-        assert (health["status"], health["models"]["bad"]["state"]) == ("degraded", "failed")
-        refused = httpx.post(server.url + "/v1/completions", json={**QUESTION, "model": "bad"})
-        assert (refused.status_code, "not a GGUF file" in refused.text) == (503, True)
-        assert post(server, "/v1/models/bad/load").json()["error"]["code"] == "model_not_loaded"
-        shutil.copy(TINY, path)
-        assert post(server, "/v1/models/bad/load").json()["state"] == "ready"
-        assert answer(server, "bad") == answer(server, "one")
-        metrics = httpx.get(server.url + "/metrics").text
-        assert 'ocs_model_state{model="bad",state="ready"} 1.0' in metrics

@@ -27,18 +27,18 @@ PERSON: Any = {
 }
 
 
-def tool(name: str, description: str, parameter: str) -> Any:
-    parameters = {
+def tool(name: str, parameter: str) -> Any:
+    properties = {parameter: {"type": "string", "maxLength": 40}}
+    schema = {
         "type": "object",
-        "properties": {parameter: {"type": "string", "maxLength": 40}},
+        "properties": properties,
         "required": [parameter],
         "additionalProperties": False,
     }
-    described = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": described}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-TOOLS = [tool("get_weather", "The weather in a city", "city"), tool("send_email", "Send an email", "to")]
+TOOLS = [tool("get_weather", "city"), tool("send_email", "to")]
 
 
 @pytest.fixture(scope="module")

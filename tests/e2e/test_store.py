@@ -3,7 +3,6 @@ client. The hub is on loopback."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -104,44 +103,35 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         assert httpx.delete(f"{server.url}/v1/models/first").status_code == 400
 
 
-def test_who_asks_for_what_is_coming_joins_it(place: Place, hub: Hub) -> None:
-    body = {"model": "hf:acme/large", "stream": True}
+def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: Place, hub: Hub) -> None:
+    with place.server("--allow-pull") as server, httpx.Client(timeout=DEADLINE_S) as http:
 
-    async def told(client: httpx.AsyncClient) -> str:
-        async with client.stream("POST", "/v1/models/pull", json=body) as first:
-            begun = first.aiter_lines()  # kept: what forgets it closes the stream
-            await anext(begun)
-            await asyncio.to_thread(hub.stalled.wait, DEADLINE_S)
-            async with client.stream("POST", "/v1/models/pull", json=body) as second:
-                lines = second.aiter_lines()
-                assert json.loads((await anext(lines)).removeprefix("data: "))["status"] != "asking"
-                await begun.aclose()  # type: ignore[attr-defined]
-                await first.aclose()
-                hub.released.set()
-                return [line async for line in lines if line][-1]
+        def pulling(model: str) -> Any:
+            body = {"model": model, "stream": True}
+            return http.stream("POST", f"{server.url}/v1/models/pull", json=body)
 
-    async def stay(server: ServerProcess) -> str:
-        async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
-            return await told(client)
-
-    with place.server("--allow-pull") as server:
         hub.stall_after = 200_000
-        assert json.loads(asyncio.run(stay(server)).removeprefix("data: "))["status"] == "success"
+        with pulling("hf:acme/large") as first, pulling("hf:acme/large") as second:
+            begun, lines = first.iter_lines(), second.iter_lines()  # without names they would be closed
+            next(begun)
+            assert hub.stalled.wait(DEADLINE_S)
+            next(lines)
+            first.close()
+            hub.released.set()
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["status"] == "success"
         assert names(server) == ["first", "hf:acme/large"]
         assert hub.downloads() == ["tiny.gguf"] * 2  # the connection broke once
 
-
-def test_it_ends_with_the_last_who_listens(place: Place, hub: Hub) -> None:
-    with place.server("--allow-pull") as server:
         hub.stall_after = 1000
-        body = {"model": "hf:acme/tiny", "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=DEADLINE_S):
+        hub.stalled.clear()
+        hub.released.clear()
+        with pulling("hf:acme/tiny"):
             assert hub.stalled.wait(DEADLINE_S)
-            (pulling,) = [
-                child for child in psutil.Process(server.process.pid).children() if "pull" in child.cmdline()
-            ]
-        pulling.wait(timeout=DEADLINE_S)
-        assert names(server) == ["first"]
+            children = psutil.Process(server.process.pid).children()
+            (child,) = (child for child in children if "pull" in child.cmdline())
+        child.wait(timeout=DEADLINE_S)
+        assert names(server) == ["first", "hf:acme/large"]
 
 
 def test_without_the_option_nobody_changes_the_models(server: ServerProcess) -> None:
