@@ -269,7 +269,7 @@ def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_pat
     attachable(page)
     page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
     for event in ("paste", "drop"):
-        composer(page).evaluate(GIVE, event)
+        composer(page).evaluate(GIVE, [event, f"{event}.png"])
     chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
     expect(chips.locator("img.thumb")).to_have_count(3)
     page.get_by_role("button", name="Remove drop.png").click()
@@ -297,7 +297,7 @@ def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
     wait_until(lambda: composer(page).press("Enter") or asked.count())  # some come while it is read
     expect(asked.locator("summary img")).to_have_count(1)
     expect(whole_answer(page).locator(".prose")).not_to_be_empty()
-    composer(page).evaluate(GIVE_MANY, 30)
+    composer(page).evaluate(GIVE, ["drop", *(f"{index}.png" for index in range(30))])
     thumbs = page.get_by_role("list", name="Attached files").locator("img.thumb")
     expect(page.get_by_role("alert")).to_contain_text("27.png is one picture too many")
     expect(thumbs).to_have_count(27)
@@ -335,7 +335,7 @@ def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
     page.get_by_role("button", name="Remove red.png").click()
     expect(page.get_by_role("alert").last).to_contain_text("This model takes no sounds")
     choose(page, "seeing")
-    composer(page).evaluate(GIVE, "paste")
+    composer(page).evaluate(GIVE, ["paste", "paste.png"])
     expect(chips).to_have_count(4)
     with page.expect_request("**/v1/chat/completions") as sent:
         say(page, "What do they say?")
@@ -377,26 +377,18 @@ def choose(page: Page, model: str) -> None:
     page.keyboard.press("Escape")
 
 
-GIVE_MANY = """async (field, count) => {
+GIVE = """async (field, [kind, ...names]) => {
   const canvas = new OffscreenCanvas(8, 6);
-  const data = new DataTransfer();
-  for (let index = 0; index < count; index++) {
-    const pen = canvas.getContext("2d");
+  const pen = canvas.getContext("2d");
+  const clipboardData = new DataTransfer();
+  for (const [index, name] of names.entries()) {
     pen.fillStyle = `rgb(${8 * index}, 0, 0)`;
     pen.fillRect(0, 0, 8, 6);
-    data.items.add(new File([await canvas.convertToBlob()], `${index}.png`, { type: "image/png" }));
+    clipboardData.items.add(new File([await canvas.convertToBlob()], name, { type: "image/png" }));
   }
-  field.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
-}"""
-GIVE = """async (field, kind) => {
-  const canvas = new OffscreenCanvas(8, 6);
-  canvas.getContext("2d").fillRect(0, 0, 8, 6);
-  const data = new DataTransfer();
-  data.items.add(new File([await canvas.convertToBlob()], `${kind}.png`, { type: "image/png" }));
-  const event = kind === "paste"
-    ? new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })
-    : new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
-  field.dispatchEvent(event);
+  const event = kind === "paste" ? ClipboardEvent : DragEvent;
+  const data = { clipboardData, dataTransfer: clipboardData };
+  field.dispatchEvent(new event(kind, { ...data, bubbles: true, cancelable: true }));
 }"""
 SIZES = "all => all.map(image => [image.naturalWidth, image.naturalHeight])"
 
