@@ -4,18 +4,21 @@ port, over HTTP."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
 from pydantic import Field
+
+from tests.waiting import wait_until
 
 server = MCPServer("tools", log_level="ERROR")
 Yes = Literal["yes"]
@@ -45,7 +48,7 @@ async def sleep(marker: str) -> str:
     """It never ends by itself. It leaves a file when it begins, and another one where it is told to end."""
     Path(marker).write_text("begun")  # noqa: ASYNC240
     try:
-        await asyncio.sleep(1000)
+        await anyio.sleep_forever()
     except asyncio.CancelledError:
         Path(marker).write_text("cancelled")  # noqa: ASYNC240
         raise
@@ -66,7 +69,7 @@ def lure(word: Annotated[Yes, Field(description=HOSTILE)]) -> str:
 @server.tool()
 async def doze(word: Yes) -> str:
     """It never ends by itself."""
-    await asyncio.sleep(1000)
+    await anyio.sleep_forever()
     return "slept"
 
 
@@ -78,27 +81,23 @@ def odd(value: dict[str, Any] | None = None) -> str:
 
 @contextmanager
 def serving_tools() -> Iterator[str]:
-    """The URL of one that runs meanwhile."""
+    """Start one over HTTP, and yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     command = [sys.executable, "-m", "tests.tool_server", str(port)]
+
+    def listens() -> bool:
+        assert process.poll() is None, "it does not listen"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
     with subprocess.Popen(command) as process:
         try:
-            _wait_for(process, port)
+            wait_until(listens)
             yield f"http://127.0.0.1:{port}/mcp"
         finally:
             process.terminate()
-
-
-def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
-    while process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            time.sleep(0.03)
-        else:
-            return
-    raise AssertionError("it does not listen")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import socket
+from pathlib import Path
 
 from tests.server_process import ServerProcess
 
@@ -92,3 +93,14 @@ def header(opcode: int, length: int, *, fin: bool = True) -> bytes:
     if length < 65536:
         return first + b"\xfe" + length.to_bytes(2, "big") + bytes(4)
     return first + b"\xff" + length.to_bytes(8, "big") + bytes(4)
+
+
+def is_read(sock: socket.socket) -> bool:
+    """Whether the server has taken all that was sent out of its socket."""
+    here, queued = sock.getsockname()[1], 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        sent, received = (int(size, 16) for size in queues.split(":"))
+        queued += sent if int(local.split(":")[1], 16) == here else 0
+        queued += received if int(remote.split(":")[1], 16) == here else 0
+    return queued == 0

@@ -1,25 +1,19 @@
-"""Adapters at the real server with the tiny model: together and alone, over a crash, replaced under load."""
+"""Adapters at the real server with the tiny model: together and alone, over a crash, and loaded later.
+
+Replaced under load, and refused: tests/engine_client/test_adapters.py.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.adapters import make_adapter
-from tests.e2e.serving import sdk, tiny_server
-from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
+from tests.e2e.serving import num_live, sdk, tiny_server
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -29,86 +23,34 @@ PROMPT = "The brown fox"
 round differently."""
 
 
-class Served:
-    def __init__(self, process: ServerProcess, client: openai.OpenAI, folder: Path) -> None:
-        self.process = process
-        self.client = client
-        self.folder = folder
-
-    def text(self, model: str, max_tokens: int = 40, **fields: Any) -> str:
-        answer = self.client.completions.create(
-            model=model,
-            prompt=PROMPT,
-            max_tokens=max_tokens,
-            temperature=0,
-            extra_body={"ignore_eos": True} | fields,
-        )
-        assert answer.choices[0].finish_reason == "length"
-        return str(answer.choices[0].text)
-
-    def load(self, name: str, path: str) -> httpx.Response:
-        return httpx.post(
-            f"{self.process.url}/v1/adapters", json={"name": name, "path": path}, timeout=DEADLINE_S
-        )
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_path: Path) -> None:
     folder = tmp_path / "adapters"
     folder.mkdir()
     paths = [make_adapter(folder / f"{seed}.gguf", "--seed", str(seed)) for seed in range(3)]
     options = ("--adapter", f"one={paths[0]}", "--adapter", f"tiny/two={paths[1]}@0.8")
     with (
-        tiny_server("--threads", "1", *options, "--adapter-dir", str(folder)) as process,
-        sdk(process, timeout=DEADLINE_S) as client,
+        tiny_server("--threads", "1", *options, "--adapter-dir", str(folder)) as server,
+        sdk(server, timeout=DEADLINE_S) as client,
+        ThreadPoolExecutor(9) as pool,
     ):
-        yield Served(process, client, folder)
 
+        def text(model: str) -> str:
+            asked = {"model": model, "prompt": PROMPT, "max_tokens": 80, "temperature": 0}
+            answer = client.completions.create(**asked, extra_body={"ignore_eos": True})  # type: ignore[call-overload]
+            assert answer.choices[0].finish_reason == "length"
+            return str(answer.choices[0].text)
 
-def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(served: Served) -> None:
-    alone = {name: served.text(name, 80) for name in NAMES}
-    assert len(set(alone.values())) == 3
-    with ThreadPoolExecutor(9) as pool:
-        futures = [(name, pool.submit(served.text, name, 80)) for name in NAMES * 3]
-        while served.process.status()["queue"]["interactive"]["running"] < 3:
-            pass
-        os.kill(served.process.engine.pid, signal.SIGKILL)
-    assert all(future.result() == alone[name] for name, future in futures)
-    assert served.process.status()["restarts"] == 1
-    listed = {card.id: card.model_dump()["parent"] for card in served.client.models.list()}
-    assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}
-
-
-def test_hot_swap_under_load_loses_nobody(served: Served) -> None:
-    old = served.text("tiny:one")
-    assert served.load("new", "2.gguf").status_code == 200
-    new = served.text("tiny:new")
-    assert served.load("one", "nothing.gguf").status_code == 400
-    done = threading.Event()
-
-    def ask_on(name: str) -> list[str]:
-        answers = []
-        while not done.is_set():
-            answers.append(served.text(name))
-        return answers
-
-    with ThreadPoolExecutor(5) as pool:
-        asking = [pool.submit(ask_on, "tiny:one") for _ in range(4)]
-        beside = pool.submit(ask_on, "tiny")
-        for path in ("2.gguf", "0.gguf", "2.gguf"):
-            assert served.load("one", path).status_code == 200
-        done.set()
-    answers = {answer for future in asking for answer in future.result()}
-    assert answers <= {old, new}
-    assert set(beside.result()) == {served.text("tiny")}
-    assert served.text("tiny:one") == new
-
-
-def test_one_that_is_no_adapter_harms_nobody(served: Served) -> None:
-    before = served.text("tiny:one")
-    shutil.copy(tiny_model_path(), served.folder / "model.gguf")
-    refused = served.load("one", "model.gguf")
-    assert refused.status_code == 400
-    assert "is no adapter" in refused.json()["error"]["message"]
-    assert served.text("tiny:one") == before
-    assert served.process.status()["restarts"] == 0
+        alone = {name: text(name) for name in NAMES}
+        assert len(set(alone.values())) == 3
+        server.engine.suspend()
+        futures = [(name, pool.submit(text, name)) for name in NAMES * 3]
+        wait_until(lambda: num_live(server) == 9)
+        server.engine.kill()
+        assert all(future.result() == alone[name] for name, future in futures)
+        status = server.status()
+        assert (status["restarts"], status["last_restart"]["cause"]) == (1, "SIGKILL")
+        listed = {card.id: card.model_dump()["parent"] for card in client.models.list()}
+        assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}
+        body = {"name": "new", "path": "2.gguf"}
+        assert httpx.post(f"{server.url}/v1/adapters", json=body, timeout=DEADLINE_S).status_code == 200
+        assert text("tiny:new") not in alone.values()

@@ -31,16 +31,6 @@ def rows_survive(folder: Path, *, rows: int, kills: int) -> None:
 
 
 @pytest.mark.slow
-def test_streams_survive_a_few_kills(tmp_path: Path) -> None:
-    streams_survive(tmp_path, requests=24, kills=2, tokens=120)  # the second finds somebody, however late
-
-
-@pytest.mark.slow
-def test_rows_survive_a_few_kills(tmp_path: Path) -> None:
-    rows_survive(tmp_path, rows=60, kills=2)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_streams_survive_200_kills(tmp_path: Path) -> None:
     streams_survive(tmp_path, requests=500, kills=200, tokens=96)  # so long that there is always somebody

@@ -1,5 +1,5 @@
-"""Codex and Claude Code, as npm has them, without any other network: against the real server with SmolLM2,
-and where they edit a file, against a server whose model says what a test tells it.
+"""Codex and Claude Code, as npm has them, without any other network, against a server whose model says what a
+test tells it.
 
 Each downloads some hundred MB, and reads a prompt of thousands of tokens: run them by hand, with `-m slow`.
 """
@@ -10,14 +10,12 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.scripted_server import MODEL, heard, scripted_server
-from tests.server_process import ServerProcess
 
 pytestmark = [
     pytest.mark.native,
@@ -27,10 +25,10 @@ pytestmark = [
 ]
 _LIMIT_S = 900
 CODEX = """\
-model = "smollm2"
+model = "{model}"
 model_provider = "own"
 approval_policy = "never"
-sandbox_mode = "read-only"
+sandbox_mode = "danger-full-access"
 [model_providers.own]
 name = "own"
 base_url = "{url}/v1"
@@ -40,14 +38,6 @@ stream_idle_timeout_ms = 600000
 multi_agent = false
 goals = false
 """
-"""With the tools of all features its prompt is longer than what SmolLM2 reads."""
-
-
-@pytest.fixture(scope="module")
-def coding_server(smollm2: Path) -> Iterator[ServerProcess]:
-    options = ("--ctx-size", "32768", "--max-output-tokens", "200")
-    with ServerProcess("--model", f"smollm2={smollm2}", "--tool-format", "generic", *options) as process:
-        yield process
 
 
 @pytest.fixture
@@ -103,49 +93,25 @@ PATCH = """\
 """
 
 
-@pytest.mark.parametrize("has_catalog", [True, False])
-def test_codex_edits_a_file(codex: str, home: Path, *, has_catalog: bool) -> None:
-    """With the server's catalog it has its custom tool; without that it runs commands."""
+def test_codex_edits_a_file(codex: str, home: Path) -> None:
+    """With the server's catalog it has its custom tool."""
     file = home / "work" / "greet.py"
     file.write_text("print('hello')\n")
-    edit = called("apply_patch", input=PATCH)
-    if not has_catalog:
-        edit = called("exec_command", cmd='sed -i "s/hello/good morning/" greet.py')
-    with scripted_server(home / "script.json", [edit, "Done, it greets now."]) as url:
-        config = CODEX.format(url=url).replace("smollm2", MODEL).replace("read-only", "danger-full-access")
-        if has_catalog:
-            catalog = home / "models.json"
-            catalog.write_text(httpx.get(f"{url}/v1/models?client_version=0").text)
-            config = f'model_catalog_json = "{catalog}"\n{config}'
-        (home / "config.toml").write_text(config)
+    with scripted_server(
+        home / "script.json", [called("apply_patch", input=PATCH), "Done, it greets now."]
+    ) as url:
+        catalog = home / "models.json"
+        catalog.write_text(httpx.get(f"{url}/v1/models?client_version=0").text)
+        config = CODEX.format(model=MODEL, url=url)
+        (home / "config.toml").write_text(f'model_catalog_json = "{catalog}"\n{config}')
         command = [codex, "exec", "--skip-git-repo-check", "Greet them."]
         done = run(command, home, CODEX_HOME=str(home))
     assert done.returncode == 0, done.stderr[-3000:]
     assert file.read_text() == "print('good morning')\n"
     first, second = heard(home / "script.json")
     assert "Greet them." in first
-    assert ('"apply_patch", "arguments"' in second) == has_catalog
+    assert '"apply_patch", "arguments"' in second
     assert "Done, it greets now." in done.stdout
-
-
-def test_codex_compacts_over_a_websocket(codex: str, home: Path) -> None:
-    """Where the server stands in for OpenAI, Codex warms it up, and lets it sum up its conversations."""
-    outputs = ["Warm.", called("exec_command", cmd="ls"), "A summary.", "There is nothing."]
-    with scripted_server(home / "script.json", outputs) as url:
-        (home / "models.json").write_text(httpx.get(f"{url}/v1/models?client_version=0").text)
-        (home / "config.toml").write_text(
-            f'model = "{MODEL}"\nopenai_base_url = "{url}/v1"\nmodel_auto_compact_token_limit = 3000\n'
-            f'model_catalog_json = "{home / "models.json"}"\n'
-            'approval_policy = "never"\nsandbox_mode = "danger-full-access"\n'
-        )
-        command = [codex, "exec", "--skip-git-repo-check", "List the files."]
-        done = run(command, home, CODEX_HOME=str(home), CODEX_API_KEY="none")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("There is nothing.")
-    prompts = heard(home / "script.json")
-    assert len(prompts) == len(outputs)
-    assert "summary of the conversation so far:\nA summary." in prompts[-1]
-    assert prompts[2].startswith(prompts[1].removesuffix("<|assistant|>"))
 
 
 def test_claude_code_edits_a_file(claude: str, home: Path) -> None:
@@ -156,36 +122,16 @@ def test_claude_code_edits_a_file(claude: str, home: Path) -> None:
     with scripted_server(home / "script.json", outputs) as url:
         command = [claude, "--print", "--model", MODEL, "--permission-mode", "acceptEdits"]
         command += ["--tools", "Read,Edit", "--", "Greet them."]
-        done = run(command, home, **claude_code(url, MODEL))
+        environment = {
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_AUTH_TOKEN": "none",
+            "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1000",
+            "IS_SANDBOX": "1",
+        }
+        done = run(command, home, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert file.read_text() == "print('good morning')\n"
     assert len(heard(home / "script.json")) == len(outputs)
     assert done.stdout.strip() == "Done."
-
-
-def claude_code(url: str, model: str, max_tokens: str = "1000") -> dict[str, str]:
-    """What it is told by its environment."""
-    return {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "none",
-        "ANTHROPIC_SMALL_FAST_MODEL": model,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": max_tokens,
-        "IS_SANDBOX": "1",
-    }
-
-
-def test_codex_answers(codex: str, coding_server: ServerProcess, home: Path) -> None:
-    (home / "config.toml").write_text(CODEX.format(url=coding_server.url))
-    answer = home / "answer.txt"
-    command = [codex, "exec", "--skip-git-repo-check", "--output-last-message", str(answer), "Say hello."]
-    done = run(command, home, CODEX_HOME=str(home))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert answer.read_text().strip(), done.stderr[-3000:]
-
-
-def test_claude_code_answers(claude: str, coding_server: ServerProcess, home: Path) -> None:
-    command = [claude, "--print", "--model", "smollm2", "--tools", "", "--", "Say hello."]
-    done = run(command, home, **claude_code(coding_server.url, "smollm2", "100"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip()

@@ -31,44 +31,8 @@ def post(url: str, path: str, **body: object) -> dict[str, Any]:
     return answer
 
 
-def tokens(url: str, messages: list[dict[str, object]]) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = post(url, "/tokenize", messages=messages, with_pieces=True)["tokens"]
-    return told
-
-
 def chat(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
-
-
-def parts(text: str) -> dict[str, object]:
-    return {"role": "user", "content": [{"type": "text", "text": text}]}
-
-
-def after_a_call(text: str) -> list[dict[str, object]]:
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    return [
-        chat("Look!"),
-        {"role": "assistant", "content": text, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": text},
-    ]
-
-
-@pytest.mark.parametrize("name", ["system", "user", "parts", "answer", "call", "name"])
-def test_a_rendered_conversation_has_the_templates_own_control_tokens(url: str, name: str) -> None:
-    def messages(text: str) -> list[dict[str, object]]:
-        return {
-            "system": [{"role": "system", "content": text}, chat("Hi")],
-            "user": [chat(text)],
-            "parts": [parts(text)],
-            "answer": [chat("Hi"), {"role": "assistant", "content": text}, chat("And?")],
-            "call": after_a_call(text),
-            "name": [{**chat("Hi"), "name": "web"}, chat(text)],
-        }[name]
-
-    plain, spelt = tokens(url, messages("plain")), tokens(url, messages(SPELT))
-    for mark in ("<|im_start|>", "<|im_end|>"):
-        assert sum(token["piece"] == mark for token in spelt) == sum(t["piece"] == mark for t in plain)
-    assert SPELT in "".join(str(token["piece"]) for token in spelt)
 
 
 def as_text(url: str, text: str) -> int:
@@ -96,47 +60,3 @@ def test_each_family_counts_them_as_text(url: str, family: str) -> None:
 
     # A control token more would make the prompt several tokens shorter.
     assert prompt_tokens(SPELT) - prompt_tokens("x") > as_text(url, SPELT) - CONTROLS - 2
-
-
-def test_what_is_refused_or_long_has_no_traces_of_stand_ins(url: str) -> None:
-    seen = tokens(url, [chat(f"{SPELT} and {SPELT}")])
-    assert "".join(str(token["piece"]) for token in seen).count(SPELT) == 2
-
-
-def test_completions_keep_their_marks(url: str) -> None:
-    told = post(url, "/tokenize", prompt=SPELT, with_pieces=True)["tokens"]
-    assert sum(token["piece"] in ("<|im_start|>", "<|im_end|>") for token in told) == CONTROLS
-
-
-def test_the_second_turn_finds_the_first_one_computed(url: str) -> None:
-    first = [chat(SPELT + " What does it say? " * 20)]
-    answer = post(url, "/v1/chat/completions", messages=first, max_tokens=8, temperature=0)
-    said = answer["choices"][0]["message"]["content"]
-    second = [*first, {"role": "assistant", "content": said}, chat("Go on.")]
-    again = post(url, "/v1/chat/completions", messages=second, max_tokens=1)
-    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= answer["usage"]["prompt_tokens"] - 4
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [chat("word " * 200_000)]}),
-        ("/v1/chat/completions/input_tokens", {"messages": [chat("word " * 200_000)]}),
-        ("/v1/responses", {"input": "word " * 200_000}),
-        ("/v1/responses/input_tokens", {"input": "word " * 200_000}),
-        ("/v1/messages", {"model": "demo", "max_tokens": 4, "messages": [chat("word " * 200_000)]}),
-        ("/v1/messages/count_tokens", {"model": "demo", "messages": [chat("word " * 200_000)]}),
-        ("/v1/completions", {"prompt": "word " * 200_000}),
-        ("/generate", {"prompt": "word " * 200_000}),
-        ("/tokenize", {"content": "word " * 200_000}),
-        ("/tokenize", {"messages": [chat("word " * 200_000)]}),
-    ],
-)
-def test_what_surely_does_not_fit_is_refused_untokenised_on_every_way_in(
-    url: str, path: str, body: dict[str, object]
-) -> None:
-    reply = httpx.post(url + path, json=body, timeout=DEADLINE_S)
-    assert reply.status_code == 400, reply.text
-    assert "maximum context length" in reply.text
-    assert "at least" in reply.text

@@ -67,13 +67,6 @@ def test_the_published_cosines(client: openai.OpenAI) -> None:
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-9)
 
 
-def test_tokens_of_the_server_are_taken_back(url: str, client: openai.OpenAI) -> None:
-    tokens = httpx.post(url + "/tokenize", json={"model": "minilm", "prompt": WEATHER[0]}).json()["tokens"]
-    by_ids = client.embeddings.create(model="minilm", input=tokens).data[0].embedding
-    by_text = client.embeddings.create(model="minilm", input=WEATHER[0]).data[0].embedding
-    assert by_ids == pytest.approx(by_text, abs=1e-6)
-
-
 def test_langchain_answers_from_what_it_has_retrieved(
     url: str, langchain: langchain_openai.OpenAIEmbeddings
 ) -> None:
@@ -86,20 +79,6 @@ def test_langchain_answers_from_what_it_has_retrieved(
     )
     told = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
     assert "seven" in str(told.content)
-
-
-@pytest.mark.anyio
-async def test_langchain_embeds_asynchronously(url: str) -> None:
-    async with httpx.AsyncClient() as http:
-        embeddings = langchain_openai.OpenAIEmbeddings(
-            base_url=url + "/v1",
-            api_key="none",
-            model="minilm",
-            check_embedding_ctx_length=False,
-            http_async_client=http,
-        )
-        vectors = await embeddings.aembed_documents(WEATHER)
-    assert cosines(vectors) == pytest.approx(PUBLISHED, abs=0.01)
 
 
 def test_llama_index_embeds_and_reranks(url: str) -> None:
@@ -128,17 +107,6 @@ def test_litellm_embeds_and_reranks(url: str) -> None:
     assert ranked.results[0]["index"] == 0
     assert ranked.results[0]["document"]["text"] == FACTS[0]
     assert len(ranked.results) == 2
-
-
-def test_continue_gets_what_it_reads(url: str) -> None:
-    """The bodies that its providers `openai` and `vllm` send, and the fields that they read."""
-    embedded = httpx.post(url + "/v1/embeddings", json={"model": "minilm", "input": WEATHER[:2]}).json()
-    assert [len(item["embedding"]) for item in embedded["data"]] == [384, 384]
-    body = {"model": "minilm", "query": QUESTION, "documents": FACTS}
-    ranked = httpx.post(url + "/v1/rerank", json=body).json()
-    by_index = sorted(ranked["results"], key=lambda item: item["index"])
-    assert [item["document"]["text"] for item in by_index] == FACTS
-    assert by_index[0]["relevance_score"] == max(item["relevance_score"] for item in by_index)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ each sends to anybody.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import httpx
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
@@ -62,29 +60,6 @@ def test_langchain_invokes_and_streams_the_same(langchain: langchain_openai.Chat
     assert "".join(chunk.text for chunk in langchain.stream("hello")) == whole.text
 
 
-async def test_langchain_batches_asynchronously(server: ServerProcess) -> None:
-    async with httpx.AsyncClient() as http:
-        langchain = chat_model(server, max_tokens=12, http_async_client=http)
-        answers = await langchain.abatch([f"Number {i}" for i in range(5)])
-    assert all(answer.content for answer in answers)
-
-
-def test_langchain_may_send_its_hints_and_notes(server: ServerProcess) -> None:
-    hints = {"store": True, "verbosity": "low", "service_tier": "standard", "metadata": {"a": "b"}}
-    said = [
-        messages.HumanMessage([{**NOTED, "index": 0}]),
-        messages.AIMessage([{**NOTED, "index": 0}], additional_kwargs={"refusal": None}),
-        messages.HumanMessage("Go on."),
-    ]
-    assert chat_model(server, **hints).invoke(said).content
-
-
-@pytest.mark.thorough
-def test_langchain_gets_an_object_by_either_api(langchain: langchain_openai.ChatOpenAI) -> None:
-    form = langchain.with_structured_output(Level, method="json_schema")
-    assert isinstance(form.invoke("How high is the water?"), Level)
-
-
 @pytest.mark.thorough
 def test_a_graph_calls_a_tool_and_tells_its_result(langchain: langchain_openai.ChatOpenAI) -> None:
     """The first turn must call. `strict`: a model of random weights would add arguments without end."""
@@ -104,14 +79,6 @@ def test_a_graph_calls_a_tool_and_tells_its_result(langchain: langchain_openai.C
 def llama_index(server: ServerProcess, **more: Any) -> llms.OpenAILike:
     asked = {"model": "tiny", "is_chat_model": True, "temperature": 0, "max_tokens": 60, **more}
     return llms.OpenAILike(api_base=server.url + "/v1", api_key="none", **asked)
-
-
-def test_llama_index_completes_chats_and_streams_the_same(server: ServerProcess) -> None:
-    llm = llama_index(server, max_tokens=12)
-    said = [types.ChatMessage(role="user", content="Say something.")]
-    *_, last = llm.stream_chat(said)
-    assert last.message.content == llm.chat(said).message.content
-    assert llm.complete("Once upon a time").text
 
 
 @pytest.mark.thorough
@@ -145,54 +112,6 @@ async def test_pydantic_ai_gets_an_object(kind: str, server: ServerProcess) -> N
     assert isinstance(answer.output, Level)
 
 
-@pytest.fixture
-def event_loop_of_thread() -> Iterator[None]:
-    """LiteLLM asks for the thread's loop, and leaves it open where it has to make one."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    asyncio.set_event_loop(None)
-    loop.close()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("event_loop_of_thread")
-@pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
-def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> None:
-    """With a client that is closed: one of its own it keeps until the process ends."""
-    said = [
-        {"role": "user", "content": [NOTED]},
-        {"role": "assistant", "content": "Hello.", "provider_specific_fields": {"x": 1}, "annotations": []},
-        {"role": "user", "content": "Go on."},
-    ]
-    answer: Any = litellm.completion(
-        model="openai/tiny",
-        client=client,
-        api_base=str(client.base_url),
-        api_key="none",
-        messages=said,
-        max_tokens=4,
-        prompt_cache_key="k",
-        verbosity="low",
-        allowed_openai_params=["prompt_cache_key", "verbosity"],
-    )
-    assert answer.choices[0].message.content
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("event_loop_of_thread")
-@pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
-def test_litellm_speaks_as_to_ollama(server: ServerProcess) -> None:
-    http = handlers.HTTPHandler()
-    asked: Any = {"model": "ollama_chat/tiny", "api_base": server.url, "max_tokens": 8, "temperature": 0}
-    asked |= {"messages": [{"role": "user", "content": "Hi"}], "client": http}
-    whole = litellm.completion(**asked)
-    told = litellm.completion(**asked, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == whole.choices[0].message.content
-    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 8)
-    http.close()
-
-
 @pytest.fixture(params=["responses", "chat"])
 async def agents_model(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[agents.Model]:
     agents.set_tracing_disabled(True)
@@ -204,7 +123,7 @@ async def agents_model(request: pytest.FixtureRequest, server: ServerProcess) ->
 
 
 @pytest.mark.thorough
-async def test_an_agent_calls_its_two_tools(agents_model: agents.Model) -> None:
+async def test_an_agent_calls_the_tool_that_it_must(agents_model: agents.Model) -> None:
     called: list[str] = []
 
     @agents.function_tool
@@ -219,45 +138,16 @@ async def test_an_agent_calls_its_two_tools(agents_model: agents.Model) -> None:
         called.append("low")
         return "no"
 
-    for name, choice in (("high", "high_water"), ("low", "low_water")):
-        settings = agents.ModelSettings(**SHORT, tool_choice=choice)
-        agent = agents.Agent(
-            name="guard",
-            instructions="Look.",
-            tools=[high_water, low_water],
-            model=agents_model,
-            model_settings=settings,
-        )
-        result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
-        assert called[-1] == name
-        kinds = [item.type for item in result.new_items]
-        assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
-        assert kinds[-1] == "message_output_item"
-
-
-@pytest.mark.thorough
-async def test_an_agent_hands_over_to_one_that_answers_in_a_form(agents_model: agents.Model) -> None:
-    measurer = agents.Agent(
-        name="measurer",
-        instructions="Say how high.",
-        output_type=Level,
-        model=agents_model,
-        model_settings=agents.ModelSettings(**SHORT),
-    )
-    settings = agents.ModelSettings(**SHORT, tool_choice="required")
-    desk = agents.Agent(name="desk", handoffs=[measurer], model=agents_model, model_settings=settings)
-    result = await agents.Runner.run(desk, "How high is the water?", max_turns=3)
-    assert result.last_agent is measurer
-    assert isinstance(result.final_output, Level)
-
-
-@pytest.mark.thorough
-async def test_an_agent_streams(agents_model: agents.Model) -> None:
+    settings = agents.ModelSettings(**SHORT, tool_choice="low_water")
     agent = agents.Agent(
-        name="guard", output_type=Level, model=agents_model, model_settings=agents.ModelSettings(**SHORT)
+        name="guard",
+        instructions="Look.",
+        tools=[high_water, low_water],
+        model=agents_model,
+        model_settings=settings,
     )
-    result = agents.Runner.run_streamed(agent, "Is the water high?")
-    kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
-    assert kinds[0] == "response.created"
-    assert "response.output_text.delta" in kinds
-    assert isinstance(result.final_output, Level)
+    result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
+    assert called == ["low"]
+    kinds = [item.type for item in result.new_items]
+    assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
+    assert kinds[-1] == "message_output_item"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS
 from openai_cpu_server.model_source.names import parse_hub_name
-from tests import warm
 from tests.docs.markdown import DOCS, ROOT, blocks
 from tests.hub_stand_in import Repo, running
 from tests.server_process import ServerProcess
@@ -72,25 +69,6 @@ def test_the_transcript_is_what_the_script_does(place: _Place) -> None:
     assert asked - verbs == {"serve"}
 
 
-def test_commands_without_a_server_are_there(place: _Place) -> None:
-    def said(*arguments: str) -> str:
-        done = warm.run(*arguments, env=place.env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
-
-    told = " ".join(rows().values())
-    for command in ("pull llama3.2:3b", "pull hf:OWNER/REPO:QUANT", "list", "inspect NAME", "rm NAME"):
-        assert f"`openai-cpu-server {command}`" in told
-    said("pull", "llama3.2:3b")
-    said("pull", "hf:acme/tiny:Q4_0")
-    listed = said("list")
-    assert "llama-3.2-3b" in listed
-    assert "acme/tiny" in listed
-    assert "architecture" in said("inspect", "llama3.2:3b")
-    said("rm", "llama3.2:3b")
-    assert "llama-3.2-3b" not in said("list")
-
-
 def test_options_in_place_of_ollamas_variables_are_taken(place: _Place) -> None:
     """The server starts with all of them at once."""
     table = {name: told for name, told in rows().items() if name.startswith("OLLAMA_")}
@@ -100,45 +78,3 @@ def test_options_in_place_of_ollamas_variables_are_taken(place: _Place) -> None:
     with ServerProcess("--model", f"first={tiny_model_path()}", *values, env=place.env) as server:
         assert "8192 KV tokens (q8_0" in "".join(server.lines)
         assert "4 sequences at once" in "".join(server.lines)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_ollamas_client_for_javascript_goes_the_same_way(place: _Place, tmp_path: Path) -> None:
-    install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "ollama"]
-    done = subprocess.run(install, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"npm cannot install ollama: {done.stderr[-300:]}")
-    program = tmp_path / "story.mjs"
-    program.write_text(_STORY)
-    ran = subprocess.run(["node", program, place.server.url], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["done"]), ran.stdout + ran.stderr
-
-
-_STORY = """
-import assert from 'node:assert'
-import { Ollama } from 'ollama'
-const ollama = new Ollama({ host: process.argv[2] })
-const model = 'smollm2:135m', options = { num_predict: 4, temperature: 0 }
-let last
-for await (const part of await ollama.pull({ model, stream: true })) last = part
-assert.equal(last.status, 'success')
-assert((await ollama.list()).models.some((one) => one.name === model))
-const messages = [{ role: 'user', content: 'Hi.' }]
-const whole = await ollama.chat({ model, messages, options })
-let streamed = ''
-const parts = await ollama.chat({ model, messages, options, stream: true })
-for await (const part of parts) streamed += part.message.content
-assert.equal(streamed, whole.message.content)
-assert.equal((await ollama.generate({ model, prompt: 'Hi.', options })).eval_count, 4)
-const format = { type: 'object', properties: { a: { type: 'boolean' } }, required: ['a'] }
-const shaped = await ollama.chat({ model, messages, format, options: { ...options, num_predict: 40 } })
-assert.equal(typeof JSON.parse(shaped.message.content).a, 'boolean')
-assert((await ollama.ps()).models.length > 0)
-await ollama.create({ model: 'short', from: model, system: 'Be brief.', stream: false })
-await ollama.copy({ source: 'short', destination: 'brief' })
-assert((await ollama.show({ model: 'brief' })).capabilities.includes('completion'))
-for (const name of ['brief', 'short', model]) await ollama.delete({ model: name })
-await assert.rejects(ollama.show({ model: 'nobody' }), { status_code: 404 })
-console.log('done')
-"""

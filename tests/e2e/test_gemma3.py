@@ -29,13 +29,6 @@ def completion(server: ServerProcess, prompt: str, max_tokens: int) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_it_says_what_it_is(server: ServerProcess) -> None:
-    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
-    assert (model["id"], model["kind"]) == ("gemma3-270m", "generates")
-    assert (model["meta"]["vocab_size"], model["meta"]["parameters"]) == (262_144, 268_098_176)
-    assert model["meta"]["description"] == "gemma3 268M q4_k_m"
-
-
 @pytest.mark.parametrize(
     ("prompt", "begins"),
     [
@@ -51,9 +44,3 @@ def test_what_it_writes_makes_sense(server: ServerProcess, prompt: str, begins: 
 def test_so_it_does_behind_more_than_a_window(server: ServerProcess) -> None:
     prompt = f"{CAPITALS * 30}The capital of France is"
     assert completion(server, prompt, 4).startswith(" Paris")
-
-
-def test_a_base_model_has_no_chats(server: ServerProcess) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi!"}]}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "chat_template_failed")

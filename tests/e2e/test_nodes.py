@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -83,8 +82,6 @@ def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> Non
 def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:
     prompt = "word " * 200
     completion(server, prompt, 1)
-    wait_until(lambda: all(sum(one["queue"]["interactive"].values()) == 0 for one in nodes(server).values()))  # type: ignore[attr-defined]
-    time.sleep(0.3)
     for _ in range(4):
         usage = completion(server, prompt + "again", 1)["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] > 100  # type: ignore[index]
@@ -110,18 +107,4 @@ def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -
         wait_until(lambda: busy_engines(server))
         busy_engines(server)[0].send_signal(signal.SIGKILL)
         assert {answer.result() for answer in answers} == {expected}
-    wait_until(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})
-
-
-@pytest.mark.slow
-def test_nobody_loses_a_request_when_the_engine_of_a_node_is_killed(server: ServerProcess) -> None:
-    before = sum(one["restarts"] for one in nodes(server).values())  # type: ignore[misc]
-    expected = completion(server, "x", 300)["choices"]
-    with ThreadPoolExecutor(6) as threads:
-        answers = [threads.submit(completion, server, "x", 300) for _ in range(6)]
-        wait_until(lambda: busy_engines(server))
-        busy_engines(server)[0].send_signal(signal.SIGKILL)
-        for answer in answers:
-            assert answer.result()["choices"] == expected
-    assert sum(one["restarts"] for one in nodes(server).values()) == before + 1  # type: ignore[misc]
     wait_until(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import httpx
 import openai
@@ -18,9 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.api.watching import Page
-from tests.e2e.serving import TINY, sdk, tiny_server
-from tests.e2e.test_process import start_failure
+from tests.e2e.serving import TINY, sdk
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -62,10 +57,6 @@ class Collector:
             self._server.shutdown()
             thread.join()
             self._server.server_close()
-
-
-def scrape(server: ServerProcess) -> Page:
-    return Page(httpx.get(server.url + "/metrics").raise_for_status().text)
 
 
 def ask(client: openai.OpenAI, **more: object) -> str:
@@ -115,59 +106,3 @@ def test_a_server_is_watched_from_its_start_to_its_end() -> None:
     (root, _) = (span for span in spans if span.name.startswith("POST"))
     assert root.parent_span_id.hex() == "cd" * 8
     assert {s.parent_span_id for s in spans if not s.name.startswith("POST")} == {root.span_id}
-
-
-def test_real_steps_are_told(server: ServerProcess, client: openai.OpenAI) -> None:
-    before = scrape(server)
-    ask(client)
-    ask(
-        client,
-        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 12345}}},
-    )
-    after = scrape(server)
-
-    def grown(name: str) -> float:
-        return after.sum(name) - before.sum(name)
-
-    assert grown("ocs_sampled_tokens_total") + grown("ocs_forced_tokens_total") == grown(
-        "ocs_output_tokens_total"
-    )
-    assert grown("ocs_step_seconds_count") == 5
-    assert grown("ocs_step_seconds_sum") > 0
-    assert grown("ocs_step_predicted_seconds_sum") > 0
-    assert after.sum("ocs_kv_pool_blocks") > 0
-    stats = httpx.get(server.url + "/v1/stats").json()
-    assert stats["engine"] == "ready"
-    assert stats["total"]["processed"] >= 2
-
-
-def test_a_killed_engine_is_told() -> None:
-    with (
-        tiny_server() as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=3) as client,
-    ):
-        ask(client)
-        before = scrape(server).sum("ocs_sampled_tokens_total")
-        server.engine.kill()
-        server.wait_for("(ready): ")
-        ask(client)
-        now = scrape(server)
-        assert now.series("ocs_engine_restarts_total") == [{"cause": "SIGKILL"}]
-        assert now.sum("ocs_sampled_tokens_total") == before + 5  # no counter falls back
-        assert now.sum("ocs_engine_ready") == 1
-
-
-def test_the_usual_variable_names_the_collector_too() -> None:
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "nowhere"}
-    assert "--otel-endpoint: expected http://HOST:PORT" in start_failure(*TINY, env=env)
-
-
-def test_without_the_extra_a_server_says_what_is_missing(tmp_path: Path) -> None:
-    """A module in the way that cannot be imported stands for one that is not installed."""
-    (tmp_path / "opentelemetry").mkdir()
-    (tmp_path / "opentelemetry" / "__init__.py").write_text("raise ImportError\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    said = start_failure(*TINY, "--otel-endpoint", "http://127.0.0.1:9", env=env)
-    assert "pip install 'openai-cpu-server[otel]'" in said
-    assert "Traceback" not in said
-    assert sys.executable not in said

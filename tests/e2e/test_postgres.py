@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -35,18 +34,6 @@ def every_row_once(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
     assert Counter(ids_of(client, done)) == Counter(names(num_rows))
 
 
-@pytest.mark.slow
-def test_a_killed_servers_batch_goes_on_in_another(postgres: PostgresServer) -> None:
-    url = postgres.new_database()
-    rows = jsonl([slow_row(number) for number in range(16)])
-    with serving(url) as first, sdk(first) as client:
-        batch = begin(client, rows)
-        until_some_are_done(client, batch.id, 3)
-        first.stop(signal.SIGKILL)
-    with serving(url) as second, sdk(second) as client:
-        every_row_once(client, batch.id, 16)
-
-
 def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postgres: PostgresServer) -> None:
     with serving(postgres.new_database()) as server, sdk(server) as client:
         batch = begin(client, jsonl([slow_row(number) for number in range(12)]))
@@ -72,19 +59,6 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
             postgres.start()
         server.wait_for("(the jobs database is back)")
         every_row_once(client, batch.id, 12)
-
-
-@pytest.mark.slow
-def test_a_server_ends_in_order_while_its_database_is_away(postgres: PostgresServer) -> None:
-    with serving(postgres.new_database()) as server, sdk(server) as client:
-        batch = begin(client, jsonl([slow_row(number) for number in range(24)]))
-        until_some_are_done(client, batch.id, 1)
-        postgres.stop()
-        try:
-            assert server.stop(signal.SIGTERM) == 0
-        finally:
-            postgres.start()
-    assert "Traceback" not in "".join(server.lines)
 
 
 def test_ids_with_a_nul_are_none(postgres: PostgresServer) -> None:

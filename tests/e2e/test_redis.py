@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from tests.e2e.serving import key_file, tiny_server
 from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -55,6 +54,12 @@ def assert_each_counts_alone(two_servers: tuple[ServerProcess, ServerProcess], k
     assert [429, 429] in statuses[2:]
 
 
+def is_back(server: ServerProcess) -> bool:
+    """Whether it has said so; it looks only when it is asked."""
+    assert ask(server, "away").status_code in (200, 429)
+    return any("storage of rate limits is back" in line for line in server.lines)
+
+
 def test_requests_are_counted_together(two_servers: tuple[ServerProcess, ServerProcess]) -> None:
     answers = [ask(two_servers[number % 2], "requests") for number in range(7)]
     assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 2
@@ -84,9 +89,7 @@ def test_without_redis_each_server_counts_alone_and_with_it_together_again(
         server.wait_for("(counts alone)")
     redis.start()
     for server in two_servers:  # each asks again some seconds after a failure
-        while not any("storage of rate limits is back" in line for line in server.lines):
-            time.sleep(0.1)
-            assert ask(server, "away").status_code in (200, 429)
+        wait_until(lambda server=server: is_back(server))  # type: ignore[misc]
     assert ask(two_servers[0], "away").status_code == ask(two_servers[1], "away").status_code == 429
 
 

@@ -63,15 +63,3 @@ def test_scores_are_those_of_the_first_token(url: str) -> None:
     for item in squeezed:
         assert item["relevance_score"] == pytest.approx(1 / (1 + math.exp(-told[item["index"]])), abs=0.01)
     assert [item["index"] for item in squeezed] == sorted(told, key=lambda index: -told[index])
-
-
-def test_the_query_is_computed_once(url: str) -> None:
-    before = httpx.get(url + "/v1/cache/stats").json()
-    documents = [f"Number {number} of the documents." for number in range(20)]
-    query = "Which of the numbers is it that somebody has written on the wall of the house by the river? " * 4
-    usage = httpx.post(url + "/v1/rerank", json={"query": query, "documents": documents}).json()["usage"]
-    after = httpx.get(url + "/v1/cache/stats").json()
-    prompt = after["prompt_tokens"] - before["prompt_tokens"]
-    cached = after["cached_tokens"] - before["cached_tokens"]
-    assert prompt == usage["prompt_tokens"]
-    assert cached > 0.6 * prompt

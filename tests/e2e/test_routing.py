@@ -1,20 +1,18 @@
-"""Routers of one real server between the demo model and the small one that drafts for it."""
+"""Routers of one real server between the demo model and the small one that drafts for it.
+
+Other ways to choose: tests/api/test_routers.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
 from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S
-from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -31,30 +29,7 @@ chat_template = "TEMPLATE"
 router = {{ small = "small", large = "large", by = "cascade", cascade = {{ mean_logprob = -100 }} }}
 [models.strict]
 router = {{ small = "small", large = "large", by = "cascade", cascade = {{ mean_logprob = 0 }} }}
-[models.asks.router]
-by = "classifier"
-small = "small"
-large = "large"
-classifier = {{ model = "large" }}
 """
-TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("routing")
-    (folder / "template").write_text(TEMPLATE)
-    (folder / "c.toml").write_text(TOML.replace("TEMPLATE", str(folder / "template")))
-    with ServerProcess("--config", str(folder / "c.toml")) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with sdk(server, timeout=DEADLINE_S) as client:
-        yield client
-
-
 STORY: Any = {
     "messages": [{"role": "user", "content": "Tell me a story."}],
     "max_tokens": 24,
@@ -62,41 +37,21 @@ STORY: Any = {
 }
 
 
-def asked(client: openai.OpenAI, model: str) -> tuple[str, str, str]:
-    """Who answered, why, and the answer."""
-    raw = client.chat.completions.with_raw_response.create(model=model, **STORY)
-    content = raw.parse().choices[0].message.content or ""
-    return raw.headers["x-routed-model"], raw.headers["x-routed-why"], content
-
-
-def streamed(client: openai.OpenAI, model: str) -> tuple[str, str]:
-    with client.chat.completions.with_streaming_response.create(model=model, **STORY, stream=True) as raw:
-        chunks = list(raw.parse())
-    deltas = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-    return raw.headers["x-routed-model"], "".join(deltas)
-
-
-def test_a_cascade_answers_as_the_model_does_that_it_names(client: openai.OpenAI) -> None:
-    for router, model in (("content", "small"), ("strict", "large")):
-        who, why, answer = asked(client, router)
-        assert (who, why.startswith("small: mean_logprob=-")) == (model, True)
-        plain = client.chat.completions.create(model=model, **STORY)
-        assert answer == plain.choices[0].message.content
-        assert streamed(client, router) == (model, answer)
-
-
-def test_a_classifier_can_write_nothing_but_a_route(server: ServerProcess, client: openai.OpenAI) -> None:
-    who, why, _ = asked(client, "asks")
-    assert (who in ("small", "large"), why) == (True, f"{who}: large says so")
-    metrics = httpx.get(server.url + "/metrics").text
-    assert f'ocs_routed_requests_total{{model="{who}",router="asks",why="classified"}} 1.0' in metrics
-
-
-def test_a_router_that_leads_nowhere_is_one_line_at_start(tmp_path: Path) -> None:
-    router = 'router = { a = "one", b = "two", by = "shares", shares = { weights = { a = 1 } } }'
-    (tmp_path / "c.toml").write_text(f"[models.auto]\n{router}")
-    options = ("--model", f"one={tiny_model_path()}", "--config", str(tmp_path / "c.toml"))
-    done = run("serve", "--port", "0", "--jobs-db", "none", *options)
-    assert done.returncode == 2
-    said = "openai-cpu-server: [models.auto] router: b = 'two': there is no such model; there is one\n"
-    assert done.stderr.endswith(said)
+def test_a_cascade_answers_as_the_model_does_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    (tmp_path / "c.toml").write_text(TOML.replace("TEMPLATE", str(tmp_path / "template")))
+    with (
+        ServerProcess("--config", str(tmp_path / "c.toml")) as server,
+        sdk(server, timeout=DEADLINE_S) as client,
+    ):
+        ask: Any = client.chat.completions
+        for router, model in (("content", "small"), ("strict", "large")):
+            raw = ask.with_raw_response.create(model=router, **STORY)
+            assert raw.headers["x-routed-model"] == model
+            assert raw.headers["x-routed-why"].startswith("small: mean_logprob=-")
+            text = raw.parse().choices[0].message.content
+            assert text == ask.create(model=model, **STORY).choices[0].message.content
+            with ask.with_streaming_response.create(model=router, **STORY, stream=True) as streamed:
+                chunks = list(streamed.parse())
+            assert streamed.headers["x-routed-model"] == model
+            assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == text

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.adapters import make_adapter
-from tests.e2e.test_several_models import replace
 from tests.llama.odd_models import split
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -69,50 +64,6 @@ def test_it_can_be_switched_off() -> None:
         assert any(line.endswith("sandbox: off\n") for line in server.lines)
         assert threads(server.engine, "NoNewPrivs") == {"0"}
         assert threads(server.engine, "Seccomp") == {"0"}
-
-
-@pytest.mark.slow
-def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
-    """Adapters that come later, a cache that is kept, a death, and a model whose file is replaced."""
-    model, adapters = tmp_path / "tiny.gguf", tmp_path / "adapters"
-    adapters.mkdir()
-    shutil.copy(tiny_model_path(), model)
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    options = (
-        *("--model", str(model), "--adapter-dir", str(adapters), "--cache-mb", "64"),
-        *("--cache-file", "auto", "--cache-dir", str(tmp_path / "measured")),
-    )
-    with ServerProcess(*options, env=env, is_fresh=True) as server:
-        late = make_adapter(adapters / "late.gguf", "--seed", "1")
-        loaded = httpx.post(
-            f"{server.url}/v1/adapters", json={"name": "late", "path": late.name}, timeout=DEADLINE_S
-        )
-        assert loaded.status_code == 200, loaded.text
-        before = answered(server, "tiny:late").json()["choices"]
-        server.engine.send_signal(signal.SIGKILL)
-        assert answered(server, "tiny:late").json()["choices"] == before
-        old = server.engine.pid
-        replace(model, tiny_model_path())
-        answer = httpx.post(
-            f"{server.url}/v1/models/tiny/load", params={"reload": "true"}, timeout=DEADLINE_S
-        )
-        assert answer.status_code == 200, answer.text
-        while psutil.pid_exists(old):  # it ends what it has begun
-            time.sleep(0.05)
-        assert answered(server, "tiny:late").json()["choices"] == before
-        assert answered(server, "tiny").status_code == 200
-    (kept,) = tmp_path.glob("openai-cpu-server/prefixes/tiny-*/cells")
-    assert kept.stat().st_mode & 0o777 == 0o600
-    was = kept.stat().st_ino
-    with ServerProcess(*options, env=env) as server, ServerProcess(*options, env=env) as other:
-        answered(other, "tiny")
-        assert other.stop(signal.SIGTERM) == 0
-        assert any("is read, and not saved" in line for line in other.lines)
-        assert kept.stat().st_ino == was
-        usage = answered(server, "tiny").json()["usage"]
-        assert usage["prompt_tokens_details"]["cached_tokens"] > 0
-    assert not any("ignored" in line or "not saved" in line for line in server.lines)
-    assert kept.stat().st_ino == was, "nothing new was computed"
 
 
 def test_all_parts_of_a_model_and_links_to_them_are_open(tmp_path: Path) -> None:

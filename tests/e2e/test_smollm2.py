@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +15,6 @@ from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-LAMP = "I bought this lamp for my desk. I like the warm light and the low price. 4 out of 5 stars."
-REVIEW: Any = {
-    "type": "object",
-    "properties": {
-        "rating": {"type": "integer", "minimum": 1, "maximum": 5},
-        "pros": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 2},
-        "cons": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 2},
-        "summary": {"type": "string", "maxLength": 60},
-    },
-    "required": ["rating", "pros", "cons", "summary"],
-    "additionalProperties": False,
-}
 PERSON: Any = {
     "type": "object",
     "properties": {
@@ -40,18 +27,18 @@ PERSON: Any = {
 }
 
 
-def tool(name: str, description: str, parameter: str) -> Any:
-    parameters = {
+def tool(name: str, parameter: str) -> Any:
+    properties = {parameter: {"type": "string", "maxLength": 40}}
+    schema = {
         "type": "object",
-        "properties": {parameter: {"type": "string", "maxLength": 40}},
+        "properties": properties,
         "required": [parameter],
         "additionalProperties": False,
     }
-    described = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": described}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-TOOLS = [tool("get_weather", "The weather in a city", "city"), tool("send_email", "Send an email", "to")]
+TOOLS = [tool("get_weather", "city"), tool("send_email", "to")]
 
 
 @pytest.fixture(scope="module")
@@ -85,34 +72,10 @@ def test_it_answers_and_stops_by_itself(client: openai.OpenAI) -> None:
     assert "Paris" in choice.message.content
 
 
-@pytest.mark.slow
-def test_it_writes_python(client: openai.OpenAI) -> None:
-    written = (
-        answer(client, said("Write a Python function that adds two numbers.")).choices[0].message.content
-    )
-    code = written.partition("```python\n")[2].partition("```")[0]
-    (function,) = ast.parse(code).body
-    assert isinstance(function, ast.FunctionDef)
-    first, second = (argument.arg for argument in function.args.args)
-    assert ast.unparse(function.body[-1]) == f"return {first} + {second}"
-
-
 def test_it_fills_in_a_schema(client: openai.OpenAI) -> None:
     asked = said("Extract the person: Maria Lopez is 34 years old and lives in Madrid.")
     read = answer(client, asked, response_format=by_schema(PERSON)).choices[0].message.content
     assert json.loads(read) == {"name": "Maria Lopez", "age": 34, "city": "Madrid"}
-
-
-def test_reviews_stay_within_bounds_at_any_temperature(client: openai.OpenAI) -> None:
-    asked = said(f"Extract the rating, pros, cons and summary from this review as JSON.\n\n{LAMP}")
-    wanted = by_schema(REVIEW)
-    choices = answer(client, asked, response_format=wanted, temperature=1.5, n=2, max_tokens=300).choices
-    for choice in choices:
-        assert choice.finish_reason == "stop"
-        read = json.loads(choice.message.content)
-        assert 1 <= read["rating"] <= 5
-        assert len(read["summary"]) <= 60
-        assert max(len(read["pros"]), len(read["cons"])) <= 2
 
 
 def test_it_calls_the_tool_that_fits_though_its_template_knows_no_tools(client: openai.OpenAI) -> None:
@@ -125,16 +88,3 @@ def test_it_calls_the_tool_that_fits_though_its_template_knows_no_tools(client: 
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
     told = answer(client, [*asked, choice.message, result], tools=TOOLS, tool_choice="none")
     assert "sunny" in told.choices[0].message.content
-
-
-def test_it_may_answer_though_there_are_tools(client: openai.OpenAI) -> None:
-    choice = answer(client, said("Tell me the capital of France."), tools=TOOLS).choices[0]
-    assert choice.finish_reason == "stop"
-    assert "Paris" in choice.message.content
-
-
-def test_what_repeats_itself_is_drafted(client: openai.OpenAI) -> None:
-    beads = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 20, "maxItems": 20}
-    told = answer(client, said("Name the beads."), response_format=by_schema(beads))
-    assert len(json.loads(told.choices[0].message.content)) == 20
-    assert 0 < told.timings["draft_n_accepted"] <= told.timings["draft_n"]

@@ -3,7 +3,6 @@ client. The hub is on loopback."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -104,53 +103,42 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         assert httpx.delete(f"{server.url}/v1/models/first").status_code == 400
 
 
-def test_who_asks_for_what_is_coming_joins_it(place: Place, hub: Hub) -> None:
-    body = {"model": "hf:acme/large", "stream": True}
+def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: Place, hub: Hub) -> None:
+    with place.server("--allow-pull") as server, httpx.Client(timeout=DEADLINE_S) as http:
 
-    async def told(client: httpx.AsyncClient) -> str:
-        async with client.stream("POST", "/v1/models/pull", json=body) as first:
-            begun = first.aiter_lines()  # kept: what forgets it closes the stream
-            await anext(begun)
-            await asyncio.to_thread(hub.stalled.wait, 60)
-            async with client.stream("POST", "/v1/models/pull", json=body) as second:
-                lines = second.aiter_lines()
-                assert json.loads((await anext(lines)).removeprefix("data: "))["status"] != "asking"
-                await begun.aclose()  # type: ignore[attr-defined]
-                await first.aclose()
-                hub.released.set()
-                return [line async for line in lines if line][-1]
+        def pulling(model: str) -> Any:
+            body = {"model": model, "stream": True}
+            return http.stream("POST", f"{server.url}/v1/models/pull", json=body)
 
-    async def stay(server: ServerProcess) -> str:
-        async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
-            return await told(client)
-
-    with place.server("--allow-pull") as server:
         hub.stall_after = 200_000
-        assert json.loads(asyncio.run(stay(server)).removeprefix("data: "))["status"] == "success"
+        with pulling("hf:acme/large") as first, pulling("hf:acme/large") as second:
+            begun, lines = first.iter_lines(), second.iter_lines()  # without names they would be closed
+            next(begun)
+            assert hub.stalled.wait(DEADLINE_S)
+            next(lines)
+            first.close()
+            hub.released.set()
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["status"] == "success"
         assert names(server) == ["first", "hf:acme/large"]
         assert hub.downloads() == ["tiny.gguf"] * 2  # the connection broke once
 
-
-def test_it_ends_with_the_last_who_listens(place: Place, hub: Hub) -> None:
-    with place.server("--allow-pull") as server:
         hub.stall_after = 1000
-        body = {"model": "hf:acme/tiny", "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=DEADLINE_S):
+        hub.stalled.clear()
+        hub.released.clear()
+        with pulling("hf:acme/tiny"):
             assert hub.stalled.wait(DEADLINE_S)
-            (pulling,) = [
-                child for child in psutil.Process(server.process.pid).children() if "pull" in child.cmdline()
-            ]
-        pulling.wait(timeout=DEADLINE_S)
-        assert names(server) == ["first"]
+            children = psutil.Process(server.process.pid).children()
+            (child,) = (child for child in children if "pull" in child.cmdline())
+        child.wait(timeout=DEADLINE_S)
+        assert names(server) == ["first", "hf:acme/large"]
 
 
-def test_without_the_option_nobody_changes_the_models(place: Place) -> None:
-    with place.server() as server:
-        refused = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/tiny"})
-        assert refused.status_code == 400
-        assert refused.json()["error"]["message"].endswith("start it with --allow-pull.")
-        assert httpx.delete(f"{server.url}/v1/models/first").status_code == 400
-        assert place.repos == set()
+def test_without_the_option_nobody_changes_the_models(server: ServerProcess) -> None:
+    refused = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/tiny"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].endswith("start it with --allow-pull.")
+    assert httpx.delete(f"{server.url}/v1/models/tiny").status_code == 400
 
 
 SYSTEM = "You are a pirate."
@@ -242,32 +230,12 @@ class TestOllamasClient:
         assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0.0\n")
         assert "stop" in shown.parameters
         assert {"pirate", "corsair"} <= {*names(server)}
-        chat = {"model": "pirate", "messages": ASKED}
-        for route, body, text in (
-            ("/v1/chat/completions", chat, lambda told: told["choices"][0]["message"]["content"]),
-            ("/v1/messages", {**chat, "max_tokens": 6}, lambda told: told["content"][0]["text"]),
-            (
-                "/v1/responses",
-                {"model": "pirate", "input": "Hi."},
-                lambda told: told["output"][0]["content"][0]["text"],
-            ),
-        ):
-            answered = httpx.post(f"{server.url}{route}", json=body, timeout=DEADLINE_S)
-            assert text(answered.json()) == meant.message.content, route
-        counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json=chat).json()
-        assert counted == {"input_tokens": meant.prompt_eval_count}
-
-    def test_a_name_may_have_a_template_of_ollamas(self, parts: Any) -> None:
-        _, client, _ = parts
-        greedy = {"temperature": 0.0, "num_predict": 6}
-        client.create(
-            "asks", from_="first", template="Q: {{ .Prompt }}\nA: {{ .Response }}", parameters=greedy
+        body = {"model": "pirate", "max_tokens": 6, "messages": ASKED}
+        answered = httpx.post(f"{server.url}/v1/messages", json=body, timeout=DEADLINE_S).json()
+        assert answered["content"][0]["text"] == meant.message.content
+        assert answered["usage"]["input_tokens"] + answered["usage"]["cache_read_input_tokens"] == (
+            meant.prompt_eval_count
         )
-        meant = client.generate("first", "Q: Hi.\nA: ", raw=True, options=greedy)
-        told = client.chat("asks", ASKED)
-        assert (told.message.content, told.prompt_eval_count) == (meant.response, meant.prompt_eval_count)
-        sent = client.generate("first", "Hi.", template="Q: {{ .Prompt }}\nA: ", options=greedy)
-        assert sent.response == meant.response
 
     def test_names_are_kept_for_the_next_start(self, parts: Any) -> None:
         _, client, place = parts

@@ -1,20 +1,16 @@
-"""WebSockets over the wire: a client library of the world, a page's way of sending its key, slow readers."""
+"""A WebSocket of the real server, by a client library. What it does: tests/api/test_websocket.py."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
+from collections import defaultdict
 from typing import Any
 
 import httpx
 import pytest
-import websockets
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 
-from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
@@ -22,68 +18,17 @@ ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_toke
 PATH = "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module")
-def locked() -> Iterator[ServerProcess]:
-    options = ("--ctx-size", "16384", "--api-key", "s3cret", "--write-timeout-s", "1", "--max-body-mb", "1")
-    with tiny_server(*options) as server:
-        yield server
-
-
-def opened(server: ServerProcess, **more: Any) -> connect:
-    return connect(server.url.replace("http", "ws") + PATH, **more)
-
-
-def with_key(server: ServerProcess, **more: Any) -> connect:
-    return opened(server, additional_headers={"authorization": "Bearer s3cret"}, **more)
-
-
-async def until_done(socket: ClientConnection, *names: str) -> dict[str, str]:
-    """The content of each, when all are done."""
-    texts, left = dict.fromkeys(names, ""), set(names)
-    while left:
-        message = json.loads(await socket.recv())
-        assert "error" not in message, message
-        name = message["request_id"]
-        texts[name] += "".join(c["delta"].get("content", "") for c in message.get("choices", ()))
-        if "done" in message:
-            left.discard(name)
-    return texts
-
-
-async def test_several_at_once_answer_as_a_post_does(locked: ServerProcess) -> None:
-    async with httpx.AsyncClient(headers={"authorization": "Bearer s3cret"}) as http:
-        alone = (await http.post(locked.url + PATH, json=ASK)).json()["choices"][0]["message"]["content"]
-    async with with_key(locked) as socket:
-        names = [str(i) for i in range(10)]
-        for name in names:
-            await socket.send(json.dumps({**ASK, "request_id": name}))
-        texts = await until_done(socket, *names)
-    assert set(texts.values()) == {alone}
-
-
-async def test_a_page_sends_its_key_as_a_subprotocol(locked: ServerProcess) -> None:
-    offered = ["openai-chat-completions", "openai-insecure-api-key.s3cret"]
-    async with opened(locked, subprotocols=offered) as socket:
-        assert socket.subprotocol == "openai-chat-completions"
-        await socket.send(json.dumps({**ASK, "request_id": "a"}))
-        await until_done(socket, "a")
-    assert not any("s3cret" in line for line in locked.lines)
-
-
-async def test_a_refused_handshake_has_an_error_object(locked: ServerProcess) -> None:
-    with pytest.raises(websockets.InvalidStatus) as refused:
-        async with opened(locked):
-            pass
-    assert refused.value.response.status_code == 401
-    assert json.loads(refused.value.response.body or b"")["error"]["code"] == "invalid_api_key"
-
-
-async def test_who_stops_reading_is_dropped_and_its_work_ends(locked: ServerProcess) -> None:
-    long = {**ASK, "max_tokens": 3000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
-    async with with_key(locked, max_queue=1) as socket:
-        for name in ("a", "b"):
-            await socket.send(json.dumps({**long, "request_id": name}))
-        for is_so in (lambda: num_live(locked), lambda: not num_live(locked)):
-            await asyncio.to_thread(wait_until, is_so)
-        with pytest.raises(websockets.ConnectionClosedError):
-            assert not [message async for message in socket]
+async def test_several_at_once_answer_as_a_post_does(server: ServerProcess) -> None:
+    async with httpx.AsyncClient() as http:
+        alone = (await http.post(server.url + PATH, json=ASK)).json()["choices"][0]["message"]["content"]
+    texts, num_done = defaultdict[str, str](str), 0
+    async with connect(server.url.replace("http", "ws") + PATH) as socket:
+        for number in range(10):
+            await socket.send(json.dumps({**ASK, "request_id": str(number)}))
+        while num_done < 10:
+            message = json.loads(await socket.recv())
+            assert "error" not in message, message
+            choices = message.get("choices", ())
+            texts[message["request_id"]] += "".join(c["delta"].get("content", "") for c in choices)
+            num_done += "done" in message
+    assert texts == {str(number): alone for number in range(10)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
+import sys
 from collections.abc import Iterator
 
 import httpx
@@ -25,6 +25,7 @@ from tests.wire import (
     frame,
     handshake,
     header,
+    is_read,
     status_of,
     upgraded,
 )
@@ -212,12 +213,6 @@ def test_an_upgrade_to_what_is_not_spoken_here_is_ignored(
             assert status_of(everything_until(sock, b'"usage"')) == 200
 
 
-def test_such_requests_may_wait_for_each_other(server: ServerProcess) -> None:
-    one = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + ASKED["h2c"] + b"\r\n"
-    last = b"GET /version HTTP/1.1\r\nconnection: close" + END
-    assert answered(server, one * 4 + last).count(b"HTTP/1.1 200") == 5
-
-
 def test_a_tunnel_is_refused(server: ServerProcess) -> None:
     assert status_of(answered(server, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nabc")) == 400
 
@@ -261,12 +256,7 @@ def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:
     assert b" 101 " not in answer
 
 
-def test_other_headers_of_a_handshake_may_be_no_ascii(server: ServerProcess) -> None:
-    with connect(server) as sock:
-        sock.sendall(handshake(b"cookie: a=\xc3\xa4", b"x-any: \xff", b"x-api-key: \xfc"))
-        assert sock.recv(4096).startswith(b"HTTP/1.1 101")
-
-
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path: str) -> None:
     """Two fill the budget, be they one frame or pieces; then a third is refused, and a body too."""
@@ -274,16 +264,11 @@ def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path:
     filling = [header(1, MIB) + b" " * (MIB - 1), frame(1, half, fin=False) + frame(0, half, fin=False)]
     large = b" " * (MIB - 1)
     with contextlib.ExitStack() as held, upgraded(server, path) as idle:
-
-        def are_held() -> bool:
-            """A body that comes while they are still read takes the room of one of them: it is refused."""
-            held.close()
-            for data in filling:
-                held.enter_context(upgraded(server, path)).sendall(data)
-            time.sleep(0.1)
-            return httpx.post(server.url + "/tokenize", content=large).status_code == 503
-
-        wait_until(are_held)
+        for data in filling:
+            sock = held.enter_context(upgraded(server, path))
+            sock.sendall(data)
+            wait_until(lambda sock=sock: is_read(sock))  # type: ignore[misc]
+        assert httpx.post(server.url + "/tokenize", content=large).status_code == 503
         with upgraded(server, path) as third:
             third.sendall(header(1, MIB) + large)
             assert close_code(third) == 1013
@@ -326,33 +311,12 @@ def test_a_message_in_too_many_pieces_ends_its_socket(server: ServerProcess) -> 
         assert b"request_id" in sock.recv(4096)
 
 
-def test_a_text_that_is_none_is_no_stack(server: ServerProcess) -> None:
-    for data in (frame(1, b"\xff"), frame(1, b"\xc3", fin=False) + frame(0, b"\x28")):
-        with upgraded(server) as sock:
-            sock.sendall(data)
-            assert close_code(sock) == 1007
-
-
 def test_letters_may_be_cut_between_pieces(server: ServerProcess) -> None:
     body = BODY.replace(b'"a"', '"ä"'.encode())
     at = body.index(b"\xc3") + 1
     with upgraded(server) as sock:
         sock.sendall(frame(1, body[:at], fin=False) + frame(0, body[at:]))
         assert b'"error"' not in sock.recv(4096)
-
-
-def test_what_is_malformed_costs_a_line_for_many() -> None:
-    with ServerProcess("--model", str(tiny_model_path()), "--ctx-size", "4096") as server:
-        for _ in range(60):
-            answered(server, b"\x16\x03\x01\r\n\r\n")
-            answered(server, BAD_HANDSHAKES["a protocol"])
-            with upgraded(server) as sock:
-                sock.sendall(frame(1, b"\xff"))
-                everything(sock)
-        check_serves(server)
-        told = [line for line in server.lines if "malformed requests: " in line]
-    assert 1 <= len(told) <= 20  # one in ten seconds
-    assert not any("Traceback" in line for line in server.lines)
 
 
 def _cut(data: bytes, size: int | None) -> list[bytes]:

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,8 @@ import pytest
 
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
+from tests.wire import connect, everything
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
@@ -29,7 +29,8 @@ STREAMED = json.dumps({**BODY, "stream": True})
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", str(tiny_model_path()), "--keep-alive-s", "1") as process:
+    options = ("--keep-alive-s", "1", "--read-timeout-s", "1", "--ctx-size", "65536")
+    with ServerProcess("--model", str(tiny_model_path()), *options) as process:
         yield process
 
 
@@ -40,21 +41,18 @@ def tool(name: str) -> str:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @contextlib.contextmanager
 def proxy(command: list[str], port: int) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def listens() -> bool:
+        assert process.poll() is None, process.communicate()[0].decode()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
     try:
-        for _ in range(100):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None, process.communicate()[0].decode()
-            time.sleep(0.1)
+        wait_until(listens)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -65,8 +63,10 @@ def proxy(command: list[str], port: int) -> Iterator[str]:
 def url(
     request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A proxy as it comes: whatever it collects or keeps open by default, it does here."""
-    name, folder, port = request.param, tmp_path_factory.mktemp("proxy"), free_port()
+    """A proxy with its defaults: whatever it collects or keeps open by default, it does here."""
+    name, folder = request.param, tmp_path_factory.mktemp("proxy")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     upstream = server.url.removeprefix("http://")
     config = folder / "config"
     if name == "nginx":
@@ -95,18 +95,14 @@ def url(
 
 
 def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> None:
-    """Its first event is here while the server still writes."""
-    body = {**BODY, "stream": True, "max_tokens": 2_000}
+    """A client that leaves the proxy leaves the server."""
+    body = {**BODY, "stream": True, "max_tokens": 60_000}
     with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE_S) as answer:
         events = answer.iter_lines()
         assert next(events).startswith("data: ")
         running = httpx.get(server.url + "/v1/requests").json()
         assert [one["state"] for one in running["data"]] == ["running"], running
-    for _ in range(100):  # who leaves the proxy leaves the server
-        if not httpx.get(server.url + "/v1/requests").json()["data"]:
-            return
-        time.sleep(0.1)
-    pytest.fail("a stream that nobody reads goes on")
+    wait_until(lambda: httpx.get(server.url + "/v1/requests").json()["data"] == [])
 
 
 def test_whole_answers_streams_and_errors_pass(url: str) -> None:
@@ -123,11 +119,15 @@ def test_whole_answers_streams_and_errors_pass(url: str) -> None:
         assert large.json().get("count") or large.status_code in (400, 413)
 
 
-def test_a_connection_that_a_proxy_has_kept_is_good_for_the_next_request(url: str) -> None:
-    """Longer than servers keep them by default, and than this one waits for the rest of a request's head."""
+def test_a_connection_that_a_proxy_has_kept_is_good_for_the_next_request(
+    url: str, server: ServerProcess
+) -> None:
+    """Also after the time that the server waits for the rest of a request's head."""
     with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
         assert client.get("/health").status_code == 200
-        time.sleep(31)
+        with connect(server) as begun:
+            begun.sendall(b"GET /version HTTP/1.1\r\nhost")
+            assert everything(begun) == b""
         assert client.post(CHAT, json=BODY).status_code == 200
 
 

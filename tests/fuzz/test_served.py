@@ -83,7 +83,7 @@ async def bodies(server: ServerProcess, document: Json, *, seed: int, number: in
 
 
 async def test_hostile_bodies(server: ServerProcess, document: Json) -> None:
-    statuses = await bodies(server, document, seed=7, number=200)
+    statuses = await bodies(server, document, seed=7, number=300)
     assert statuses[200] > 5, statuses
     assert statuses[400] > 60, statuses
 
@@ -102,48 +102,36 @@ async def test_odd_uploads(server: ServerProcess, document: Json) -> None:
     assert statuses[400] > 50, statuses
 
 
-def check_operation(server: ServerProcess, operation: Any, examples: int) -> None:
-    """Of requests by its description: no 5xx, no hang, and answers as they are described."""
-
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(operation.as_strategy())
-    def check(case: Any) -> None:
-        answer = case.call(base_url=server.url, timeout=DEADLINE_S)
-        assert answer.status_code < 500, (case.as_curl_command(), answer.text)
-        described = ("status_code", "content_type", "response_schema")
-        case.validate_response(answer, checks=[getattr(checks, f"{each}_conformance") for each in described])
-
-    check()
-
-
-def check_document(server: ServerProcess, examples: int) -> None:
+@pytest.mark.parametrize("examples", [1, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)  # most of it goes into making the examples
+def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples: int) -> None:
+    """No 5xx, no hang, and answers as they are described."""
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]
     assert len(operations) > 20
+    described = [
+        getattr(checks, f"{each}_conformance") for each in ("status_code", "content_type", "response_schema")
+    ]
     for operation in operations:
-        if operation.path == ENDLESS:
-            continue
-        check_operation(server, operation, examples)
+
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(operation.as_strategy())
+        def check(case: Any) -> None:
+            answer = case.call(base_url=server.url, timeout=DEADLINE_S)
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+            case.validate_response(answer, checks=described)
+
+        if operation.path != ENDLESS:
+            check()
     status = server.status()
     assert (status["restarts"], status["status"]) == (0, "ready"), status
-
-
-@pytest.mark.timeout(600)  # most of it goes into making the examples
-def test_schemathesis_finds_answers_as_described(server: ServerProcess) -> None:
-    check_document(server, examples=1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_schemathesis_for_longer(server: ServerProcess) -> None:
-    check_document(server, examples=500)
 
 
 @pytest.mark.slow

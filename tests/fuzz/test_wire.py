@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S
-from tests.wire import CHAT, END, answered, connect, everything_until, frame, status_of, upgraded
+from tests.wire import CHAT, END, answered, connect, everything, everything_until, frame, status_of, upgraded
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -112,11 +113,9 @@ def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
         with connect(server) as sock:
             sock.sendall(bytes(data))
             if random.random() < 0.5:
-                sock.settimeout(0.02)
-                try:
+                sock.settimeout(0.02)  # not all of them are answered
+                with contextlib.suppress(TimeoutError, ConnectionError):
                     assert status_of(sock.recv(65536)) not in range(500, 600)
-                except (TimeoutError, ConnectionError):
-                    continue
     check_serves(server)
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
 
@@ -144,8 +143,7 @@ def test_a_wrong_frame_ends_its_socket_alone(server: ServerProcess, name: str) -
     with upgraded(server) as other, upgraded(server) as sock:
         sock.sendall(FRAMES[name])
         sock.shutdown(socket.SHUT_WR)
-        while sock.recv(4096):
-            pass
+        everything(sock)
         other.sendall(frame(1, BODY))
         assert b"request_id" in other.recv(4096)
     check_serves(server)

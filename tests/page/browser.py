@@ -21,6 +21,7 @@ from playwright.sync_api import (
 )
 
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = [
@@ -34,8 +35,7 @@ _OPTIONS = [
     "--use-fake-ui-for-media-stream",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
-_PATIENCE_MS = 30_000
-"""The longest that a test waits for something to appear; the machine may have much else to do."""
+_DEADLINE_MS = DEADLINE_S * 1000
 
 
 def chromium() -> str:
@@ -50,7 +50,7 @@ def chromium() -> str:
 def running_browser() -> Iterator[Browser]:
     """One for all of these tests: while it runs, no other event loop can run in this thread."""
     options = [*_OPTIONS, "--no-sandbox"] if os.geteuid() == 0 else _OPTIONS
-    expect.set_options(timeout=_PATIENCE_MS)
+    expect.set_options(timeout=_DEADLINE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=options)
         yield browser
@@ -129,5 +129,5 @@ def _window(browser: Browser) -> Page:
     if browser.contexts:
         return browser.contexts[0].pages[0]
     context = browser.new_context()
-    context.set_default_timeout(_PATIENCE_MS)
+    context.set_default_timeout(_DEADLINE_MS)
     return context.new_page()

@@ -15,15 +15,11 @@ from tests.page.talking import (
     composer,
     conversation,
     import_file,
-    limit,
     open_conversation,
-    say,
     settings,
-    whole_answer,
 )
 from tests.page.test_build import PACKAGES, run_script
 from tests.page.test_chat import PRETTY
-from tests.page.test_mcp import demand
 from tests.page.watching import generating, room
 from tests.server_process import ServerProcess
 
@@ -78,49 +74,6 @@ def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: P
     page.get_by_title("Model").click()
     page.get_by_role("button", name="Actions of Pretty").click()
     assert findings(page, axe) == []
-
-
-@pytest.mark.slow
-def test_axe_finds_nothing_in_answers_of_all_kinds(visit: Visit, axe: str) -> None:
-    page = visit.page
-    assert findings(page, axe) == []
-    limit(page, 40)
-    settings(page, "JSON schema").get_by_role("button", name="Review").click()
-    say(page, "Warm, but the zip broke.")
-    whole_answer(page).locator(".figures summary").click()
-    settings(page, "JSON schema").get_by_label("Answers are JSON").uncheck()
-    settings(page, "Tools").get_by_role("button", name="Add a function").click()
-    settings(page, "Tools").get_by_label("When").select_option("required")
-    say(page, "The weather in Rome?")
-    expect(page.get_by_role("group", name="Call of get_weather").first).to_be_visible()
-    whole_answer(page)
-    assert findings(page, axe) == []
-    page.keyboard.press("Alt+n")
-    page.get_by_role("button", name="Help").click()
-    assert findings(page, axe) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_axe_finds_nothing_where_tools_are_called(visit: Visit, axe: str, theme: str) -> None:
-    page = visit.page
-    page.get_by_role("radio", name=theme).check()
-    demand(page, "lure", ask="always")
-    for summary in page.locator(".mcp-tools summary").all():
-        summary.click()
-    say(page, "Look.")
-    approve = page.get_by_role("button", name="Approve")
-    expect(approve).to_be_visible()
-    assert findings(page, axe) == []
-    page.set_viewport_size({"width": 360, "height": 640})
-    page.get_by_role("button", name="Close the settings").click()
-    page.get_by_role("button", name="Close the list").click()
-    assert not is_too_wide(page)
-    approve.click()
-    whole_answer(page)
-    page.locator(".mcp-call summary").click()
-    assert findings(page, axe) == []
-    assert not is_too_wide(page)
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])

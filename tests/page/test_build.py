@@ -39,10 +39,5 @@ def test_the_licence_of_all_that_is_in_it_comes_with_it() -> None:
     assert [name for name, version in dependencies.items() if f"{name} {version} (" not in licences] == []
 
 
-def test_only_three_words_are_known() -> None:
-    done = subprocess.run([SCRIPT, "paint"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "usage: scripts/page build | check | licences\n")
-
-
 def test_no_package_names_a_registry() -> None:
     assert "resolved" not in PACKAGES.with_name("package-lock.json").read_text()

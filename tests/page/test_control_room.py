@@ -14,6 +14,7 @@ from tests.page.conftest import ANN, METER
 from tests.page.talking import answers, endless, say
 from tests.page.watching import generating, room
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -38,7 +39,7 @@ def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_i
 ) -> None:
     """It is here, and not with the chat's tests, for the demo model may have written all before the click."""
     page = visit.page
-    endless(page, 1500)
+    endless(page, 7000)
     say(page, "Tell a story.")
     answer = answers(page).last
     expect(answer.locator(".prose")).not_to_be_empty()
@@ -106,7 +107,8 @@ def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerP
     with visiting(browser, server, width=360, height=740) as visit, generating(server):
         page = room(visit)
         expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
-        assert page.evaluate("document.querySelector('.control-room').scrollWidth") <= 360
+        width = "document.querySelector('.control-room').scrollWidth"
+        wait_until(lambda: page.evaluate(width) <= 360)
 
 
 def test_a_room_that_is_left_does_not_listen(visit: Visit) -> None:

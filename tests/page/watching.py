@@ -13,7 +13,7 @@ from tests.page.browser import Visit
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S
 
-LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
+LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 7000, "user": "ann"}
 
 
 @contextmanager
