@@ -99,7 +99,8 @@ def test_the_image_takes_nothing_else() -> None:
 
 def test_nor_does_the_bootstrap_of_a_server() -> None:
     """What develops and tests it comes on top, and is not pinned."""
-    text = re.sub(r"\\\n", " ", (ROOT / "scripts" / "bootstrap").read_text())
+    scripts = ("bootstrap", "packaging/llama_wheel")
+    text = re.sub(r"\\\n", " ", "".join((ROOT / "scripts" / name).read_text() for name in scripts))
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -107,6 +108,10 @@ def test_nor_does_the_bootstrap_of_a_server() -> None:
     ]
     assert len(lines) >= 5
     for line in lines:
-        is_ours = "$wheels" in line or "--no-deps --no-build-isolation --editable" in line
+        is_ours = (
+            "$wheels" in line
+            or "$work/sources" in line
+            or "--no-deps --no-build-isolation --editable" in line
+        )
         is_dev = line.startswith("[[ $extras == runtime ]] ||")
         assert "--require-hashes" in line or is_ours or is_dev, line
