@@ -12,6 +12,7 @@ import argparse
 import base64
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Each command of a ```console block runs, unless one of these has a reason against it; the first counts.
 EXCLUDED = (
-    (r"^(scripts/|\.venv/bin/|for )", "works in a checkout, not where the package is installed"),
+    (r"^(scripts/|\.venv/bin/|for )", "is for a checkout, not for an installed package"),
     (r"^(export|claude\b)", "sets up a client that this machine does not have"),
     (r"^(pip|CMAKE_ARGS=.* pip|uvx|pipx) ", "installs: that is the rest of this script"),
     (r"^(tar|cmake) ", "builds llama-server to compare with"),
@@ -50,6 +51,23 @@ FILES = {
 # A check that finds something ends with 1.
 EXPECTED_STATUS = {"openai-cpu-server grammar review.json --check answer.json": 1}
 
+ENCRYPTED_PDF = """
+import sys
+from io import BytesIO
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject as Name
+writer, text = PdfWriter(), DecodedStreamObject()
+text.set_data(b"BT /F1 12 Tf 10 100 Td (The key is green.) Tj ET")
+font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+font = DictionaryObject({Name(key): Name(value) for key, value in font.items()})
+page = writer.add_blank_page(200, 200)
+page[Name("/Resources")] = DictionaryObject({Name("/Font"): DictionaryObject({Name("/F1"): font})})
+page[Name("/Contents")] = text
+writer.encrypt("", "owner", algorithm="AES-256")
+writer.write(written := BytesIO())
+sys.stdout.buffer.write(written.getvalue())
+"""
+
 # Nothing listens at this port: a server goes on without Redis and without a collector of traces.
 NOWHERE = "127.0.0.1:9"
 SERVED_WITH = {
@@ -58,7 +76,7 @@ SERVED_WITH = {
     "redis": ("--limits-url", f"redis://{NOWHERE}", "--requests-per-minute", "100"),
 }
 RUN_WITH = {
-    "bench": ("scripts/make_model.py", "--output", "model.gguf"),
+    "bench": ("scripts/make_model.py", "--shape", "tiny", "--quant", "f32", "--output", "model.gguf"),
     "docs": ("-m", "zensical", "--version"),
     "postgres": ("-c", "import psycopg; assert psycopg.pq.__impl__ == 'binary'"),
 }
@@ -105,9 +123,8 @@ def report(text: str, started: float) -> None:
     print(f"check_install: {text} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
-def pip(python: Path, *arguments: str, of: Path | None = None) -> None:
-    into = () if of is None else ("--python", str(of))
-    command = [python, "-m", "pip", *into, "--quiet", "--disable-pip-version-check", "install", *arguments]
+def pip(python: Path, *arguments: str) -> None:
+    command = [python, "-m", "pip", "-qq", "--disable-pip-version-check", "install", *arguments]
     subprocess.run(command, check=True)
 
 
@@ -122,18 +139,12 @@ def requirements(extra: str) -> list[str]:
 
 
 def read_encrypted_pdf(python: Path, address: str) -> None:
-    """A page without text is enough: a PDF that cannot be decrypted is a 400."""
-    program = (
-        "import sys, pypdf; w = pypdf.PdfWriter(); w.add_blank_page(72, 72);"
-        "w.encrypt('', 'owner', algorithm='AES-256'); w.write(sys.stdout.buffer)"
-    )
-    data = subprocess.run([python, "-c", program], stdout=subprocess.PIPE, check=True).stdout
+    data = subprocess.run([python, "-c", ENCRYPTED_PDF], stdout=subprocess.PIPE, check=True).stdout
     file = {"file_data": base64.b64encode(data).decode(), "filename": "secret.pdf"}
-    content = [{"type": "file", "file": file}, {"type": "text", "text": "What is in it?"}]
-    ask(
-        f"{address}/v1/chat/completions",
-        {"messages": [{"role": "user", "content": content}], "max_tokens": 4},
-    )
+    message = {"role": "user", "content": [{"type": "file", "file": file}]}
+    tokens = ask(f"{address}/tokenize", {"messages": [message]})["tokens"]
+    prompt = ask(f"{address}/detokenize", {"tokens": tokens})["prompt"]
+    assert "The key is green." in prompt, prompt
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -155,7 +166,7 @@ def run_manual(python: Path, address: str, place: Path) -> None:
             run_command(page, command, python, address, place)
             num_run += 1
         else:
-            print(f"check_install: {page}: not run, it {reason}: {command.splitlines()[0][:60]}")
+            print(f"check_install: {page}: not run ({reason}): {command.splitlines()[0][:60]}")
     assert num_run >= 8, "the manual's commands are not found any more"
 
 
@@ -177,20 +188,15 @@ def run_command(page: str, command: str, python: Path, address: str, place: Path
 
 
 def try_extra(extra: str, user: Path, folder: Path) -> None:
-    """In an environment of its own, on top of what the user has."""
+    """In a copy of what the user has, whose files are links: pip replaces files, and writes into none."""
+    shutil.copytree(user.parent.parent, folder, symlinks=True, copy_function=os.link)
     python = folder / "bin/python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    below, own = (
-        output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-        for python in (user, python)
-    )
-    Path(own, "user.pth").write_text(below)
     if extra in MODELS:  # as the manual does: what the package depends on is for other programs
-        pip(user, "--no-deps", *requirements(extra), of=python)
+        pip(python, "--no-deps", *requirements(extra))
         with serving(python, "--model", extra) as address:
             try_model(extra, address)
     else:
-        pip(user, f"openai-cpu-server[{extra}]", of=python)
+        pip(python, f"openai-cpu-server[{extra}]")
     if extra in SERVED_WITH:
         with serving(python, "--model", "demo", *SERVED_WITH[extra]) as address:
             ask(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 2})

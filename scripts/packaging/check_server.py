@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 import urllib.request
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _OPTIONS = ("--port", "0", "--calibrate", "never")
-_KEPT_LINES = 30
+_POLL_S = 0.1
 
 
 def main() -> None:
@@ -31,24 +29,17 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def serving(python: Path, *options: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def serving(python: Path, *options: str) -> Iterator[str]:
     """Serve from what a Python has installed. Yields the address when the server is ready."""
     # Away from the sources, which Python would take instead of what is installed.
     command = [python, "-m", "openai_cpu_server", "serve", *_OPTIONS, *options]
-    with (
-        tempfile.TemporaryDirectory() as elsewhere,
-        subprocess.Popen(
-            command, cwd=elsewhere, env=environment, stderr=subprocess.PIPE, text=True
-        ) as server,
-    ):
+    with tempfile.TemporaryDirectory() as elsewhere, Path(elsewhere, "log").open("w+") as log:
+        server = subprocess.Popen(command, cwd=elsewhere, stderr=log)
         try:
-            address = _wait_for(server, r"listening on (http://127\.0\.0\.1:\d+)")
-            _wait_for(server, "(ready): ")
-            # It would wait for its log to be read.
-            threading.Thread(target=deque, args=(server.stderr, 0), daemon=True).start()
-            yield address
+            yield _wait_until_ready(server, Path(log.name))
         finally:
             server.terminate()
+            server.wait()
     if server.returncode != 0:
         raise SystemExit(f"the server ended with {server.returncode}")
 
@@ -61,14 +52,14 @@ def ask(url: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
-def _wait_for(server: subprocess.Popen[str], pattern: str) -> str:
-    assert server.stderr is not None
-    lines = deque[str](maxlen=_KEPT_LINES)
-    for line in server.stderr:
-        lines.append(line)
-        if found := re.search(pattern, line):
+def _wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> str:
+    """Return its address."""
+    while server.poll() is None:
+        text = log.read_text()
+        if found := re.search(r"listening on (http://127\.0\.0\.1:\d+)(?=.*ready: )", text, re.DOTALL):
             return found[1]
-    raise SystemExit("the server ended:\n" + "".join(lines))
+        time.sleep(_POLL_S)
+    raise SystemExit(f"the server ended:\n{log.read_text()}")
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("", {"c++": ""}, {}, "no C++ compiler found: install one "),
         ("", {"cmake": ""}, {}, "no CMake found: install it"),
         ("", {"cmake": "cmake version 3.18.4"}, {}, "CMake 3.21 or newer is needed, not "),
-        ("", {"df": "1 1 9000 50% /"}, {}, "has room for 8 MB, and set-up takes"),
+        ("", {"df": "1 1 9000 50% /"}, {}, "has 8 MB left, and set-up takes 1000 MB"),
         ("", {}, {"FAILS": "version_info <"}, "Python 3.10 or newer is needed (Debian: apt install python3"),
         ("", {}, {"FAILS": "-m venv"}, "cannot make virtual environments (Debian: apt install python3-venv)"),
         ("", {}, {"FAILS": "build.txt", "SAYS": NO_INDEX}, "name an index in PIP_INDEX_URL"),
