@@ -73,7 +73,7 @@ NOWHERE = "127.0.0.1:9"
 SERVED_WITH = {
     "otel": ("--otel-endpoint", f"http://{NOWHERE}"),
     "mcp": ("--mcp-allow-url", "127.0.0.1"),
-    "redis": ("--limits-url", f"redis://{NOWHERE}", "--requests-per-minute", "100"),
+    "redis": ("--limits-url", f"redis://{NOWHERE}"),
 }
 RUN_WITH = {
     "bench": ("scripts/make_model.py", "--shape", "tiny", "--quant", "f32", "--output", "model.gguf"),
