@@ -16,7 +16,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -45,7 +47,6 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fPIC",
-    "-shared",
     "-Wall",
     "-Wextra",
     "-Wno-uninitialized",  # GCC 12 says so of its own AVX-512 headers
@@ -65,15 +66,29 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NA
     """
     if sys.platform != "linux":
         raise BuildFailed("they go in front of ggml on Linux only")
-    command = _compiler(compiler)
+    command = [*_compiler(compiler), *_FLAGS, *cpu]
     partial = target.with_suffix(f".{os.getpid()}")
-    sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
-    arguments = [*command, *_FLAGS, *cpu, "-o", str(partial), *sources, "-ldl"]
-    run = subprocess.run(arguments, capture_output=True, text=True, errors="replace")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        sources = sorted(_SOURCES.glob("*.cpp"), key=lambda source: source.stat().st_size, reverse=True)
+        objects = [str(Path(folder, source.stem).with_suffix(".o")) for source in sources]
+        compiled = [
+            pool.submit(_run, [*command, "-c", str(source), "-o", to])
+            for source, to in zip(sources, objects, strict=True)
+        ]
+        try:
+            for one in compiled:
+                one.result()
+            _run([*command, "-shared", "-o", str(partial), *objects, "-ldl"])
+            partial.replace(target)  # a process that has the old one mapped keeps it
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str]) -> None:
+    """Raises `BuildFailed`."""
+    run = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if run.returncode != 0:
-        partial.unlink(missing_ok=True)
-        raise BuildFailed(f"{shlex.join(command)} failed: {_first_error(run.stderr)}")
-    partial.replace(target)  # a process that has the old one mapped keeps it
+        raise BuildFailed(f"{command[0]} failed: {_first_error(run.stderr)}")
 
 
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:

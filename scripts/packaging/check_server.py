@@ -2,54 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-_COMMAND = ("serve", "--model", "demo", "--port", "0", "--calibrate", "never", "--jobs-db", "none")
+_OPTIONS = ("--port", "0", "--calibrate", "never")
+_POLL_S = 0.1
 
 
 def main() -> None:
-    program = Path(sys.executable).with_name("openai-cpu-server")
+    with serving(Path(sys.executable), "--model", "demo", "--jobs-db", "none") as address:
+        body = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
+        text = ask(f"{address}/v1/completions", body)["choices"][0]["text"]
+        kernels = ask(f"{address}/health")["kernels"]
+    if kernels["products"].startswith("off"):
+        raise SystemExit(f"the kernels are off: {kernels}")
+    print(f"serves: Once{text!r}; kernels: {json.dumps(kernels)}")
+
+
+@contextlib.contextmanager
+def serving(python: Path, *options: str) -> Iterator[str]:
+    """Serve from what a Python has installed. Yields the address when the server is ready."""
     # Away from the sources, which Python would take instead of what is installed.
-    with (
-        tempfile.TemporaryDirectory() as elsewhere,
-        subprocess.Popen([program, *_COMMAND], cwd=elsewhere, stderr=subprocess.PIPE, text=True) as server,
-    ):
+    command = [python, "-m", "openai_cpu_server", "serve", *_OPTIONS, *options]
+    with tempfile.TemporaryDirectory() as elsewhere, Path(elsewhere, "log").open("w+") as log:
+        server = subprocess.Popen(command, cwd=elsewhere, stderr=log)
         try:
-            print(_asked(server))
+            yield _wait_until_ready(server, Path(log.name))
         finally:
             server.terminate()
+            server.wait()
     if server.returncode != 0:
         raise SystemExit(f"the server ended with {server.returncode}")
 
 
-def _asked(server: subprocess.Popen[str]) -> str:
-    address = _told(server, r"listening on (http://127\.0\.0\.1:\d+)")
-    _told(server, "(ready): ")
-    body = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
-    request = urllib.request.Request(
-        f"{address}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as answer, urllib.request.urlopen(f"{address}/health") as health:
-        text, kernels = json.load(answer)["choices"][0]["text"], json.load(health)["kernels"]
-    if kernels["products"].startswith("off"):
-        raise SystemExit(f"the kernels are off: {kernels}")
-    return f"serves: Once{text!r}; kernels: {json.dumps(kernels)}"
+def ask(url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, {"content-type": "application/json"})
+    ) as answer:
+        return json.load(answer)
 
 
-def _told(server: subprocess.Popen[str], pattern: str) -> str:
-    assert server.stderr is not None
-    lines = []
-    for line in server.stderr:
-        lines.append(line)
-        if found := re.search(pattern, line):
+def _wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> str:
+    """Return its address."""
+    while server.poll() is None:
+        text = log.read_text()
+        if found := re.search(r"listening on (http://127\.0\.0\.1:\d+)(?=.*ready: )", text, re.DOTALL):
             return found[1]
-    raise SystemExit("the server ended:\n" + "".join(lines))
+        time.sleep(_POLL_S)
+    raise SystemExit(f"the server ended:\n{log.read_text()}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What scripts/serve sets llama.cpp up for. Python and what compiles are stand-ins; the scripts are real."""
+"""scripts/serve sets llama.cpp up. Python and what compiles are stand-ins; the scripts are real."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,43 +12,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = (
-    *(
-        "bash",
-        "cat",
-        "cp",
-        "dirname",
-        "env",
-        "find",
-        "flock",
-        "grep",
-        "head",
-        "mkdir",
-        "mktemp",
-        "mv",
-        "nproc",
-    ),
-    *("readlink", "rm", "sed", "sha256sum", "tail", "tee", "touch", "uname"),
-)
+NEEDED = """
+bash cat cp dirname env find flock grep gzip head mkdir mktemp mv nproc readlink rm sed sha256sum sleep tail
+tar tee touch uname
+"""
 PYTHON = """#!/bin/bash
-# Its virtual environments have it too; pip says what it was asked for, and makes what it was asked for.
-case "$1 $2" in
-"-m venv")
+# Its virtual environments have it too; pip reports its arguments, and makes what it is asked for.
+[[ -z $FAILS || "$*" != *$FAILS* ]] || { echo "$SAYS"; exit 1; }
+case "$1 $2 $3" in
+"-m venv "*)
     mkdir -p "$3/bin" "$3/lib/python3/site-packages"
     for name in python pip openai-cpu-server; do cp "$STAND_INS/python3" "$3/bin/$name"; done ;;
-"-m pip")
-    echo "$*" >>"$CALLS"
-    if [[ $3 == wheel ]]; then
-        echo "CMAKE_ARGS=$CMAKE_ARGS CXXFLAGS=$CXXFLAGS" >>"$CALLS"
-        echo "[1/2] compiled"
-        [[ -z $INTERRUPTED ]] || kill -INT 0
-        touch "${@: -1}/llama.whl"
-    fi ;;
-"-m openai_cpu_server.kernels.build") ;;
+"-m pip download") tar --create --gzip --file "${@: -1}/llama.tar.gz" --directory "$STAND_INS" c++ ;;
+"-m pip wheel")
+    echo "$* CMAKE_ARGS=$CMAKE_ARGS CXXFLAGS=$CXXFLAGS" >>"$CALLS"
+    echo "[1/2] compiled"
+    read -r _ _ _ _ _ session _ </proc/self/stat
+    until [[ -z $WAITS_FOR ]] || grep -q "$WAITS_FOR" "$CALLS"; do sleep 0.1; done
+    [[ -z $INTERRUPTED ]] || { kill -INT -- "-$session"; tail -f /dev/null; }
+    touch "${@: -1}/../../llama.whl" ;;
+"-m pip "*) echo "$*" >>"$CALLS" ;;
 "serve "*) shift && echo "serves $*" ;;
 "-c import hashlib"*) sha256sum | head -c 16 ;;
 "-c "*platform*) echo "3.13 linux" ;;
-"-c "*) ;;
 esac
 """
 COMPILER = """#!/bin/bash
@@ -60,15 +47,15 @@ case "$*" in
     esac ;;
 esac
 """
+TOOLS = {"c++": COMPILER, "glslc": "shaderc", "cmake": "cmake version 3.25.1", "df": "1 1 8000000 50% /"}
 
 
 @dataclass
 class Machine:
-    """A checkout and the tools that it finds. `tools`: what each prints, whatever it is asked."""
+    """A checkout and the tools that it finds. `tools`: the output of each, or its script; "": absent."""
 
     folder: Path
-    tools: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=lambda: dict(TOOLS))
 
     def __post_init__(self) -> None:
         for path in ("scripts", "requirements", "openai_cpu_server/kernels/native"):
@@ -76,11 +63,9 @@ class Machine:
         shutil.copy(ROOT / "openai_cpu_server/kernels/build.py", self.folder / "openai_cpu_server/kernels")
         shutil.copy(ROOT / "pyproject.toml", self.folder)
         self.bin.mkdir()
-        for name in NEEDED:
+        for name in NEEDED.split():
             (self.bin / name).symlink_to(str(shutil.which(name)))
         self.write("python3", PYTHON)
-        self.write("c++", COMPILER)
-        self.write("cmake", "#!/bin/bash\n")
 
     @property
     def bin(self) -> Path:
@@ -92,17 +77,25 @@ class Machine:
         return calls.read_text().splitlines() if calls.exists() else []
 
     @property
-    def wheels(self) -> set[str]:
+    def builds(self) -> list[str]:
+        """Calls of CMake, with its arguments."""
+        return [call for call in self.calls if "CMAKE_ARGS=" in call]
+
+    @property
+    def cached(self) -> list[Path]:
+        """All but logs."""
         folder = self.folder / "cache/openai-cpu-server/wheels"
-        return {path.parent.name for path in folder.glob("*/llama.whl")}
+        return [path for path in folder.glob("*") if path.suffix != ".log"]
 
     def write(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
     def serve(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        for name, says in self.tools.items():
-            self.write(name, f"#!/bin/bash\ncat <<'EOT'\n{says}\nEOT\n")
+        for name, output in self.tools.items():
+            (self.bin / name).unlink(missing_ok=True)
+            if output:
+                self.write(name, output if output[0] == "#" else f"#!/bin/bash\ncat <<'EOT'\n{output}\nEOT\n")
         (self.folder / "calls").unlink(missing_ok=True)
         variables = {
             "PATH": str(self.bin),
@@ -115,18 +108,11 @@ class Machine:
         }
         return subprocess.run(
             [str(self.folder / "scripts/serve"), *arguments],
-            env=variables | self.environment | environment,
+            env=variables | environment,
             capture_output=True,
             text=True,
             start_new_session=True,
         )
-
-    def compiled_for(self, *arguments: str, **environment: str) -> str:
-        """What CMake was told at the start that this is."""
-        done = self.serve(*arguments, **environment)
-        assert done.returncode == 0, done.stderr
-        (told,) = [call for call in self.calls if call.startswith("CMAKE_ARGS=")]
-        return told
 
 
 @pytest.fixture
@@ -134,31 +120,31 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_the_cpu_alone_is_built_for_unless_somebody_wishes_a_gpu(machine: Machine) -> None:
-    machine.tools = {"nvidia-smi": "GPU 0: one", "nvcc": "release 13", "glslc": "shaderc"}
-    told = machine.compiled_for("--port", "81")
-    assert "GGML_VULKAN" not in told
-    assert "GGML_CUDA" not in told
-    assert "layer_settings" not in told
-
-
-def test_each_kind_has_a_wheel_of_its_own_and_nothing_is_compiled_twice(machine: Machine) -> None:
-    machine.tools = {"glslc": "shaderc"}
-    machine.compiled_for()
-    assert "-DGGML_VULKAN=ON" in machine.compiled_for("--gpu", "vulkan")
-    assert len(machine.wheels) == 2
+def test_each_kind_of_gpu_has_a_wheel_and_nothing_is_compiled_twice(machine: Machine) -> None:
+    machine.tools |= {"nvidia-smi": "GPU 0: one", "nvcc": "release 13"}
+    machine.serve("--port", "81")
+    assert "work/llama_cpp.cmake' -DGGML_NATIVE=ON" in machine.builds[0]
+    assert not {"VULKAN", "CUDA"} & set(re.split("[^A-Z]", machine.builds[0]))
+    machine.serve(OCS_GPU="vulkan")
+    assert "-DGGML_VULKAN=ON" in machine.builds[0]
     for kind in ("off", "vulkan"):
         assert "installing packages" in machine.serve("--gpu", kind).stderr, "the other kind's is installed"
-        assert [call.split()[2] for call in machine.calls].count("wheel") == 0
+        assert not machine.builds
     assert "installing packages" not in machine.serve("--gpu", "vulkan").stderr
-
-
-def test_the_option_is_no_argument_of_the_server_and_goes_before_the_variable(machine: Machine) -> None:
-    machine.tools = {"nvcc": "release 13", "glslc": "shaderc"}
-    assert "-DGGML_VULKAN=ON" in machine.compiled_for(OCS_GPU="vulkan")
     done = machine.serve("--model", "a b", "--gpu=cuda", "--gpu-layers", "auto", OCS_GPU="vulkan")
     assert done.stdout == "serves --model a b --gpu-layers auto\n"
-    assert "-DGGML_CUDA=ON" in "".join(machine.calls)
+    assert "-DGGML_CUDA=ON" in machine.builds[0]
+    assert len(machine.cached) == 3
+
+
+def test_packages_are_installed_while_the_compiler_runs(machine: Machine) -> None:
+    """The compiler of the stand-in waits for them."""
+    done = machine.serve(WAITS_FOR="runtime.txt")
+    assert done.stdout == "serves \n"
+    assert "setup: llama.cpp 50 %, about" in done.stderr
+    installed = [call.split()[-1] for call in machine.calls if " install " in call]
+    assert installed[:2] == ["requirements/build.txt", "requirements/runtime.txt"]
+    assert installed[-2:] == [str(machine.cached[0] / "llama.whl"), str(machine.folder)]
 
 
 @pytest.mark.parametrize("arguments", [["--gpu", "opengl"], ["--gpu"], ["--gpu="]], ids=" ".join)
@@ -168,72 +154,79 @@ def test_an_unknown_gpu_is_refused(machine: Machine, arguments: Sequence[str]) -
     assert done.stderr.startswith("setup: --gpu and OCS_GPU are auto, vulkan, cuda, metal or off, not '")
 
 
-def test_what_a_gpu_needs_is_said_before_anything_is_compiled(machine: Machine) -> None:
-    done = machine.serve("--gpu", "vulkan", VULKAN="", SPIRV="")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "setup: --gpu vulkan needs glslc, libvulkan-dev, spirv-headers "
-        "(Debian: apt install glslc libvulkan-dev spirv-headers)"
-    )
-    machine.tools = {"glslc": "shaderc"}
-    assert (
-        "version 1.3.239 (Debian 12) or later, not 204"
-        in machine.serve("--gpu", "vulkan", VULKAN="204").stderr
-    )
-    assert "setup: --gpu cuda needs nvcc" in machine.serve("--gpu", "cuda").stderr
-    assert not machine.wheels
+NO_INDEX = "ERROR: Could not find a version that satisfies the requirement ninja (from versions: none)"
+LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc libvulkan-dev spirv-headers)"
 
 
-def test_headers_of_debian_12_get_what_they_lack(machine: Machine) -> None:
-    machine.tools = {"glslc": "shaderc"}
-    header = machine.folder / "scripts/packaging/vulkan_layer_settings.h"
-    assert f"-include '{header}'" in machine.compiled_for("--gpu", "vulkan", VULKAN="239")
-    assert header.exists()
+@pytest.mark.parametrize(
+    ("arguments", "tools", "environment", "line"),
+    [
+        ("", {"c++": ""}, {}, "no C++ compiler found: install one "),
+        ("", {"cmake": ""}, {}, "no CMake found: install it"),
+        ("", {"cmake": "cmake version 3.18.4"}, {}, "CMake 3.21 or newer is needed, not "),
+        ("", {"df": "1 1 9000 50% /"}, {}, "has 8 MB left, and set-up takes 1000 MB"),
+        ("", {}, {"FAILS": "version_info <"}, "Python 3.10 or newer is needed (Debian: apt install python3"),
+        ("", {}, {"FAILS": "-m venv"}, "cannot make virtual environments (Debian: apt install python3-venv)"),
+        ("", {}, {"FAILS": "build.txt", "SAYS": NO_INDEX}, "name an index in PIP_INDEX_URL"),
+        ("", {}, {"FAILS": "runtime.txt", "SAYS": "[Errno 28] No space left on device"}, "the disk is full"),
+        ("", {}, {"FAILS": "pip wheel", "SAYS": "fatal: No space left on device"}, "the disk is full"),
+        ("", {}, {"FAILS": "pip wheel", "SAYS": "x.cpp:1: error: y"}, "llama.cpp failed: x.cpp:1: error: y"),
+        ("--gpu vulkan", {"glslc": ""}, {"VULKAN": "", "SPIRV": ""}, LACKING),
+        ("--gpu vulkan", {}, {"VULKAN": "204"}, "version 1.3.239 (Debian 12) or later, not 204"),
+        ("--gpu cuda", {}, {}, "--gpu cuda needs nvcc"),
+    ],
+)
+def test_an_obstacle_is_one_line_and_the_next_try_succeeds(
+    machine: Machine, arguments: str, tools: dict[str, str], environment: dict[str, str], line: str
+) -> None:
+    usual = dict(machine.tools)
+    machine.tools |= tools
+    done = machine.serve(*arguments.split(), **environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line in done.stderr.splitlines()[-1]
+    assert not machine.cached
+    machine.tools = usual
+    assert machine.serve().stdout == "serves \n"
 
 
-def test_headers_of_another_version_are_another_wheel_however_much_glslc_says(machine: Machine) -> None:
-    machine.tools = {"glslc": "shaderc\n" * 100_000}
-    for version in ("309", "310"):
-        machine.compiled_for("--gpu", "vulkan", VULKAN=version)
-    assert len(machine.wheels) == 2
+def test_headers_or_a_recipe_of_another_version_are_another_wheel(machine: Machine) -> None:
+    machine.tools["glslc"] = "shaderc\n" * 100_000
+    for version in ("239", "310"):
+        machine.serve("--gpu", "vulkan", VULKAN=version)
+    (machine.folder / "scripts/packaging/amx_tiles.h").write_text("// another")
+    machine.serve("--gpu", "vulkan", VULKAN="310")
+    assert len(machine.cached) == 3
 
 
 DISCRETE = "deviceType = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU"
 SOFTWARE = "deviceType = PHYSICAL_DEVICE_TYPE_CPU"
-
-
-def test_auto_takes_cuda_before_vulkan_where_a_device_and_the_tools_are(machine: Machine) -> None:
-    machine.tools = {"glslc": "shaderc", "vulkaninfo": DISCRETE}
-    assert "-DGGML_VULKAN=ON" in machine.compiled_for("--gpu", "auto")
-    machine.tools |= {"nvidia-smi": "GPU 0: one", "nvcc": "release 13"}
-    assert "-DGGML_CUDA=ON" in machine.compiled_for("--gpu", "auto")
+NVIDIA = {"nvidia-smi": "GPU 0: one"}
 
 
 @pytest.mark.parametrize(
-    ("tools", "why"),
+    ("tools", "option", "why"),
     [
-        ({"glslc": "shaderc", "vulkaninfo": SOFTWARE}, "neither nvidia-smi nor Vulkan shows one"),
-        ({"vulkaninfo": DISCRETE}, "Vulkan lacks glslc (Debian: apt install glslc)"),
-        ({"nvidia-smi": "GPU 0: one", "vulkaninfo": SOFTWARE}, "CUDA lacks nvcc"),
+        ({"vulkaninfo": DISCRETE}, "-DGGML_VULKAN=ON", ""),
+        ({"vulkaninfo": DISCRETE, "nvcc": "release 13", **NVIDIA}, "-DGGML_CUDA=ON", ""),
+        ({"vulkaninfo": SOFTWARE}, "", "neither nvidia-smi nor Vulkan shows one"),
+        ({"vulkaninfo": DISCRETE, "glslc": ""}, "", "Vulkan lacks glslc (Debian: apt install glslc)"),
+        ({"vulkaninfo": SOFTWARE, **NVIDIA}, "", "CUDA lacks nvcc"),
     ],
 )
-def test_auto_serves_on_the_cpu_where_something_is_missing(
-    machine: Machine, tools: dict[str, str], why: str
+def test_auto_takes_cuda_before_vulkan_before_the_cpu(
+    machine: Machine, tools: dict[str, str], option: str, why: str
 ) -> None:
-    machine.tools = tools
+    machine.tools |= tools
     done = machine.serve("--gpu", "auto")
     assert done.stdout == "serves \n"
-    (line,) = [line for line in done.stderr.splitlines() if "--gpu auto" in line]
-    assert line.startswith(f"setup: --gpu auto: the CPU serves alone ({why}")
-    (told,) = [call for call in machine.calls if call.startswith("CMAKE_ARGS=")]
-    assert "VULKAN" not in told
-    assert "CUDA" not in told
+    options = [word for word in machine.builds[0].split() if word.startswith(("-DGGML_CUDA", "-DGGML_V"))]
+    assert options == [option][: len(option)]
+    assert f"setup: --gpu auto: the CPU serves alone ({why}" in done.stderr or not why
 
 
 def test_ctrl_c_while_it_compiles_leaves_nothing_half_done(machine: Machine) -> None:
-    machine.tools = {"glslc": "shaderc"}
     done = machine.serve("--gpu", "vulkan", INTERRUPTED="yes")
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == "setup: interrupted; what was finished is kept"
-    assert [path.suffix for path in (machine.folder / "cache/openai-cpu-server/wheels").iterdir()] == [".log"]
-    assert "-DGGML_VULKAN=ON" in machine.compiled_for("--gpu", "vulkan")
+    assert not machine.cached
+    assert "creating" in machine.serve("--gpu", "vulkan").stderr, "pip may have left half a package"

@@ -68,15 +68,20 @@ def test_models_and_llama_cpp_are_those_of_the_project() -> None:
     assert str(llama.specifier) == f"=={GGML_OF}"
 
 
-OURS = re.compile(r"\$wheels|/wheels/\w+/\*\.whl|/wheels/own \.|--no-deps --no-build-isolation --editable")
+OURS = re.compile(
+    r"\$wheels|\$work/sources|/wheels/\w+/\*\.whl|/wheels/own \.|--no-deps --no-build-isolation --editable"
+)
 """Packages that were built just before, and our own."""
 
 
-@pytest.mark.parametrize("path", ["scripts/bootstrap", "deploy/Dockerfile"])
-def test_nothing_else_is_taken_from_an_index(path: str) -> None:
+@pytest.mark.parametrize(
+    "paths", [("scripts/bootstrap", "scripts/packaging/llama_wheel"), ("deploy/Dockerfile",)]
+)
+def test_nothing_else_is_taken_from_an_index(paths: tuple[str, ...]) -> None:
     """Packages for developers come on top, and are not pinned."""
     commands = [
         command
+        for path in paths
         for line in joined(ROOT / path)
         if not line.strip().startswith(("#", "[[ $extras == runtime ]] ||"))
         for command in re.split(r"&&|;", line)
