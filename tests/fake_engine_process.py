@@ -32,6 +32,8 @@ from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
 
 NOWHERE = "/nowhere"
 _LOOK_S = 0.002
+_STEP_S = 0.01
+"""Where steps are counted, the process can read between two what was sent before."""
 
 
 class StepGate:
@@ -47,6 +49,8 @@ class StepGate:
         while self._is_closed():
             if interrupted.wait(_LOOK_S):
                 return True
+        if self._path.exists():
+            time.sleep(_STEP_S)
         self._num_begun += 1
         return False
 
