@@ -69,7 +69,7 @@ def test_models_and_llama_cpp_are_those_of_the_project() -> None:
 
 
 OURS = re.compile(
-    r"\$wheels|\$work/sources|/wheels/\w+/\*\.whl|/wheels/own \.|--no-deps --no-build-isolation --editable"
+    r"\$wheels|\$work/|/wheels/\w+/\*\.whl|/wheels/own \.|--no-deps --no-build-isolation --editable"
 )
 """Packages that were built just before, and our own."""
 
