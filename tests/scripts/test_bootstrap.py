@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NEEDED = """
-bash cat cp dirname env find flock grep gzip head mkdir mktemp mv nproc readlink rm sed sha256sum sleep tail
+bash cat cp dirname env find flock grep gzip head mkdir mv nproc readlink rm sed sha256sum sleep tail
 tar tee touch uname
 """
 PYTHON = """#!/bin/bash
