@@ -23,6 +23,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 _OF_OTHERS = {"--gpu", "--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
 """Options of other programs; `--gpu` is of scripts/serve."""
 _ON_PAGES = {
+    "contributing.md": "busy inline-snapshot",
     "benchmark.md": "cache-ram ctx-checkpoints slot-save-path swa-full",
     "deploy.md": "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only "
     "rm set stop-timeout tag tmpfs values volume",
