@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -178,6 +179,8 @@ def _be_a_fork(
     code = 1
     try:
         die_with_parent()
+        for inherited in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+            inherited.detach()  # what the parent made, it removes
         # Python 3.11 forgets to: our own code would take the main thread for one of ggml's, and bind it.
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
         _have_files_of_its_own(session.config)
