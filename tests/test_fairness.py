@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.fairness import Credit, FairTurns, NestedTurns, Path, alternating
+from openai_cpu_server.fairness import Credit, FairQueue, FairTurns, NestedTurns, Path, alternating
 
 Key = TypeVar("Key", str, int)
 shares = st.sampled_from([0.05, 0.1, 0.25, 0.5])
@@ -277,3 +277,57 @@ def taken(turns: NestedTurns, number: int, amount: int = 1) -> list[Path]:
         found.append(turns.first)
         turns.use(found[-1], amount)
     return found
+
+
+ANN, BOB = ("ann",), ("bob",)
+
+
+class TestFairQueue:
+    def test_a_caller_with_all_its_places_lets_others_go_first(self) -> None:
+        queue = FairQueue[str](most=1)
+        for caller, ticket in ((ANN, "a"), (ANN, "b"), (BOB, "c")):
+            queue.add(caller, ticket)
+        assert [queue.take(), queue.take(), queue.take()] == ["a", "c", None]
+        assert (len(queue), queue.num_held) == (1, 2)
+        queue.give_back(ANN, 5.0)
+        assert queue.take() == "b"
+
+    def test_the_caller_that_has_used_least_is_next(self) -> None:
+        queue = FairQueue[str](most=9)
+        queue.add(ANN, "a")
+        assert queue.take() == "a"
+        queue.add(ANN, "b")
+        queue.add(BOB, "c")
+        queue.give_back(ANN, 10.0)
+        assert [queue.take(), queue.take()] == ["c", "b"]
+
+    def test_a_ticket_whose_caller_gives_up_is_not_taken(self) -> None:
+        queue = FairQueue[str](most=1)
+        queue.add(ANN, "a")
+        queue.remove(ANN, "a")
+        assert queue.take() is None
+        assert len(queue) == 0
+
+    @given(
+        st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), amounts), max_size=60), st.integers(1, 3)
+    )
+    def test_each_ticket_is_taken_once_and_no_caller_holds_more(
+        self, story: list[tuple[str, bool, int]], most: int
+    ) -> None:
+        queue, held, taken = FairQueue[tuple[str, int]](most), Counter[str](), list[tuple[str, int]]()
+        added = [(name, number) for number, (name, _, _) in enumerate(story)]
+        for ticket, (name, ends, used) in zip(added, story, strict=True):
+            queue.add((name,), ticket)
+            if (found := queue.take()) is not None:
+                held[found[0]] += 1
+                taken.append(found)
+            assert max(held.values()) <= most
+            if ends and held[name]:
+                held[name] -= 1
+                queue.give_back((name,), used)
+        for name in held.elements():
+            queue.give_back((name,), 1)
+        while (found := queue.take()) is not None:
+            taken.append(found)
+            queue.give_back((found[0],), 1)
+        assert sorted(taken) == sorted(added)

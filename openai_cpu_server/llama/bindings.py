@@ -40,7 +40,7 @@ try:
         from llama_cpp import llama_cpp as llama_cpp
         from llama_cpp._ggml import libggml as libggml
 except (ImportError, OSError, RuntimeError) as error:  # a library that is missing, or newer than the system's
-    sys.stderr.write(f"openai-cpu-server: llama.cpp cannot be loaded: {error}\n")
+    sys.stderr.write(f"llama.cpp cannot be loaded: {error}\n")
     raise SystemExit(UNLOADABLE) from None
 
 VERSION = metadata.version("llama-cpp-python")

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import ModelRegistry
@@ -295,6 +296,15 @@ async def test_who_asks_nothing_loads_the_model(http: httpx.AsyncClient, path: s
     assert (answer["done"], answer["done_reason"], field in answer) == (True, "load", True)
     kept = await http.post(path, json={"model": "fake", "keep_alive": 0})
     assert (kept.status_code, kept.json()["error"]) == (400, "This server's models stay in memory.")
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_a_model_that_has_failed_is_not_said_to_be_loaded(path: str) -> None:
+    engine = FakeEngine()
+    engine.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="the file is damaged")
+    async with client(api(engine)) as http:
+        answer = await http.post(path, json={"model": "fake"})
+    assert (answer.status_code, "the file is damaged" in answer.json()["error"]) == (503, True)
 
 
 @pytest.mark.parametrize(("name", "status"), [("ann", 403), ("root", 400)])

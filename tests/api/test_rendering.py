@@ -21,17 +21,19 @@ from openai_cpu_server.api.asking.renderer import new_tool_call_id
 from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.asking.running import TimedEvent
 from openai_cpu_server.api.chat.render import ChatRenderer
-from openai_cpu_server.api.completions.render import CompletionRenderer
+from openai_cpu_server.api.completions.render import CompletionRenderer, LegacyWriter
 from openai_cpu_server.api.messages.render import MessagesRenderer, new_tool_use_id
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, error_object
 from openai_cpu_server.jobs.records import ResponseStatus
+from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api import calls, response_events
 from tests.api.calls import MINUS_INFINITY, PIECES, call, end, figures, scored, text, tokens_of, told
+from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.response_events import kinds, objects
 
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
@@ -409,3 +411,16 @@ def test_the_object_says_what_was_asked_for() -> None:
         "tools": [{**tool, "description": None, "strict": False}],
         "text": {"format": form, "verbosity": "medium"},
     }
+
+
+class Alike(FakeTokenizer):
+    """All tokens have one text."""
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return b"a"
+
+
+def test_of_tokens_with_one_text_the_likeliest_counts() -> None:
+    entry = TokenLogprob(token=2, logprob=-5.0, top=((1, -0.1), (2, -5.0)))
+    (top,) = LegacyWriter(ShownPieces(Alike()), 0).write([entry]).top_logprobs
+    assert top == {"a": -0.1}

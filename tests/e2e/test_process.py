@@ -31,6 +31,23 @@ def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     return lines[-1]
 
 
+def test_a_server_that_can_never_serve_a_model_ends() -> None:
+    said = start_failure("--model", f"tiny={tiny_model_path()}", "--memory", "1")
+    assert "the model 'tiny' needs" in said
+    assert "--memory 1 MiB" in said
+
+
+def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "llama_cpp.py").write_text(
+        "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
+    )
+    said = start_failure("--model", str(tiny_model_path()), env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert said == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log says why."
+
+
 @pytest.fixture
 def named(tmp_path: Path) -> dict[str, str]:
     """What a model may be named that is none."""

@@ -93,6 +93,20 @@ async def test_a_kill_while_it_loads_is_a_pause(door: Gate) -> None:
         assert engine.status().restarts == 1
 
 
+async def test_a_model_that_is_unloaded_while_it_loads_ends_without_a_traceback(
+    door: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    door.close()
+    async with asleep(door.loads) as engine:
+        engine.residency.wake()
+        await eventually(lambda: engine.engine_pid is not None)
+        unloading = asyncio.create_task(engine.residency.sleep())
+        await eventually(lambda: engine.state is EngineState.ASLEEP)
+        door.open()
+        await unloading
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_what_the_keeper_refuses_is_refused_at_once() -> None:
     def refuse() -> None:
         raise ModelTooLarge("it needs too much")

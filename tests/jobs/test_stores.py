@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +257,14 @@ def test_a_lease_runs_out_unless_it_is_renewed(database: Database) -> None:
     first.renew(120)
     assert second.unfinished("m", 149) == []
     assert [batch.id for batch in second.unfinished("m", 150)] == ["batch_0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts ticks since the boot")
+def test_a_process_lives_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock, and the time of the boot that is reckoned from it, jump."""
+    holder = new_holder()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 12345.0)
+    assert not has_died(holder)
 
 
 def test_the_lease_of_a_dead_process_is_free_at_once() -> None:

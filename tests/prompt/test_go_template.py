@@ -98,6 +98,27 @@ def test_what_is_refused(template: str, why: str) -> None:
     assert (why in str(refused.value), refused.value.param) == (True, "template")
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{$x := print `aaaaaaaa`}}" + "{{$x = print $x $x}}" * 26 + "{{.Prompt}}",
+        "{{$x := json .Messages}}" + "{{$x = json $x}}" * 26,
+        "{{range .Messages}}{{range $.Messages}}{{range $.Messages}}{{json $.Messages}}{{end}}{{end}}{{end}}",
+        "{{.Prompt}}" * 5900,
+        "{{$x := .Prompt}}" + "{{if eq $x $x $x $x $x $x $x $x}}{{end}}" * 1600,
+    ],
+)
+def test_what_a_template_makes_is_bounded(template: str) -> None:
+    messages = [{"role": role, "content": "y" * 4096} for role in ("user", "assistant") * 20]
+    with pytest.raises(InvalidRequest, match=r"characters|too long"):
+        GoTemplate(template, "template").prompt(messages, most_chars=100_000)
+
+
+def test_a_number_is_no_program() -> None:
+    with pytest.raises(InvalidRequest, match="a number is too long"):
+        GoTemplate("{{" + "9" * 60_000 + "}}", "template")
+
+
 def test_a_hostile_conversation_takes_no_longer() -> None:
     many = [("user", "a" * 50)] * 200_000
     assert len(written(CHATML, *many)) > 10_000_000
