@@ -227,6 +227,6 @@ def test_auto_takes_cuda_before_vulkan_before_the_cpu(
 def test_ctrl_c_while_it_compiles_leaves_nothing_half_done(machine: Machine) -> None:
     done = machine.serve("--gpu", "vulkan", INTERRUPTED="yes")
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.splitlines()[-1] == "setup: interrupted; what was finished is kept"
+    assert "setup: interrupted; what was finished is kept" in done.stderr.splitlines()
     assert not machine.cached
     assert "creating" in machine.serve("--gpu", "vulkan").stderr, "pip may have left half a package"
