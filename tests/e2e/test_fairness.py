@@ -62,6 +62,10 @@ async def test_one_client_does_not_wait_behind_all_requests_of_another(
         await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED + 1)
         fair.engine.resume()
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
-    ends = [line for line in fair.lines[first_line:] if " status=200 " in line]
-    (place,) = (number for number, line in enumerate(ends) if "id=other " in line)
-    assert (place > NUM_QUEUED // 2) == waits, ends
+
+    def ends() -> list[str]:
+        return [line for line in fair.lines[first_line:] if " status=200 " in line]
+
+    await asyncio.to_thread(wait_until, lambda: len(ends()) == NUM_QUEUED + 1)
+    (place,) = (number for number, line in enumerate(ends()) if "id=other " in line)
+    assert (place > NUM_QUEUED // 2) == waits, ends()

@@ -40,7 +40,9 @@ function lastSettings() {
 
 export async function loadConversations() {
   const all = await store.allConversations();
-  conversations.value = all.sort((a, b) => b.updated - a.updated);
+  const newer = conversations.peek(); // listed while the store was read
+  const known = new Set(newer.map((one) => one.id));
+  conversations.value = [...newer, ...all.filter((one) => !known.has(one.id))].sort((a, b) => b.updated - a.updated);
 }
 
 /** False: there is no such conversation. */
