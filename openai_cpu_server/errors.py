@@ -146,10 +146,11 @@ class TemplateFailed(ServerError):
 class ModelNotFound(ServerError):
     """The request names a model that this server does not serve, or not for this caller."""
 
-    def __init__(self, name: str, names: Sequence[str] = ()) -> None:
-        """`names`: those that there are for the caller."""
+    def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
+        """`name`: None if the client has named none. `names`: those that there are for the caller."""
         there_is = f" There is: {', '.join(names)}." if names else ""
-        super().__init__(f"The model '{name}' does not exist on this server.{there_is}")
+        what = "There is no model" if name is None else f"The model '{name}' does not exist"
+        super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{there_is}")
         self.name = name
 
 

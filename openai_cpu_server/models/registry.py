@@ -142,11 +142,11 @@ class ModelRegistry:
             name = self._first(allowed)
         if (router := self.router(name, allowed)) is not None:
             raise RouterNotModel(router.name, tuple(router.options.routes.values()))
-        chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
+        chosen = self._chosen(name, adapter) if name is not None else None
         if chosen is None or (allowed is not None and chosen.name not in allowed):
             shelved = [one.name for one in _on_shelf(self, allowed)]
             there_is = (*self.names(allowed), *self.router_names(allowed), *shelved)
-            raise ModelNotFound(name if chosen is None else chosen.name, there_is)
+            raise ModelNotFound(name, there_is)  # only a name that the client has sent
         if chosen.adapter is not None:
             _check_there(chosen, param=None if adapter is None else "lora")
         return chosen
@@ -160,10 +160,12 @@ class ModelRegistry:
         """Also where any name may be asked for."""
         return name in self._routers or self._named(name) is not None
 
-    def _first(self, allowed: Collection[str] | None) -> str:
-        if allowed is None:
-            return self.default.name
-        return next(iter(self.names(allowed)), self.default.name)
+    def _first(self, allowed: Collection[str] | None) -> str | None:
+        """None: there is no model that may be used."""
+        return self.default.name if allowed is None else next(iter(self.names(allowed)), None)
+
+    def _chosen(self, name: str, adapter: str | None) -> ChosenModel | None:
+        return self._named(name) if adapter is None else self._adapted(name, adapter)
 
     def _named(self, name: str) -> ChosenModel | None:
         if name in self._by_name:
