@@ -142,7 +142,9 @@ class ModelRegistry:
             name = self._first(allowed)
         if (router := self.router(name, allowed)) is not None:
             raise RouterNotModel(router.name, tuple(router.options.routes.values()))
-        chosen = self._chosen(name, adapter) if name is not None else None
+        chosen = None
+        if name is not None:
+            chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
         if chosen is None or (allowed is not None and chosen.name not in allowed):
             shelved = [one.name for one in _on_shelf(self, allowed)]
             there_is = (*self.names(allowed), *self.router_names(allowed), *shelved)
@@ -163,9 +165,6 @@ class ModelRegistry:
     def _first(self, allowed: Collection[str] | None) -> str | None:
         """None: there is no model that may be used."""
         return self.default.name if allowed is None else next(iter(self.names(allowed)), None)
-
-    def _chosen(self, name: str, adapter: str | None) -> ChosenModel | None:
-        return self._named(name) if adapter is None else self._adapted(name, adapter)
 
     def _named(self, name: str) -> ChosenModel | None:
         if name in self._by_name:
