@@ -259,7 +259,7 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(caller, []).append(ticket)
 
     def remove(self, caller: Path, ticket: T) -> None:
-        """The ticket does not wait any more; its caller gave up."""
+        """Forget a waiting ticket whose caller gave up."""
         self._waiting[caller].remove(ticket)
         self._leave_if_gone(caller)
 

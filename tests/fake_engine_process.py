@@ -33,7 +33,7 @@ from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
 NOWHERE = "/nowhere"
 _LOOK_S = 0.002
 _STEP_S = 0.01
-"""Where steps are counted, the process can read between two what was sent before."""
+"""Between two counted steps, or two pieces of a load, the process can read what was sent before."""
 
 
 class StepGate:
@@ -114,7 +114,7 @@ def main() -> None:
         _hold(flags.get("loads", NOWHERE))
         for piece in range(num_pieces):
             on_progress(piece / num_pieces)
-            time.sleep(0.02)
+            time.sleep(_STEP_S)
         on_progress(1.0)
         why = options.offload.given_up
         info = msgspec.structs.replace(
@@ -165,6 +165,6 @@ def _endless(begun: Path) -> Measure:
         with begun.open("a") as file:
             file.write("begun\n")
         while not is_wanted():
-            time.sleep(0.001)
+            time.sleep(_LOOK_S)
 
     return measure

@@ -45,7 +45,7 @@ class ThreadLane:
         self._queue: FairQueue[anyio.Event] = FairQueue(max(1, num_threads - _LEFT_TO_OTHERS))
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        """Raises what the work raises."""
+        """Do the work in a thread when it is the client's turn. Raises what the work raises."""
         caller, ticket = CALLER.get(), anyio.Event()
         self._queue.add(caller, ticket)
         self._grant()

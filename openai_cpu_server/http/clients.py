@@ -104,7 +104,7 @@ def account_of(identity: Identity) -> str:
 
 
 def works_for(identity: Identity) -> None:
-    """This task, and the threads that it starts, work for this client from now on."""
+    """Let this task, and the threads that it starts, take turns as this client from now on."""
     label = Client.of(identity, None).label
     CALLER.set((Client.group_of(identity) or label, label))
 

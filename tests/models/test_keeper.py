@@ -168,6 +168,14 @@ async def test_idle_models_are_unloaded_and_pinned_ones_are_not(story: Story) ->
     assert story.told[-1] == ("unloaded", "idle", "idle")
 
 
+async def test_a_model_whose_process_is_being_replaced_is_unloaded_too(story: Story) -> None:
+    one, engine = story.model("one", 10)
+    engine.state = EngineState.RESTARTING
+    await story.keeper.unload(one)
+    assert engine.state is EngineState.ASLEEP
+    assert story.told == [("unloaded", "one", "asked")]
+
+
 async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_work_first(story: Story) -> None:
     busy, busy_engine = story.model("busy", 60)
     other, other_engine = story.model("other", 60)

@@ -346,12 +346,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_slow(self) -> bool:
         """It may take more than some milliseconds: it is long, or has something to compile."""
-        has_program = self.form is not None or self.tools is not None or self._has_template
+        has_template = isinstance(self.prompt, AskedConversation) and self.prompt.template != ""
+        has_program = has_template or self.form is not None or self.tools is not None
         return self.num_bytes > LONG_BODY or has_program
-
-    @property
-    def _has_template(self) -> bool:
-        return isinstance(self.prompt, AskedConversation) and bool(self.prompt.template)
 
 
 # -- what is attached --------------------------------------------------------------------------------------
