@@ -261,7 +261,7 @@ class ReaderPool:
 
     @contextmanager
     def _borrowed(self, kind: WorkKind) -> Iterator[_Place]:
-        """Lend a place when it is the client's turn. Raises EngineUnavailable if the server ends meanwhile."""
+        """Lend a place when it is the client's turn. Raises EngineUnavailable if the server ends first."""
         caller, ticket, queue = CALLER.get(), _Ticket(), self._queues[kind]
         with self._changed:
             queue.add(caller, ticket)
