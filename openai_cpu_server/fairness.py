@@ -265,11 +265,17 @@ class FairQueue(Generic[T]):
 
     def take(self) -> T | None:
         """Give a place to the ticket that is next; None if nobody may have one."""
-        for caller in self._turns.order:
+        for caller in self._in_turn():
             if self._waiting.get(caller) and self._held.get(caller, 0) < self._most:
                 self._held[caller] = self._held.get(caller, 0) + 1
                 return self._waiting[caller].pop(0)
         return None
+
+    def _in_turn(self) -> Iterator[Path]:
+        """All callers, the next first. They are sorted only where the next one may have nothing."""
+        if self._turns:
+            yield self._turns.first
+            yield from self._turns.order
 
     def give_back(self, caller: Path, used: float) -> None:
         """A place is free again, after its caller has used so much."""

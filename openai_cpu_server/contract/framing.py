@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import BinaryIO
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Union
 
 import msgspec
 
-from openai_cpu_server.contract.messages import Command, Event
+from openai_cpu_server.contract.messages import Command, Event, Submit
+from openai_cpu_server.contract.request import GenerationRequest
 
 LENGTH = struct.Struct("<I")
+PART_BYTES = 2**20
 
 
 def framed(payload: bytes) -> bytes:
@@ -27,13 +30,60 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return payload if len(payload) == length else None
 
 
+class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
+    """The next bytes of a media item. The request that has it follows, without its content."""
+
+    digest: str
+    data: memoryview
+
+
+Sent = Union[Command, MediaPart]
+"""Messages to an engine. None of them is so large that encoding it holds up an event loop."""
+
+
+def in_parts(command: Command) -> Iterator[Sent]:
+    """Split a request into the parts of its media items and the rest of it."""
+    request = command.request if isinstance(command, Submit) else None
+    if not isinstance(request, GenerationRequest) or not request.media_items:
+        yield command
+        return
+    for digest, content in {item.digest: memoryview(item.content) for item in request.media_items}.items():
+        for start in range(0, len(content), PART_BYTES):
+            yield MediaPart(digest, content[start : start + PART_BYTES])
+    items = tuple(msgspec.structs.replace(item, content=b"") for item in request.media_items)
+    yield msgspec.structs.replace(command, request=msgspec.structs.replace(request, media_items=items))
+
+
+class PartJoiner:
+    """Puts together what `in_parts` has split."""
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
+
+    def join(self, message: Sent) -> Command | None:
+        """Return None for a part."""
+        if isinstance(message, MediaPart):
+            self._parts[message.digest].append(message.data)
+            return None
+        if not isinstance(message, Submit) or not self._parts:
+            return message
+        assert isinstance(message.request, GenerationRequest)
+        contents = {digest: b"".join(parts) for digest, parts in self._parts.items()}
+        self._parts.clear()
+        items = message.request.media_items
+        items = tuple(msgspec.structs.replace(item, content=contents[item.digest]) for item in items)
+        return msgspec.structs.replace(
+            message, request=msgspec.structs.replace(message.request, media_items=items)
+        )
+
+
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: Command | Event) -> bytes:
+def frame(message: Sent | Event) -> bytes:
     return framed(_encoder.encode(message))
 
 
-read_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
+read_command: Callable[[bytes], Sent] = msgspec.msgpack.Decoder(Sent).decode
 read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
 """Both read one, and raise `msgspec.DecodeError`."""

@@ -51,19 +51,15 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
 
     kind: ClassVar[str] = "picture"
     size: PictureSize
-    rgb: bytes
-    """(height, width, 3) bytes."""
+    content: bytes
+    """(height, width, 3) bytes: red, green, blue."""
     digest: str
     """Of all these, in hexadecimal digits."""
 
     @classmethod
-    def of(cls, size: PictureSize, rgb: bytes) -> Picture:
-        assert len(rgb) == 3 * size.width * size.height
-        return cls(size, rgb, _digest(f"{size.width}x{size.height}:", rgb))
-
-    @property
-    def content(self) -> bytes:
-        return self.rgb
+    def of(cls, size: PictureSize, content: bytes) -> Picture:
+        assert len(content) == 3 * size.width * size.height
+        return cls(size, content, _digest(f"{size.width}x{size.height}:", content))
 
 
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
@@ -71,20 +67,16 @@ class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
 
     kind: ClassVar[str] = "sound"
     size: SoundSize
-    samples: bytes
-    """float32, little-endian, finite; full scale is from -1 to 1, and files of floats may go beyond it."""
+    content: bytes
+    """Finite samples, float32, little-endian. Full scale is from -1 to 1; files of floats may exceed it."""
     digest: str
     """Of these, in hexadecimal digits."""
 
     @classmethod
-    def of(cls, samples: bytes) -> Sound:
-        assert len(samples) % SAMPLE_BYTES == 0
-        size = SoundSize(len(samples) // SAMPLE_BYTES)
-        return cls(size, samples, _digest(f"sound {size.num_samples}:", samples))
-
-    @property
-    def content(self) -> bytes:
-        return self.samples
+    def of(cls, content: bytes) -> Sound:
+        assert len(content) % SAMPLE_BYTES == 0
+        size = SoundSize(len(content) // SAMPLE_BYTES)
+        return cls(size, content, _digest(f"sound {size.num_samples}:", content))
 
 
 MediaItem = Union[Picture, Sound]

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from openai_cpu_server.contract.framing import frame, read_command, read_frame
+from openai_cpu_server.contract.framing import PartJoiner, frame, read_command, read_frame
 from openai_cpu_server.contract.messages import (
     Command,
     EngineOptions,
@@ -45,6 +45,7 @@ class EngineChannel:
         self._sock = sock
         self._reader = sock.makefile("rb")
         self._sending = threading.Lock()
+        self._joiner = PartJoiner()
 
     def send(self, event: Event) -> None:
         with self._sending:
@@ -53,10 +54,12 @@ class EngineChannel:
     def receive(self) -> Command | None:
         """The next command; None when the other side is gone."""
         try:
-            payload = read_frame(self._reader)
+            while (payload := read_frame(self._reader)) is not None:
+                if (command := self._joiner.join(read_command(payload))) is not None:
+                    return command
         except ConnectionError:  # a client that was killed with our events unread leaves a reset
-            return None
-        return None if payload is None else read_command(payload)
+            pass
+        return None
 
 
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import psutil
 
 from openai_cpu_server.child_processes.spawn import spawn_options
-from openai_cpu_server.contract.framing import LENGTH, frame, read_event
+from openai_cpu_server.contract.framing import LENGTH, MediaPart, Sent, frame, in_parts, read_event
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, StartEngine, Submit
 
-_TOKENS_AT_ONCE = 1_000_000
-"""Six milliseconds of framing. A call may have 1,024 sequences of a whole context each."""
+_AT_ONCE = 1_000_000
+"""Tokens, or bytes of media: some milliseconds of framing. A call may have 1,024 sequences of a whole context
+each."""
 
 
 class ClientChannel:
@@ -25,21 +26,23 @@ class ClientChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: deque[Command] = deque()
-        """Commands that are sent when the loop has looked after others."""
+        self._waiting: deque[Sent] = deque()
+        """Messages that are sent when the loop has looked after others, and the engine has read the last."""
+        self._resuming: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, sock: socket.socket) -> ClientChannel:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, *commands: Command) -> None:
-        """Send commands in one piece, so that the engine sees them together. Very many tokens go in several,
-        with other work of the loop between them.
+        """Send commands in one piece, so that the engine sees them together. Very many tokens, and pictures
+        and sounds, go in several, with other work of the loop between them.
 
         Commands to an engine that has died are lost, as they would be a moment later.
         """
         is_waiting = bool(self._waiting)
-        self._waiting.extend(commands)
+        for command in commands:
+            self._waiting.extend(in_parts(command))
         if not is_waiting:
             self._send_some()
 
@@ -47,14 +50,19 @@ class ClientChannel:
         if self._writer.is_closing():
             self._waiting.clear()
             return
-        frames, num_tokens = [], 0
-        while self._waiting and num_tokens <= _TOKENS_AT_ONCE:
-            command = self._waiting.popleft()
-            frames.append(frame(command))
-            num_tokens += command.request.num_tokens if isinstance(command, Submit) else 0
+        frames, size = [], 0
+        while self._waiting and size < _AT_ONCE:
+            message = self._waiting.popleft()
+            frames.append(frame(message))
+            size += _size(message)
         self._writer.write(b"".join(frames))
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._send_some)
+            self._resuming = asyncio.create_task(self._resume())
+
+    async def _resume(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+        self._send_some()
 
     async def receive(self) -> Event | None:
         """The next event; None when the engine is gone. Raises `msgspec.DecodeError`."""
@@ -67,6 +75,12 @@ class ClientChannel:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _size(message: Sent) -> int:
+    if isinstance(message, MediaPart):
+        return len(message.data)
+    return message.request.num_tokens if isinstance(message, Submit) else 0
 
 
 @functools.lru_cache(maxsize=64)

@@ -258,7 +258,7 @@ class Projector(NativeObject):
             return self._cut[1]
         self._forget_cut()
         self._require(item.size)
-        if isinstance(item, Sound) and not np.isfinite(np.frombuffer(item.samples, "<f4")).all():
+        if isinstance(item, Sound) and not np.isfinite(np.frombuffer(item.content, "<f4")).all():
             raise EncodingFailed("The sound has samples that are not finite.")
         chunks = _Chunks(self._mtmd, self.handle, item.size, item.content)
         self._cut = item.digest, chunks

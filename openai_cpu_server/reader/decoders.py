@@ -11,6 +11,7 @@ import array
 import contextlib
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ _SCAN = b"\xff\xda"
 """Each scan of a JPEG file begins so, and nothing that is in one."""
 _MOST_SCANS = 20
 """Of the largest picture; encoders make 10. Each takes a pass over all pixels, however few bytes it has."""
+_SHOWN_PIXELS = 2048 * 2048
+"""Larger pictures are scaled down to this. Qwen's encoders see most, 4,096 patches of 32 x 32 pixels."""
+_ROUNDING = 1e-6
 _ORIENTATION = 0x112
 _TURNS = {
     2: "FLIP_LEFT_RIGHT",
@@ -63,9 +67,9 @@ def load_decoders() -> None:
 
 
 def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
-    """The first frame, turned as its EXIF data say, over white where it is transparent. Raises
-    InvalidRequest; a picture of more pixels is refused before any of them is decoded. `most_side`: a longer
-    side is made so long, 0: none is."""
+    """The first frame, turned as its EXIF data say, over white where it is transparent, and no larger than
+    encoders see. Raises InvalidRequest; a picture of more pixels is refused before any of them is decoded.
+    `most_side`: a longer side is made so long, 0: none is."""
     load_decoders()
     from PIL import Image, UnidentifiedImageError
 
@@ -80,10 +84,10 @@ def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
                 is_jpeg = image.format in ("JPEG", "MPO")
                 if is_jpeg and data.count(_SCAN) * width * height > _MOST_SCANS * most_pixels:
                     raise InvalidRequest("it has too many scans", code="image_too_large")
+                image.draft(None, _shown_size(width, height, most_side))  # JPEG files are decoded smaller
                 image.load()
                 shown = _over_white(_upright(image))
-                if most_side:
-                    shown.thumbnail((most_side, most_side))
+                shown.thumbnail(_shown_size(*shown.size, most_side))
         except UnidentifiedImageError:
             names = ", ".join(FORMATS)
             raise InvalidRequest(f"this is no picture of a known type ({names})", code=_INVALID) from None
@@ -92,6 +96,12 @@ def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
         except Exception as error:  # the library raises many kinds, and its next version may raise others
             raise InvalidRequest(f"the picture is damaged ({error})", code=_INVALID) from None
     return Picture.of(PictureSize(*shown.size), shown.tobytes())
+
+
+def _shown_size(width: int, height: int, most_side: int) -> tuple[int, int]:
+    longer = max(width, height)
+    scale = min(1.0, math.sqrt(_SHOWN_PIXELS / (width * height)), (most_side or longer) / longer)
+    return max(1, int(width * scale + _ROUNDING)), max(1, int(height * scale + _ROUNDING))
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -135,8 +135,8 @@ class _Ticket:
         self.place: _Place | None = None
 
 
-_PROGRAM_PLACES = 2
-"""One client holds at most one of them, so its slowest grammar never keeps another client waiting."""
+_PROGRAM_PLACES = _MEDIA_PLACES = 2
+"""One client holds at most one of each kind, so its slowest piece never keeps another client waiting."""
 _MOST_OF_CLIENT = {WorkKind.QUICK: 1 + _PROGRAM_PLACES, WorkKind.PROGRAM: 1, WorkKind.MEDIA: 1}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
@@ -169,7 +169,7 @@ class ReaderPool:
             _Place(WorkKind.QUICK),
             *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PROGRAM_PLACES)),
         )
-        self._places = [quick, *programs, _Place(WorkKind.MEDIA)]
+        self._places = [quick, *programs, *(_Place(WorkKind.MEDIA) for _ in range(_MEDIA_PLACES))]
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }

@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.framing import LENGTH, read_command
+from openai_cpu_server.contract.media import Picture, PictureSize, Sound
 from openai_cpu_server.contract.messages import CancelRequest, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.engine.loop import EngineChannel
 from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.engine_client.child import ClientChannel
 from openai_cpu_server.engine_client.live import AcceptedRequest
@@ -36,6 +39,7 @@ async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
     for _ in range(number):
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         command = read_command(await reader.readexactly(length))
+        assert isinstance(command, Submit | CancelRequest)
         names.append(command.request.id if isinstance(command, Submit) else f"-{command.id}")
     return names
 
@@ -63,6 +67,21 @@ async def test_many_tokens_go_in_slices_and_in_order() -> None:
         assert await received(engine, 11) == [*map(str, range(10)), "-3"]
         channel.send(submit(10, (1, 2)), CancelRequest(id="10"))
         assert await received(engine, 2) == ["10", "-10"]
+
+
+async def test_pictures_and_sounds_go_in_parts_and_arrive_whole() -> None:
+    picture = Picture.of(PictureSize(1000, 800), bytes(2_400_000))
+    items = (picture, Sound.of(bytes(range(256)) * 20_000), picture)
+    sampling = Sampling(seed=0)
+    request = GenerationRequest(id="1", tokens=(1, 2), max_tokens=1, sampling=sampling, media_items=items)
+    commands = [Submit(request=request), submit(2, (3,))]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = ClientChannel(*await asyncio.open_connection(sock=ours))
+        channel.send(*commands)
+        engine = EngineChannel(theirs)
+        assert [await anyio.to_thread.run_sync(engine.receive) for _ in commands] == commands
+        channel.close()
 
 
 async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None:

@@ -154,7 +154,7 @@ def helper() -> Iterator[Callable[[bytes], npt.NDArray[np.float32]]]:
 
 def decoded_samples(data: bytes) -> npt.NDArray[np.float32]:
     (found,) = decoded_sounds(data, rate=RATE, most_samples=RATE, most_at_once=0)
-    return np.frombuffer(found.samples, "<f4")
+    return np.frombuffer(found.content, "<f4")
 
 
 SIDES = np.stack([tone(0.5, rate=44_100), tone(0.5, 660, rate=44_100)], axis=1)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 import pytest
@@ -127,17 +128,23 @@ def test_work_of_one_kind_waits_for_no_other_kind(
     assert document.result() == "another"
 
 
-def test_one_client_never_keeps_the_programs_of_another_waiting(
-    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
+@pytest.mark.parametrize("kind", ["program", "media"])
+def test_one_client_never_keeps_the_work_of_another_waiting(
+    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor, kind: str
 ) -> None:
+    def done(number: int) -> bool:
+        if kind == "media":
+            return model.document(b"text %d" % number, 100) == f"text {number}"
+        return isinstance(model.grammars(schema_order(number)), MadeGrammar)
+
     before = set(pool.pids)
-    model.grammars(schema_order(1))
-    wait_until(lambda: len(set(pool.pids) - before) == 2)  # one that has worked, and a spare
-    _, first, _ = pool.pids
+    assert done(1)
+    wait_until(lambda: len(set(pool.pids) - before) == (1 if kind == "media" else 2))  # one is a spare
+    first = next(pid for pid in pool.pids if pid not in before)
     with stopped([first]):
-        of_ann = [begun(threads, ANN, lambda n=n: model.grammars(schema_order(n))) for n in (2, 3, 4)]
-        wait_until(lambda: pool.load()["program"] == (2, 1))
-        of_bob = begun(threads, BOB, lambda: model.grammars(schema_order(5)))
-        assert isinstance(of_bob.result(), MadeGrammar)
-        assert pool.load()["program"].running == 1
-    assert all(isinstance(one.result(), MadeGrammar) for one in of_ann)
+        of_ann = [begun(threads, ANN, partial(done, n)) for n in (2, 3, 4)]
+        wait_until(lambda: pool.load()[kind] == (2, 1))
+        of_bob = begun(threads, BOB, lambda: done(5))
+        assert of_bob.result()
+        assert pool.load()[kind].running == 1
+    assert all(one.result() for one in of_ann)
