@@ -21,7 +21,7 @@ from openai_cpu_server.jobs.records import (
     ResponseRecord,
     ResponseStatus,
 )
-from openai_cpu_server.jobs.store.batches import has_died, new_holder
+from openai_cpu_server.jobs.store.batches import is_left_behind, new_holder
 from openai_cpu_server.jobs.store.database import (
     page_of,
     record_of,
@@ -298,8 +298,7 @@ class KeptResponses:
         """Whether nobody runs it any more, though it has not ended."""
         if record.status.has_ended or record.lease_holder is None:
             return False
-        is_late = record.lease_until is not None and record.lease_until < self._clock()
-        return is_late or has_died(record.lease_holder)
+        return is_left_behind(record.lease_holder, record.lease_until, self._clock())
 
     def expiry(self, created_at: int) -> int:
         return created_at + int(self._lifetime_s)

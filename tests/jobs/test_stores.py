@@ -27,7 +27,13 @@ from openai_cpu_server.jobs.records import (
     RowResult,
 )
 from openai_cpu_server.jobs.responses import ResponseStore
-from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, LeaseLost, has_died, new_holder
+from openai_cpu_server.jobs.store.batches import (
+    BatchLedger,
+    BatchStore,
+    LeaseLost,
+    is_left_behind,
+    new_holder,
+)
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.usage import UsageQuery, UsageSlot, UsageStore
@@ -251,8 +257,8 @@ def test_one_holds_a_batch(database: Database) -> None:
     assert second.ended_rows(batch.id) == set()
 
 
-def test_a_lease_runs_out_unless_it_is_renewed(database: Database) -> None:
-    first, second = ledger(database), ledger(database)
+def test_the_lease_of_another_machine_runs_out_unless_it_is_renewed(database: Database) -> None:
+    first, second = BatchLedger(database, holder="elsewhere 1 1 x", lease_s=30), ledger(database)
     begun(database, first)
     first.renew(120)
     assert second.unfinished("m", 149) == []
@@ -260,21 +266,27 @@ def test_a_lease_runs_out_unless_it_is_renewed(database: Database) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts ticks since the boot")
-def test_a_process_lives_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_keeps_its_lease_when_the_clock_is_set(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wall clock, and the time of the boot that is reckoned from it, jump."""
-    holder = new_holder()
+    first, second = ledger(database), ledger(database)
+    begun(database, first)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 12345.0)
-    assert not has_died(holder)
+    assert second.unfinished("m", 1e9) == []
 
 
 def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
     holder = new_holder()
-    assert not has_died(holder)
     node, pid, started, nonce = holder.split(" ")
     unused = next(n for n in range(2**22, 1, -1) if not psutil.pid_exists(n))
-    assert has_died(f"{node} {unused} {started} {nonce}")
-    assert has_died(f"{node} {pid} {started}1 {nonce}")
-    assert not has_died(f"elsewhere {unused} {started} {nonce}")
+    for other, is_free in {
+        holder: False,
+        f"{node} {unused} {started} {nonce}": True,
+        f"{node} {pid} {started}1 {nonce}": True,
+        f"elsewhere {unused} {started} {nonce}": False,
+    }.items():
+        assert is_left_behind(other, 100.0, 99.0) == is_free, other
 
 
 def test_batches_of_other_models_are_left_alone_until_they_only_have_to_be_ended(database: Database) -> None:

@@ -40,11 +40,12 @@ def new_holder() -> str:
     return f"{_node()} {os.getpid()} {_start_of(os.getpid())} {secrets.token_hex(4)}"
 
 
-def has_died(holder: str) -> bool:
-    """Whether the holder is surely dead. Only processes on this node can be checked; other leases run out."""
+def is_left_behind(holder: str, lease_until: float | None, now_s: float) -> bool:
+    """Whether the holder does not go on with its work. A process on this node is looked up, because a clock
+    that is set ends no process. Leases of others run out."""
     node, pid, start, _ = holder.split(" ")
     if node != _node():
-        return False
+        return lease_until is not None and lease_until <= now_s
     try:
         return _start_of(int(pid)) != start
     except (OSError, psutil.NoSuchProcess):
@@ -254,9 +255,7 @@ class BatchLedger:
 
 
 def _is_free(batch: BatchRecord, now_s: float) -> bool:
-    if batch.lease_holder is None or batch.lease_until is None:
-        return True
-    return batch.lease_until <= now_s or has_died(batch.lease_holder)
+    return batch.lease_holder is None or is_left_behind(batch.lease_holder, batch.lease_until, now_s)
 
 
 def _counts(rows: Sequence[RowResult]) -> dict[str, ColumnElement[int]]:
