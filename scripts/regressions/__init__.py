@@ -15,6 +15,7 @@ MEASUREMENTS = {
     "other-cells": "steps beside a full prefix cache",
     "neighbours": "a model's chats beside batch work of its own, of another, and embedding",
     "stranger": "clients beside a busy process of somebody else, and how soon its core is used again",
+    "wires": "the bytes of some 200 answers of all families of routes, recorded in a file or compared",
     "waits": "one client's small requests beside the heaviest pieces of another, and /health",
     "sensitivity": "what the scheduler's tuned constants bring, simulated",
     "streams": "what users feel of the scheduler's options, simulated",
