@@ -54,16 +54,6 @@ def cut(text: str, rng: random.Random) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
-@pytest.mark.parametrize("form", OUTPUTS)
-def test_calls_and_content_before_them_are_read_in_any_pieces(form: str) -> None:
-    """White space between them is no content. Llama's calls have no mark, and so nothing before them."""
-    rng = random.Random(5)
-    for content in ("", "Let me  see <tool.") if form != "llama3" else ("",):
-        text = (content and f"{content}\n \n") + OUTPUTS[form]
-        ways = [[text], list(text), *(cut(text, rng) for _ in range(200))]
-        assert all(read(form, pieces) == (content, CALLS) for pieces in ways)
-
-
 ROME = '{"city": "Rome", "days": 3}'
 ONE, TWO = f'{{"name": "weather", "arguments": {ROME}}}', '{"name": "now", "arguments": {}}'
 BY_ID = '{{"tool_call_id": "{}", "tool_name": "{}", "parameters": {}}}'
@@ -112,6 +102,28 @@ TRANSCRIPTS = {  # as each family's documentation and templates write two calls
 }
 
 
+def parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+    content, calls = read(form, pieces)
+    return content, [(name, json.loads(text)) for name, text in calls]
+
+
+@pytest.mark.parametrize(("form", "text"), [*OUTPUTS.items(), *TRANSCRIPTS.items()])
+def test_calls_and_content_before_them_are_read_in_any_pieces(form: str, text: str) -> None:
+    """White space between them is no content. Calls without a mark have nothing before them."""
+    rng = random.Random(5)
+    _, calls = parsed(form, [text])
+    assert [name for name, _ in calls] == ["weather", "now"]
+    for content in ("",) if form in ("llama3", "pythonic", "harmony") else ("", "Let me  <see> [it]."):
+        whole = (content and f"{content}\n \n") + text
+        for pieces in ([whole], list(whole), *(cut(whole, rng) for _ in range(60))):
+            assert parsed(form, pieces) == (content, calls)
+
+
+@pytest.mark.parametrize("form", OUTPUTS)
+def test_arguments_are_told_as_they_are_written(form: str) -> None:
+    assert read(form, [OUTPUTS[form]]) == ("", CALLS)
+
+
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str) -> None:
     for city in ("Rome", 'Rö{m}e "'):
@@ -120,9 +132,7 @@ def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str
         transcript = TRANSCRIPTS[form] if city == "Rome" else written
         assert "".join(written.split()) == "".join(transcript.split())
         for pieces in ([transcript], list(transcript)):
-            content, found = read(form, pieces)
-            calls = [(name, json.loads(text)) for name, text in found]
-            assert (content, calls) == ("", [("weather", arguments), ("now", {})])
+            assert parsed(form, pieces) == ("", [("weather", arguments), ("now", {})])
 
 
 @pytest.mark.parametrize("form", OUTPUTS)
