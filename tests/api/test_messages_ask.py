@@ -17,7 +17,6 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.attachments import untaken
 from openai_cpu_server.api.messages.routes import COUNTED as COUNTED_MESSAGES
 from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
-from openai_cpu_server.errors import InvalidRequest
 
 Json = dict[str, object]
 HI: Json = {"role": "user", "content": "hi"}
@@ -71,12 +70,6 @@ def tools_of(**fields: object) -> AskedTools:
     tools = read(**fields).tools
     assert tools is not None
     return tools
-
-
-def refused(**fields: object) -> tuple[str, str | None]:
-    with pytest.raises(InvalidRequest) as caught:
-        read(**fields)
-    return str(caught.value), caught.value.param
 
 
 def test_system_text_stands_first() -> None:
@@ -195,14 +188,6 @@ def test_blocks_of_other_kinds_are_told_in_words_and_named(
     assert ignored(messages=messages) == named
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [user(use(1)), assistant(result(1)), user({"type": "thinking", "thinking": "a"})],
-)
-def test_blocks_of_the_other_role_are_refused(wrong: object) -> None:
-    assert refused(messages=[HI, wrong])[1] == "messages[1].content[0]"
-
-
 def test_what_is_alike_has_other_names() -> None:
     ask = read(
         model="m",
@@ -222,8 +207,9 @@ def test_what_is_alike_has_other_names() -> None:
 
 
 def test_tools_and_choices() -> None:
-    (tool,) = tools_of(tools=[SEARCH, {**WEATHER, "type": "custom", "strict": True}]).functions
-    assert (tool.name, tool.parameters, tool.is_strict) == ("weather", SCHEMA, True)
+    weather = {**WEATHER, "name": "w" * 128, "type": "custom", "strict": True}
+    (tool,) = tools_of(tools=[SEARCH, weather]).functions
+    assert (tool.name, tool.parameters, tool.is_strict) == ("w" * 128, SCHEMA, True)
     assert (tool.path, tool.schema_path) == ("tools[1]", "tools[1].input_schema")
     chosen = {kind: tools_of(tools=[WEATHER], tool_choice={"type": kind}).use for kind in ("auto", "any")}
     assert chosen == {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED}
@@ -232,11 +218,6 @@ def test_tools_and_choices() -> None:
     assert (named.use, named.chosen) == (ToolUse.NAMED, ("weather",))
     alone = {"type": "auto", "disable_parallel_tool_use": True}
     assert not tools_of(tools=[WEATHER], tool_choice=alone).several
-
-
-def test_a_name_may_be_long() -> None:
-    assert read(tools=[{**WEATHER, "name": "m" * 128}]).tools is not None
-    assert refused(tools=[{**WEATHER, "name": "m" * 129}])[1] == "tools[0].name"
 
 
 @pytest.mark.parametrize(
@@ -259,23 +240,6 @@ def test_the_header_is_no_longer_than_it_must_be() -> None:
     assert read(tools=[SEARCH], tool_choice={"type": "auto"}).tools is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"colour": "red"}, "colour"),
-        ({"messages": []}, "messages"),
-        ({"messages": [user()]}, "messages[0].content"),
-        ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "tool_choice.name"),
-        ({"thinking": {"type": "much"}}, "thinking.type"),
-        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-    ],
-)
-def test_wrong_bodies(wrong: Json, param: str) -> None:
-    assert refused(**wrong)[1] == param
-
-
 @pytest.mark.parametrize("field", ["output_format", "output_config"])
 def test_the_form_of_the_answer(field: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
@@ -283,13 +247,6 @@ def test_the_form_of_the_answer(field: str) -> None:
     assert asked is not None
     at = field if field == "output_format" else "output_config.format"
     assert (asked.path, asked.field) == (f"{at}.schema", at)
-
-
-def test_a_form_cannot_begin_in_the_middle() -> None:
-    form = {"type": "json_schema", "schema": SCHEMA}
-    message, param = refused(messages=[HI, assistant(text("{"))], output_config={"format": form})
-    assert param == "messages"
-    assert "output_config.format" in message
 
 
 def test_who_only_counts_names_no_limit() -> None:

@@ -228,7 +228,7 @@ async def test_rows_of_batches_are_counted_once() -> None:
 async def test_a_row_that_must_wait_for_the_engine_has_not_ended() -> None:
     made = create_api(served(new_engine()), OPTIONS)
     answer = await made.run_row(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
-    assert answer.retry_after_s is not None
+    assert (answer.status, answer.retry_after_s is not None) == (503, True)
     async with client(made.app) as http:
         now = await page(http)
     assert now.sum("ocs_batch_rows_total", outcome="put_off") == 1

@@ -222,43 +222,6 @@ async def test_detokenize(http: httpx.AsyncClient) -> None:
     assert response.json() == {"content": "<|user|>aé", "prompt": "<|user|>aé"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {}, "content"),
-        ("/tokenize", {"content": "a", "prompt": "a"}, "content"),
-        ("/tokenize", {"content": 5}, "content"),
-        ("/tokenize", {"content": "a", "colour": 1}, "colour"),
-        ("/tokenize", {"content": "a", "model": "x"}, "model"),
-        ("/tokenize", {"content": "a", "tools": []}, "tools"),
-        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
-        ("/tokenize", {"messages": [USER], "parse_special": True}, "parse_special"),
-        ("/tokenize", {"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
-        ("/tokenize", {"messages": [USER], "tools": [{}]}, "tools[0].type"),
-        ("/tokenize", {"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
-        (
-            "/tokenize",
-            {"messages": [USER], "chat_template_kwargs": {"messages": []}},
-            "chat_template_kwargs.messages",
-        ),
-        ("/tokenize", {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
-        (
-            "/tokenize",
-            {"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message",
-        ),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
-        ("/detokenize", {"tokens": [512]}, "tokens"),
-        ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
-    ],
-)
-async def test_token_routes_refuse_as_the_others_do(
-    http: httpx.AsyncClient, path: str, body: dict[str, object], param: str
-) -> None:
-    assert error_of(await http.post(path, json=body))["param"] == param
-
-
 # -- several models: requests go to the engine of the one that their bodies name -----------------------------
 
 

@@ -208,43 +208,6 @@ async def test_without_a_model_the_first_that_can_rank_is_meant(http: httpx.Asyn
 
 
 LONG = "a" * 80
-BAD: list[tuple[dict[str, object], str, str]] = [
-    ({"query": None}, "query", "invalid_type"),
-    ({"query": ""}, "query", "string_below_min_length"),
-    ({"query": ["a"]}, "query", "invalid_type"),
-    ({"documents": None}, "documents", "missing_required_parameter"),
-    ({"documents": []}, "documents", "empty_array"),
-    ({"documents": "abc"}, "documents", "invalid_type"),
-    ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
-    ({"documents": [{}]}, "documents[0].text", "missing_required_parameter"),
-    ({"colour": "red"}, "colour", "unknown_parameter"),
-    ({"documents": ["a"] * 2049}, "documents", "array_above_max_length"),
-    ({"documents": ["a", LONG]}, "documents[1]", "context_length_exceeded"),
-    ({"query": LONG}, "documents[0]", "context_length_exceeded"),
-    ({"query": LONG, "truncate": True}, "documents[0]", "context_length_exceeded"),
-    ({"query": LONG, "model": "embedder"}, "query", "context_length_exceeded"),
-    ({"return_documents": "yes"}, "return_documents", "invalid_type"),
-    ({"texts": ["a"]}, "texts", "invalid_value"),
-    ({"return_text": True}, "return_text", "invalid_value"),
-    ({"documents": None, "texts": ["a"], "return_documents": True}, "return_documents", "invalid_value"),
-    ({"documents": None, "texts": []}, "texts", "empty_array"),
-    ({"truncate": False, "truncate_prompt_tokens": 9}, "truncate", "invalid_value"),
-    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
-    ({"truncate_prompt_tokens": 4}, "documents[0]", "context_length_exceeded"),
-    ({"truncation_side": "middle"}, "truncation_side", "invalid_value"),
-    ({"rank_fields": ["title"]}, "rank_fields", "unsupported_parameter"),
-    ({"priority": "high"}, "priority", "invalid_value"),
-    ({"model": "judge"}, "model", "wrong_model_kind"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "code"), BAD)
-async def test_what_is_wrong_is_named(
-    http: httpx.AsyncClient, fields: dict[str, object], param: str, code: str
-) -> None:
-    answer = await rerank(http, **{"model": "cross", **fields})
-    error = error_of(answer)
-    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
 async def test_a_document_too_long_is_cut_where_that_is_asked_for(http: httpx.AsyncClient) -> None:

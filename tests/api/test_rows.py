@@ -62,12 +62,6 @@ async def test_a_row_has_batch_priority_whatever_it_says(engine: FakeEngine) -> 
     assert engine.requests() == []
 
 
-async def test_without_a_model_rows_wait() -> None:
-    answer = await rows(new_engine())(CHAT, body(), "")
-    assert answer.status == 503
-    assert answer.retry_after_s is not None
-
-
 async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
     async with running(new_engine("step_s=0.05")) as engine:
         task = asyncio.create_task(rows(engine)(CHAT, body(max_tokens=4000, ignore_eos=True), ""))

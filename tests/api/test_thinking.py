@@ -227,31 +227,6 @@ def test_variables_reach_the_template_and_are_blamed_where_it_cannot_use_them() 
         assert (error.param, error.code) == (param, "chat_template_failed")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"bos_token": ""}}, "chat_template_kwargs.bos_token"),
-        ({"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs.a-b"),
-        ({"chat_template_kwargs": {"": 1}}, "chat_template_kwargs."),
-        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-        ({"reasoning_effort": "none", "enable_thinking": True}, "enable_thinking"),
-        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort"),
-        (
-            {"thinking_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
-            "thinking.budget_tokens",
-        ),
-        ({"reasoning_effort": "huge"}, "reasoning_effort"),
-        ({"thinking_budget": -2}, "thinking_budget"),
-        ({"thinking": {"type": "some"}}, "thinking.type"),
-        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
-        ({"enable_thinking": "yes"}, "enable_thinking"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(fields: dict[str, object], param: str) -> None:
-    assert refused(asked, template=OPENS, **fields).param == param
-
-
 def test_wishes_are_named_where_a_model_does_not_think() -> None:
     call = asked(PLAIN, reasoning_effort="low", thinking_budget=5)
     assert call.headers["x-ignored-parameters"] == "reasoning_effort,thinking_budget"
