@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import turns
+from openai_cpu_server.api.responses.conversation import current, turns
+from openai_cpu_server.api.responses.items import OWN_SUMMARY
 from openai_cpu_server.api.responses.sent_items import new_items
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.options import ApiOptions
@@ -154,59 +155,53 @@ async def test_a_conversation_goes_on() -> None:
         assert second["previous_response_id"] == first["id"]
 
 
-ELSEWHERE: list[tuple[list[Json], list[tuple[str, object]], str | None]] = [
-    (
-        [
-            {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
-            {"type": "local_shell_call_output", "id": "c", "output": "a.py"},
-        ],
-        [
-            ("assistant", 'local_shell {"action": {"type": "exec", "command": ["ls"]}}'),
-            ("tool", "a.py"),
-        ],
-        "input[1] (local_shell_call),input[2] (local_shell_call_output)",
-    ),
-    (
-        [{"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}}],
-        [("assistant", '[web_search: {"action": {"type": "search", "query": "x"}}]')],
-        "input[1] (web_search_call)",
-    ),
+SHELL: Json = {"action": {"type": "exec", "command": ["ls"]}}
+FOUND: Json = {"action": {"type": "search", "query": "x"}}
+LOOKED: Json = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+UNSEEN = "[this model has no vision and cannot see images]"
+HM: Json = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+RULES: Json = {"role": "developer", "content": "Be kind."}
+SUMMARY: Json = {"type": "compaction", "encrypted_content": f"{OWN_SUMMARY}They met."}
+ELSEWHERE: list[tuple[list[Json], list[str], str | None]] = [
+    ([{"type": "local_shell_call", "call_id": "c", **SHELL},
+      {"type": "local_shell_call_output", "id": "c", "output": "a.py"}],
+     [f"assistant: local_shell {json.dumps(SHELL)}", "tool: a.py"],
+     "input[1] (local_shell_call),input[2] (local_shell_call_output)"),
+    ([{"type": "web_search_call", "id": "ws_1", **FOUND}],
+     [f"assistant: [web_search: {json.dumps(FOUND)}]"], "input[1] (web_search_call)"),
     ([{"type": "compaction", "encrypted_content": "zz"}], [], "input[1] (compaction)"),
-    (
-        [
-            {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
-            {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"},
-        ],
-        [("assistant", "look {}"), ("tool", "seen")],
-        None,
-    ),
-    (
-        [
-            {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
-        ],
-        [
-            ("assistant", "view_image {}"),
-            ("tool", "[this model has no vision and cannot see images]"),
-        ],
-        "input[2].content[0] (input_image)",
-    ),
-    (
-        [{"type": "function_call_output", "call_id": "gone", "output": "3"}],
-        [("tool", "3")],
-        "input[1] (result without a call)",
-    ),
-]
+    ([{"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
+      {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"}],
+     ["assistant: look {}", "tool: seen"], None),
+    ([LOOKED, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}],
+     ["assistant: look {}", f"tool: {UNSEEN}"], "input[2].content[0] (input_image)"),
+    ([{"type": "function_call_output", "call_id": "gone", "output": "3"}],
+     ["tool: 3"], "input[1] (result without a call)"),
+    ([HM, {"role": "assistant", "content": "Yes."}], ["assistant: (Hm.) Yes."], None),
+    ([HM, LOOKED, {"type": "function_call_output", "call_id": "c", "output": "3"}],
+     ["assistant: (Hm.) look {}", "tool: 3"], None),
+]  # fmt: skip
+
+
+def told(items: list[Json]) -> list[str]:
+    """The messages that the model is shown of these items. Thoughts stand in brackets."""
+    body, _ = parse(ResponsesBody, json.dumps({"input": items}).encode(), lenient=False)
+    shown = []
+    for message in (dict(one.fields) for one in turns(current(new_items(body.input, {})))):
+        calls: Any = message.get("tool_calls", ())
+        called = [f"{one['function']['name']} {one['function']['arguments']}" for one in calls]
+        thoughts = [f"({message['reasoning_content']})"] if "reasoning_content" in message else []
+        words = [str(message["content"])] if message["content"] else []
+        shown.append(f"{message['role']}: {' '.join([*thoughts, *words, *called])}")
+    return shown
 
 
 @pytest.mark.parametrize(("items", "said", "named"), ELSEWHERE)
 async def test_a_conversation_that_was_begun_elsewhere_goes_on(
-    http: httpx.AsyncClient, items: list[Json], said: list[tuple[str, object]], named: str | None
+    http: httpx.AsyncClient, items: list[Json], said: list[str], named: str | None
 ) -> None:
     given = [{"role": "user", "content": "hi"}, *items, {"role": "user", "content": "on"}]
-    body, _ = parse(ResponsesBody, json.dumps({"input": given}).encode(), lenient=False)
-    messages = [one.fields for one in turns(new_items(body.input, {}))]
-    assert [(one["role"], _said(one)) for one in messages[1:-1]] == said
+    assert told(given) == ["user: hi", *said, "user: on"]
     response = await respond(http, input=given)
     assert response.status_code == 200
     assert response.headers.get("x-ignored-parameters") == named
@@ -214,11 +209,14 @@ async def test_a_conversation_that_was_begun_elsewhere_goes_on(
     assert again["status"] == "completed"
 
 
-def _said(message: Mapping[str, Any]) -> object:
-    """Its text, or its one call."""
-    for call in message.get("tool_calls", ()):
-        return f"{call['function']['name']} {call['function']['arguments']}"
-    return message["content"]
+def test_behind_a_summary_stand_the_rules_and_what_is_not_answered_yet() -> None:
+    """A summary that an answer follows was made on the way to it; before any other stands what users said."""
+    said = [RULES, *({"role": role, "content": role} for role in ("system", "user", "assistant"))]
+    asked, answer = {"role": "user", "content": "Well?"}, {"role": "assistant", "content": "So."}
+    summed = "user: This is a summary of the conversation so far:\nThey met."
+    rules = ["developer: Be kind.", "system: system"]
+    assert told([*said, asked, SUMMARY, answer]) == [*rules, summed, "user: Well?", "assistant: So."]
+    assert told([*said, SUMMARY, asked]) == [*rules, "user: user", summed, "user: Well?"]
 
 
 async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> None:
@@ -253,18 +251,15 @@ async def test_a_function_that_must_be_called_is() -> None:
         assert again["status"] in ("completed", "incomplete")
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "name": "f"},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
-        {
-            "type": "allowed_tools",
-            "mode": "auto",
-            "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}],
-        },
-    ],
-)
+F = {"type": "function", "name": "f"}
+CHOICES: list[Json] = [
+    F,
+    {"type": "allowed_tools", "mode": "required", "tools": [F]},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, F]},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 async def test_a_choice_of_tools_is_understood(http: httpx.AsyncClient, choice: Json) -> None:
     assert (await made(http, tools=[TOOL], tool_choice=choice))["tool_choice"] == choice
 
