@@ -174,11 +174,7 @@ HITS = {
             ["hi", 'web_search: {"query": "ö"}\nHit\nhttp://y\nso', "hi"],
             "messages[1].content[0] (server_tool_use),messages[1].content[1] (web_search_tool_result)",
         ),
-        (
-            [user(result(7, "gone"))],
-            ["gone"],
-            "messages[0].content[0] (result without a call)",
-        ),
+        ([user(result(7, "gone"))], ["gone"], "messages[0].content[0] (result without a call)"),
     ],
 )
 def test_blocks_of_other_kinds_are_told_in_words_and_named(
@@ -267,10 +263,7 @@ def test_who_only_counts_names_no_limit() -> None:
             {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
             AskedThinking(is_on=True, effort="xhigh", said=("output_config.effort",)),
         ),
-        (
-            {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
-            AskedThinking(is_on=False),
-        ),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, AskedThinking(is_on=False)),
         (
             {"output_config": {"effort": "low"}},
             AskedThinking(is_on=True, effort="low", said=("output_config.effort",)),

@@ -265,6 +265,7 @@ async def test_who_waits_for_a_response_takes_no_place_of_it(
         assert (await http.get(f"/v1/responses/{running['id']}")).status_code == 200
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 429
         assert (await http.post(f"/v1/responses/{running['id']}/cancel")).status_code == 200
+        assert (await http.post("/tokenize", json={"content": "a"})).status_code == 200
         assert num_live(engine) == 0
 
 

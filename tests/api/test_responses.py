@@ -264,14 +264,6 @@ async def test_a_choice_of_tools_is_understood(http: httpx.AsyncClient, choice: 
     assert (await made(http, tools=[TOOL], tool_choice=choice))["tool_choice"] == choice
 
 
-async def test_json_in_the_form_of_this_api() -> None:
-    async with serving(FakeEngine(says='{"a":1}')) as http:
-        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-        form = {"type": "json_schema", "name": "n", "schema": schema}
-        response = await made(http, text={"format": form, "verbosity": "low"})
-        assert json.loads(text_of(response)) == {"a": 1}
-
-
 async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     hints: Json = {
         "client_metadata": {"a": "b"},
@@ -533,17 +525,6 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
         (last,) = events(await http.get("/v1/responses/resp_left?stream=true&starting_after=7"))
         assert (last["type"], last["sequence_number"]) == ("response.failed", 8)
         assert (await http.post("/v1/responses/resp_left/cancel")).status_code == 400
-
-
-async def test_a_background_response_counts_against_its_keys_limits_until_its_end(tmp_path: Path) -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
-    async with serving(engine, keys=key_ring(tmp_path, ann="concurrent = 1")) as http:
-        http.headers["x-api-key"] = "ann"
-        response = await begun(http)
-        assert (await respond(http)).status_code == 429
-        engine.goes_on.set()
-        await has_ended(http, response)
-        assert (await respond(http)).status_code == 200
 
 
 async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:

@@ -60,10 +60,7 @@ async def serving(
 
 async def upload(http: httpx.AsyncClient, who: str, content: bytes) -> httpx.Response:
     return await http.post(
-        "/v1/files",
-        files={"file": ("rows.jsonl", content)},
-        data={"purpose": "batch"},
-        headers=of(who),
+        "/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": "batch"}, headers=of(who)
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import anyio
-import httpx
 import msgspec
 import pytest
 from starlette.types import Message
@@ -64,16 +63,6 @@ async def test_the_shorter_limit_counts(
     options = msgspec.structs.replace(OPTIONS, request_timeout_s=server_s)
     async with client(api(held, options)) as http:
         assert f"within {said} seconds" in (await chat(http, timeout=client_s)).text
-
-
-async def test_an_answer_in_time_is_not_touched(http: httpx.AsyncClient) -> None:
-    assert (await chat(http, timeout=60)).status_code == 200
-
-
-@pytest.mark.parametrize("value", [0, -1, "5", True])
-async def test_a_limit_that_is_none(http: httpx.AsyncClient, value: object) -> None:
-    answer = await chat(http, timeout=value)
-    assert (answer.status_code, error_of(answer)["param"]) == (400, "timeout")
 
 
 async def test_a_body_that_does_not_come(engine: FakeEngine) -> None:

@@ -80,10 +80,7 @@ def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"tools": TOOLS, "tool_choice": "none"},
-        {"functions": [{"name": "f"}], "function_call": "none"},
-    ],
+    [{"tools": TOOLS, "tool_choice": "none"}, {"functions": [{"name": "f"}], "function_call": "none"}],
 )
 def test_functions_that_may_not_be_called_are_as_if_there_were_none(fields: dict[str, object]) -> None:
     call = chat(**fields)
@@ -126,11 +123,7 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
     [
         ({"tools": TOOLS, "form": "hermes", "regex": "<.*"}, "regex", "unsupported_parameter"),
         ({"tools": TOOLS, "form": "llama3", "regex": "a"}, "regex", "unsupported_parameter"),
-        (
-            {"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'},
-            "grammar",
-            "unsupported_parameter",
-        ),
+        ({"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'}, "grammar", "unsupported_parameter"),
     ],
 )
 def test_a_grammar_that_may_look_like_calls_is_refused(
@@ -183,8 +176,7 @@ def test_calls_that_must_come_leave_no_room_for_the_answers_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "reason"),
-    [(None, "function_call"), ("auto", "function_call"), ({"name": "now"}, "stop")],
+    ("choice", "reason"), [(None, "function_call"), ("auto", "function_call"), ({"name": "now"}, "stop")]
 )
 def test_deprecated_functions_are_tools_by_another_name(choice: object, reason: str) -> None:
     functions = [{"name": "weather", "parameters": CITY}, {"name": "now"}]
