@@ -17,7 +17,7 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, new_engine, served
 from tests.api.sockets import opened
-from tests.api.talking import MESSAGES, chat, complete, error_of
+from tests.api.talking import MESSAGES, chat, complete
 from tests.api.watching import page, watched
 from tests.waiting import eventually
 
@@ -108,23 +108,6 @@ async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(
         now = await page(one.http)
         assert now.sum("ocs_request_seconds_count") == 1
         assert now.sum("ocs_sequences_total", reason="unfinished") == now.sum("ocs_sequences_total") == 1
-
-
-async def test_who_is_refused_for_a_full_queue_is_counted_with_its_priority() -> None:
-    long = {"messages": MESSAGES, "ignore_eos": True, "stream": True}
-    async with watched("step_s=0.05", max_queue=1, max_seqs=1) as one:
-        app, status = one.app, one.engine.status
-        async with exchange(app, CHAT, long) as first:
-            await eventually(lambda: status().running["interactive"] == 1)
-            async with exchange(app, CHAT, long) as second:
-                await eventually(lambda: status().waiting["interactive"] == 1)
-                assert [error_of(await chat(one.http))["code"] for _ in range(2)] == ["queue_full"] * 2
-                second.disconnect()
-            first.disconnect()
-        now = await page(one.http)
-        assert now.sum(REQUESTS, status="429", priority="interactive") == 2
-        assert now.sum(REQUESTS, route=CHAT) == 4
-        assert now.sum("ocs_refusals_total", code="queue_full") == 2
 
 
 async def test_a_message_that_begins_no_request_is_counted_as_a_refused_post(

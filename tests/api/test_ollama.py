@@ -15,14 +15,12 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import ModelRegistry
-from tests.api.asgi import exchange
 from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, embedding_model, num_live, served
+from tests.api.serving import OPTIONS, api, client, embedding_model, served
 from tests.api.talking import chat, complete
 from tests.fakes import FAKE_EMBEDDER
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -89,16 +87,6 @@ async def test_calls_of_tools_come_whole_with_their_arguments_as_an_object(strea
     assert call["id"].startswith("call_")
     assert call["function"] == {"index": 0, "name": "weather", "arguments": {"city": "Rome"}}
     assert told[-1]["done_reason"] == "stop"
-
-
-async def test_results_belong_to_the_calls_before_them(engine: FakeEngine) -> None:
-    function = {"name": "weather", "arguments": {"city": "Rome"}}
-    said = [*HI, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
-    said.append({"role": "tool", "tool_name": "weather", "content": "warm"})
-    async with client(api(engine)) as http:
-        response = await talk(http, messages=said, tools=[WEATHER], stream=False)
-    assert response.status_code == 200
-    assert "result without a call" not in response.headers.get("x-ignored-parameters", "")
 
 
 @pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
@@ -210,14 +198,6 @@ async def test_unloading_is_for_administrators(tmp_path: Path, name: str, status
     async with client(create_api(served(FakeEngine()), OPTIONS, keys=keys).app) as http:
         body = {"model": "fake", "messages": [], "keep_alive": "0s"}
         assert (await http.post("/api/chat", json=body, headers=of(name))).status_code == status
-
-
-async def test_a_client_who_leaves_ends_its_answer() -> None:
-    engine = FakeEngine(is_held=True)
-    async with exchange(api(engine), "/api/chat", {"model": "fake", "messages": HI}) as one:
-        await eventually(lambda: num_live(engine) == 1)
-        one.disconnect()
-        await eventually(lambda: num_live(engine) == 0)
 
 
 async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:

@@ -63,11 +63,6 @@ async def test_who_has_it_already_does_not_get_it_again(http: httpx.AsyncClient)
     assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_a_head_is_answered(http: httpx.AsyncClient) -> None:
-    assert (await http.head("/")).status_code == 200
-    assert (await http.post("/")).status_code == 405
-
-
 @pytest.mark.parametrize("name", ["app.js.map", "..%2Findex.html", "index.html", "nothing"])
 async def test_other_files_are_not_there(http: httpx.AsyncClient, name: str) -> None:
     folder = files_of(await http.get("/"))[0].rpartition("/")[0]

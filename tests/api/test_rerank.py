@@ -201,12 +201,6 @@ async def test_equal_scores_keep_their_order(http: httpx.AsyncClient) -> None:
         assert [index for index in order if not index % 2] == [0, 2, 4]
 
 
-async def test_without_a_model_the_first_that_can_rank_is_meant(http: httpx.AsyncClient) -> None:
-    assert (await rerank(http)).json()["model"] == "embedder"
-    error = error_of(await rerank(http, model="judge"))
-    assert error["message"] == "The model 'judge' cannot rerank. On this server can: 'embedder', 'cross'."
-
-
 LONG = "a" * 80
 
 
@@ -265,12 +259,6 @@ async def test_texts_are_told_apart() -> None:
     ]
     assert (refused["param"], refused["code"]) == ("model", "wrong_model_kind")
     assert cut.json()["usage"]["prompt_tokens"] == 3
-
-
-@pytest.mark.parametrize("model", ["embedder", "judge"])
-async def test_other_models_tell_no_classes_apart(http: httpx.AsyncClient, model: str) -> None:
-    error = error_of(await http.post("/classify", json={"model": model, "input": "a"}))
-    assert (error["code"], "cross" in str(error["message"])) == ("wrong_model_kind", True)
 
 
 async def test_a_document_in_a_template_is_cut_too(served: Served) -> None:

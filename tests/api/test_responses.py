@@ -340,13 +340,6 @@ async def test_a_deleted_response_is_gone(http: httpx.AsyncClient) -> None:
     )
 
 
-async def test_an_old_response_is_gone_but_what_is_gone_on_from_lives_on() -> None:
-    options = JobOptions(model="fake", response_lifetime_s=0.0)
-    async with serving(FakeEngine(says="Hello"), job_options=options) as http:
-        response = await made(http)
-        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
-
-
 async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:
     async with serving(FakeEngine(says="Hello"), None) as http:
         assert (await made(http))["store"] is False

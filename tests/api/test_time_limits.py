@@ -13,7 +13,7 @@ from openai_cpu_server.errors import BodyTooSlow
 from openai_cpu_server.http.body import paced
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, busy, client, num_live
+from tests.api.serving import OPTIONS, api, client, num_live
 from tests.api.talking import chat, error_of
 
 pytestmark = pytest.mark.anyio
@@ -45,13 +45,6 @@ async def test_a_stream_that_takes_too_long_ends_with_one_error(held: FakeEngine
     assert answer.text.count("request_timeout") == answer.text.count("event: error") == 1
     assert "[DONE]" not in answer.text
     assert num_live(held) == 0
-
-
-async def test_waiting_counts() -> None:
-    async with busy() as engine, client(api(engine)) as http:
-        answer = await chat(http, timeout=0.2)
-        assert error_of(answer)["code"] == "request_timeout"
-        assert num_live(engine) == 1
 
 
 @pytest.mark.parametrize(

@@ -94,16 +94,6 @@ def test_white_space_in_calls_is_the_servers_choice() -> None:
     assert not accepts(constraint(tool_choice="required"), spaced)
 
 
-@pytest.mark.parametrize(
-    ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
-)
-def test_finish_reasons_are_openais(choice: object, reason: str) -> None:
-    call = chat(tools=TOOLS, tool_choice=choice)
-    assert call.tool_calls is not None
-    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, False)
-    assert call.requests[0].show_control_tokens
-
-
 def test_the_template_gets_all_of_a_tool() -> None:
     template = "{{ tools | tojson }}"
     assert shown_prompt(chat(tools=TOOLS[1:], template=template)) == (
@@ -175,19 +165,31 @@ def test_calls_that_must_come_leave_no_room_for_the_answers_form() -> None:
     assert constraint(**asked) == constraint(tool_choice="required")
 
 
+FUNCTIONS = {"functions": [{"name": "weather", "parameters": CITY}, {"name": "now"}]}
+
+
 @pytest.mark.parametrize(
-    ("choice", "reason"), [(None, "function_call"), ("auto", "function_call"), ({"name": "now"}, "stop")]
+    ("fields", "reason"),
+    [
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_calls"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_calls"),
+        ({"tools": TOOLS, "tool_choice": NAMED}, "stop"),
+        ({**FUNCTIONS, "function_call": None}, "function_call"),
+        ({**FUNCTIONS, "function_call": "auto"}, "function_call"),
+        ({**FUNCTIONS, "function_call": {"name": "now"}}, "stop"),
+    ],
 )
-def test_deprecated_functions_are_tools_by_another_name(choice: object, reason: str) -> None:
-    functions = [{"name": "weather", "parameters": CITY}, {"name": "now"}]
-    call = chat(functions=functions, function_call=choice)
+def test_finish_reasons_are_openais(fields: dict[str, object], reason: str) -> None:
+    """Deprecated functions are tools by another name, of which one is called at most."""
+    call, is_legacy = chat(**fields), "functions" in fields
+    assert call.tool_calls is not None
+    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, is_legacy)
+    assert call.requests[0].show_control_tokens
     shape = call.requests[0].constraint
     assert shape is not None
-    assert call.tool_calls is not None
-    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, True)
     assert accepts(shape, written(NOW))
-    assert not accepts(shape, written(NOW, NOW))
-    assert accepts(shape, written(WEATHER)) is (choice != {"name": "now"})
+    assert accepts(shape, written(WEATHER)) is (reason != "stop")
+    assert accepts(shape, written(NOW, NOW)) is (reason == "tool_calls")
 
 
 def test_deprecated_messages_are_understood() -> None:
