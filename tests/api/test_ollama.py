@@ -1,4 +1,4 @@
-"""Ollama's routes: what its clients send, the lines that they read, and what is refused."""
+"""Ollama's routes: what its clients send, and the lines that they read."""
 
 from __future__ import annotations
 
@@ -254,3 +254,58 @@ async def test_texts_become_vectors() -> None:
     assert len(one["embedding"]) == len(many["embeddings"][0])
     assert (wrong.status_code, wrong.json().keys()) == (400, {"error"})
     assert shown["capabilities"] == ["embedding"]
+
+
+# -- Ollama's own client for Python -----------------------------------------------------------------------
+
+
+def sdk(engine: FakeEngine | None = None) -> Any:
+    ollama = pytest.importorskip("ollama")
+    transport = httpx.ASGITransport(api(engine or FakeEngine()))
+    return ollama.AsyncClient(host="http://test", transport=transport)
+
+
+async def test_it_chats_whole_and_in_a_stream() -> None:
+    whole = await sdk().chat("fake", HI, options=FIXED)
+    told = [part async for part in await sdk().chat("fake", HI, options=FIXED, stream=True)]
+    assert "".join(part.message.content for part in told) == whole.message.content
+    assert (told[-1].done, told[-1].done_reason, told[-1].eval_count) == (True, "length", 8)
+    assert whole.total_duration > 0
+
+
+async def test_it_generates_and_completes() -> None:
+    assert (await sdk().generate("fake", "hi", options={"num_predict": 4})).response
+    loaded = await sdk().generate("fake")
+    assert (loaded.response, loaded.done_reason) == ("", "load")
+
+
+async def test_a_function_of_pythons_is_a_tool() -> None:
+    def weather(city: str) -> str:
+        """Tells the weather.
+
+        Args:
+            city: where
+        """
+        return city
+
+    engine = FakeEngine(says='<|tool_call|>{"name":"weather","arguments":{"city":"Rome"}}')
+    answer = await sdk(engine).chat("fake", HI, tools=[weather], options={"num_predict": 200})
+    (call,) = answer.message.tool_calls
+    assert weather(**call.function.arguments) == "Rome"
+    result = {"role": "tool", "tool_name": "weather", "content": "warm"}
+    again = await sdk().chat("fake", [*HI, answer.message, result], options={"num_predict": 4})
+    assert again.message.content
+
+
+async def test_it_lists_and_shows() -> None:
+    assert [model.model for model in (await sdk().list()).models] == ["fake", "team/fake"]
+    assert [model.name for model in (await sdk().ps()).models] == ["fake"]
+    assert "completion" in (await sdk().show("fake")).capabilities
+
+
+async def test_its_error_has_the_text_and_the_status() -> None:
+    ollama = pytest.importorskip("ollama")
+    with pytest.raises(ollama.ResponseError) as raised:
+        await sdk().chat("nobody", HI)
+    assert raised.value.status_code == 404
+    assert "nobody" in raised.value.error

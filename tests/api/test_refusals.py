@@ -27,7 +27,10 @@ from tests.api.test_adapters import adapter, find
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 
 FOLDER = Path(__file__).parent / "refused"
-NEVER_STREAM = set("adapters classify control detokenize embeddings generate_batch rerank tokenize".split())
+NEVER_STREAM = {
+    *("adapters", "classify", "control", "detokenize"),
+    *("embeddings", "generate_batch", "rerank", "tokenize"),
+}
 
 
 @pytest.fixture

@@ -159,14 +159,11 @@ async def test_shares_stick_to_a_user() -> None:
     way = Shares(weights=(("small", 1), ("large", 1)), sticky=Stickiness.USER)
     house = House(("auto", way))
     async with client(house.app) as http:
-
-        async def model_of(user: str) -> str:
-            return why(await chat(http, model="auto", user=user))[0]
-
-        first = {user: await model_of(user) for user in map(str, range(20))}
-        again = {user: await model_of(user) for user in map(str, range(20))}
+        first, again = [
+            [why(await chat(http, model="auto", user=str(user)))[0] for user in range(20)] for _ in range(2)
+        ]
     assert first == again
-    assert set(first.values()) == {"little", "big"}
+    assert set(first) == {"little", "big"}
 
 
 async def test_a_router_may_lead_to_another() -> None:
@@ -344,12 +341,7 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
         vectors = await http.post("/v1/embeddings", json={"model": "auto", "input": "a"})
         unknown = await chat(http, model="none")
     assert [each["id"] for each in listed] == ["little", "big", "vectors", "auto", "auto-too"]
-    assert (card["id"], card["kind"], card["state"], card["routes"]) == (
-        "auto-too",
-        "routes",
-        "ready",
-        ROUTES,
-    )
+    assert card.items() >= {"id": "auto-too", "kind": "routes", "state": "ready", "routes": ROUTES}.items()
     for refused in (tokens, vectors):
         assert (refused.status_code, error_of(refused)["code"]) == (400, "wrong_model_kind")
         assert "'auto' is a router" in str(error_of(refused)["message"])
