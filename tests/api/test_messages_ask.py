@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.attachments import untaken
 from openai_cpu_server.api.messages.routes import COUNTED as COUNTED_MESSAGES
 from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
+from tests.prompt.test_conversation import short
 
 Json = dict[str, object]
 HI: Json = {"role": "user", "content": "hi"}
@@ -72,59 +74,43 @@ def tools_of(**fields: object) -> AskedTools:
     return tools
 
 
-def test_system_text_stands_first() -> None:
-    expected = [{"role": "system", "content": "a\nb"}, HI]
-    assert told(HI, system="a\nb") == expected
-    assert told(HI, system=[text("a", cache_control={"type": "ephemeral"}), text("b")]) == expected
-    assert told({"role": "system", "content": "b"}, HI, system="a") == expected
-    assert told(HI, system="") == told(HI, system=[]) == [HI]
-
-
 @pytest.mark.parametrize(
     ("system", "left"),
     [
+        ("a\nb", "a\nb"),
+        ([text("a", cache_control={"type": "ephemeral"}), text("b")], "a\nb"),
+        ("", None),
+        ([], None),
         ([text(BILLING), text("You help.")], "You help."),
         (f"{BILLING}\nYou help.", "You help."),
         (BILLING, None),
         ([text("You help."), text(BILLING)], f"You help.\n{BILLING}"),
     ],
 )
-def test_the_billing_line_of_claude_code_is_dropped_where_it_stands_first(
-    system: object, left: object
-) -> None:
+def test_system_text_stands_first(system: object, left: object) -> None:
+    """The billing line of Claude Code is dropped where it stands first there."""
     assert told(HI, system=system) == [*([{"role": "system", "content": left}] if left else []), HI]
+    assert short(told({"role": "system", "content": "b"}, HI, system="a")) == ["S a\nb", "U hi"]
     assert told({"role": "user", "content": BILLING}) == [{"role": "user", "content": BILLING}]
 
 
 def test_successive_messages_of_one_role_are_one() -> None:
     messages = (HI, user(text("there")), assistant(text("yes")), {"role": "assistant", "content": "?"})
-    assert told(*messages) == [
-        {"role": "user", "content": "hi\nthere"},
-        {"role": "assistant", "content": "yes\n?"},
-    ]
+    assert short(told(*messages)) == ["U hi\nthere", "A yes\n?"]
 
 
 def test_calls_and_their_results() -> None:
     calling = assistant(text("Let me see."), use(1, city="Rome"), use(2))
     answers = user(text("And now?"), result(1, "sunny"), result(2, [text("warm"), text("dry")]), result(3))
-    first, second, *rest = told(HI, calling, answers)[1:]
-    assert first == {
-        "role": "assistant",
-        "content": "Let me see.",
-        "tool_calls": [
-            {
-                "id": "toolu_1",
-                "type": "function",
-                "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
-            },
-            {"id": "toolu_2", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
-        ],
-    }
-    assert second == {"role": "tool", "tool_call_id": "toolu_1", "content": "sunny"}
-    assert rest == [
-        {"role": "tool", "tool_call_id": "toolu_2", "content": "warm\ndry"},
-        {"role": "tool", "tool_call_id": "toolu_3", "content": ""},
-        {"role": "user", "content": "And now?"},
+    messages = told(HI, calling, answers)
+    assert short(messages) == [
+        *("U hi", "calls toolu_1 toolu_2 Let me see."),
+        *(".toolu_1 = sunny", ".toolu_2 = warm\ndry", ".toolu_3 =", "U And now?"),
+    ]
+    calls: Any = messages[1]["tool_calls"]
+    assert [(call["type"], call["function"]) for call in calls] == [
+        ("function", {"name": "weather", "arguments": '{"city": "Rome"}'}),
+        ("function", {"name": "weather", "arguments": "{}"}),
     ]
 
 
@@ -164,19 +150,14 @@ HITS = {
         ([user(text("a"), READ)], ["a\nD\nC\nread"], None),
         ([user(text("a"), QUOTED)], ["a\nD\nread"], "messages[0].content[1] (document)"),
         ([user(text("a"), CITED)], ["a\nT\nfound"], "messages[0].content[1] (search_result)"),
-        (
-            [HI, assistant(use(1)), user(result(1, [IMAGE, text("b")]))],
-            ["hi", None, f"{BLIND}\nb"],
-            "messages[2].content[0].content[0] (image)",
-        ),
-        (
-            [HI, assistant(SERVED, HITS, text("so")), HI],
-            ["hi", 'web_search: {"query": "ö"}\nHit\nhttp://y\nso', "hi"],
-            "messages[1].content[0] (server_tool_use),messages[1].content[1] (web_search_tool_result)",
-        ),
+        ([HI, assistant(use(1)), user(result(1, [IMAGE, text("b")]))],
+         ["hi", None, f"{BLIND}\nb"], "messages[2].content[0].content[0] (image)"),
+        ([HI, assistant(SERVED, HITS, text("so")), HI],
+         ["hi", 'web_search: {"query": "ö"}\nHit\nhttp://y\nso', "hi"],
+         "messages[1].content[0] (server_tool_use),messages[1].content[1] (web_search_tool_result)"),
         ([user(result(7, "gone"))], ["gone"], "messages[0].content[0] (result without a call)"),
     ],
-)
+)  # fmt: skip
 def test_blocks_of_other_kinds_are_told_in_words_and_named(
     messages: list[Json], words: list[str | None], named: str | None
 ) -> None:
@@ -252,26 +233,22 @@ def test_who_only_counts_names_no_limit() -> None:
     assert ask.tools is not None
 
 
+EFFORT = ("output_config.effort",)
+BUDGET = AskedThinking(is_on=True, budget=1024, said=("thinking.budget_tokens",))
+
+
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("thinking", "effort", "said"),
     [
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            AskedThinking(is_on=True, budget=1024, said=("thinking.budget_tokens",)),
-        ),
-        (
-            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
-            AskedThinking(is_on=True, effort="xhigh", said=("output_config.effort",)),
-        ),
-        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, AskedThinking(is_on=False)),
-        (
-            {"output_config": {"effort": "low"}},
-            AskedThinking(is_on=True, effort="low", said=("output_config.effort",)),
-        ),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, AskedThinking(is_hidden=True)),
-        ({"thinking": {"type": "adaptive", "display": "summarized"}}, AskedThinking()),
-        ({}, AskedThinking()),
+        ({"type": "enabled", "budget_tokens": 1024}, None, BUDGET),
+        ({"type": "adaptive"}, "max", AskedThinking(is_on=True, effort="xhigh", said=EFFORT)),
+        ({"type": "disabled"}, "low", AskedThinking(is_on=False)),
+        (None, "low", AskedThinking(is_on=True, effort="low", said=EFFORT)),
+        ({"type": "adaptive", "display": "omitted"}, None, AskedThinking(is_hidden=True)),
+        ({"type": "adaptive", "display": "summarized"}, None, AskedThinking()),
+        (None, None, AskedThinking()),
     ],
 )
-def test_how_long_to_think(fields: Json, said: AskedThinking) -> None:
-    assert read(**fields).thinking == said
+def test_how_long_to_think(thinking: Json | None, effort: str | None, said: AskedThinking) -> None:
+    fields = {"thinking": thinking, "output_config": effort and {"effort": effort}}
+    assert read(**{name: value for name, value in fields.items() if value}).thinking == said

@@ -203,13 +203,6 @@ def test_earlier_thoughts_reach_the_template() -> None:
         )
 
 
-def test_an_answer_goes_on_within_its_thoughts() -> None:
-    begun = {"role": "assistant", "reasoning_content": "Hm"}
-    call = asked(OPENS, messages=[{"role": "user", "content": "a"}, begun])
-    assert prompt(call).endswith("<think>\nHm")
-    assert parts(call, "m.</think>Yes.") == [ThinkingText("m."), Content("Yes.")]
-
-
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
 def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
     assert parts(asked(OPENS, **fields), "Hm.</think>Yes.") == [Content("Yes.")]
