@@ -270,17 +270,11 @@ async def test_who_waits_for_a_response_takes_no_place_of_it(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses/resp_1"])
-async def test_a_method_that_is_not_there_costs_nothing(tmp_path: Path, path: str) -> None:
+async def test_a_method_that_is_not_there_costs_nothing_and_needs_the_key(tmp_path: Path, path: str) -> None:
     async with limited(FakeEngine(), tmp_path, "requests_per_minute = 1") as http:
-        wrong = await http.patch(path)
-        assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
-        assert (await chat(http)).status_code == 200
-        assert (await chat(http)).status_code == 429
-        assert (await http.patch(path)).status_code == 405
-
-
-async def test_a_method_that_is_not_there_still_needs_the_key_of_its_path(tmp_path: Path) -> None:
-    async with client(locked_api(FakeEngine(), key_ring(tmp_path, ann="", bob=""))) as http:
-        assert (await http.patch("/v1/chat/completions")).status_code == 401
-        forbidden = await http.patch("/v1/cache", headers=ANN)
-    assert (forbidden.status_code, error_of(forbidden)["code"]) == (403, "missing_scope")
+        for status in (200, 429):
+            wrong = await http.patch(path)
+            assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+            assert (await chat(http)).status_code == status
+        assert (await http.patch(path, headers=of("nobody"))).status_code == 401
+        assert error_of(await http.patch("/v1/cache"))["code"] == "missing_scope"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -36,7 +37,7 @@ from tests.api.serving import OPTIONS, client, embedding_model, named, num_live
 from tests.api.sockets import content, opened
 from tests.api.talking import chat, complete, error_of, events, messages_error_of
 from tests.fakes import FAKE_EMBEDDER
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -123,8 +124,14 @@ async def test_rules_decide_and_the_answer_says_which() -> None:
 
 
 async def test_a_classifier_names_the_route_and_the_request_is_in_its_prompt() -> None:
-    way = Classifier(model="big", prompt="Which? {request}", timeout_s=5)
-    house = House(("auto", way))
+    way, hasty = (
+        Classifier(model="big", prompt="Which? {request}", timeout_s=limit_s) for limit_s in (5, 0.05)
+    )
+    house = House(("auto", way), ("hasty", hasty))
+    house.big.goes_on.clear()
+    assert why(await asked(house, model="hasty")) == ("little", "small: big: no answer within 0.05 s")
+    await eventually(lambda: num_live(house.big) == 0)
+    house.big.goes_on.set()
     house.big.says = "large"
     found = await asked(house)
     assert why(found) == ("big", "large: big says so")
@@ -135,13 +142,6 @@ async def test_a_classifier_names_the_route_and_the_request_is_in_its_prompt() -
     assert text(gone) == "little me"
     assert why(gone) == ("little", "small: big: The engine is failed: it is broken.")
     assert house.counted("little", "unavailable")
-
-
-async def test_a_classifier_that_takes_too_long_decides_nothing() -> None:
-    house = House(("auto", Classifier(model="big", prompt="{request}", timeout_s=0.05)))
-    house.big.goes_on.clear()
-    assert why(await asked(house)) == ("little", "small: big: no answer within 0.05 s")
-    await eventually(lambda: num_live(house.big) == 0)
 
 
 async def test_the_nearest_example_decides() -> None:
