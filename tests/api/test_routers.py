@@ -124,10 +124,8 @@ async def test_rules_decide_and_the_answer_says_which() -> None:
 
 
 async def test_a_classifier_names_the_route_and_the_request_is_in_its_prompt() -> None:
-    way, hasty = (
-        Classifier(model="big", prompt="Which? {request}", timeout_s=limit_s) for limit_s in (5, 0.05)
-    )
-    house = House(("auto", way), ("hasty", hasty))
+    asked_for = partial(Classifier, model="big", prompt="Which? {request}")
+    house = House(("auto", asked_for(timeout_s=DEADLINE_S)), ("hasty", asked_for(timeout_s=0.05)))
     house.big.goes_on.clear()
     assert why(await asked(house, model="hasty")) == ("little", "small: big: no answer within 0.05 s")
     await eventually(lambda: num_live(house.big) == 0)
