@@ -177,18 +177,14 @@ async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str
 
 
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
-async def test_who_asks_nothing_loads_the_model(http: httpx.AsyncClient, path: str, field: str) -> None:
+async def test_who_asks_nothing_loads_the_model_unless_it_has_failed(
+    engine: FakeEngine, http: httpx.AsyncClient, path: str, field: str
+) -> None:
     answer = (await http.post(path, json={"model": "fake"})).json()
     assert (answer["done"], answer["done_reason"], field in answer) == (True, "load", True)
-
-
-@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-async def test_a_model_that_has_failed_is_not_said_to_be_loaded(path: str) -> None:
-    engine = FakeEngine()
     engine.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="the file is damaged")
-    async with client(api(engine)) as http:
-        answer = await http.post(path, json={"model": "fake"})
-    assert (answer.status_code, "the file is damaged" in answer.json()["error"]) == (503, True)
+    failed = await http.post(path, json={"model": "fake"})
+    assert (failed.status_code, "the file is damaged" in failed.json()["error"]) == (503, True)
 
 
 @pytest.mark.parametrize(("name", "status"), [("ann", 403), ("root", 400)])
@@ -202,14 +198,8 @@ async def test_unloading_is_for_administrators(tmp_path: Path, name: str, status
 
 async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:
     """Its clients show the share of it."""
-    placed = Placement(
-        device=None,
-        layers=3,
-        num_layers=3,
-        cpu_expert_layers=0,
-        weights_bytes=500,
-        cells_bytes=40,
-        compute_bytes=3,
+    placed = msgspec.structs.replace(
+        Placement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
     )
     told = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=placed, draft_placement=placed)
     async with client(api(FakeEngine(told=told))) as http:
@@ -254,46 +244,3 @@ async def test_texts_become_vectors() -> None:
     assert len(one["embedding"]) == len(many["embeddings"][0])
     assert (wrong.status_code, wrong.json().keys()) == (400, {"error"})
     assert shown["capabilities"] == ["embedding"]
-
-
-# -- Ollama's own client for Python -----------------------------------------------------------------------
-
-
-def sdk(engine: FakeEngine | None = None) -> Any:
-    ollama = pytest.importorskip("ollama")
-    transport = httpx.ASGITransport(api(engine or FakeEngine()))
-    return ollama.AsyncClient(host="http://test", transport=transport)
-
-
-async def test_it_understands_answers_lists_and_errors() -> None:
-    ollama = sdk()
-    whole = await ollama.chat("fake", HI, options=FIXED)
-    told = [part async for part in await ollama.chat("fake", HI, options=FIXED, stream=True)]
-    assert "".join(part.message.content for part in told) == whole.message.content
-    assert (told[-1].done, told[-1].done_reason, told[-1].eval_count) == (True, "length", 8)
-    assert whole.total_duration > 0
-    assert (await ollama.generate("fake", "hi", options=FIXED)).response
-    assert (await ollama.generate("fake")).done_reason == "load"
-    assert [model.model for model in (await ollama.list()).models] == ["fake", "team/fake"]
-    assert [model.name for model in (await ollama.ps()).models] == ["fake"]
-    assert "completion" in (await ollama.show("fake")).capabilities
-    with pytest.raises(pytest.importorskip("ollama").ResponseError, match="nobody") as raised:
-        await ollama.chat("nobody", HI)
-    assert raised.value.status_code == 404
-
-
-async def test_a_function_of_pythons_is_a_tool_for_it() -> None:
-    def weather(city: str) -> str:
-        """Tells the weather.
-
-        Args:
-            city: where
-        """
-        return city
-
-    answer = await sdk(FakeEngine(says=CALL)).chat("fake", HI, tools=[weather], options={"num_predict": 200})
-    (call,) = answer.message.tool_calls
-    assert weather(**call.function.arguments) == "Rome"
-    result = {"role": "tool", "tool_name": "weather", "content": "warm"}
-    again = await sdk().chat("fake", [*HI, answer.message, result], options={"num_predict": 4})
-    assert again.message.content

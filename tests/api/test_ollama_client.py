@@ -1,0 +1,54 @@
+"""Ollama's own client for Python, in this process, against the application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import api
+from tests.api.test_ollama import CALL, FIXED, HI
+
+pytestmark = pytest.mark.anyio
+
+
+def sdk(engine: FakeEngine | None = None) -> Any:
+    ollama = pytest.importorskip("ollama")
+    transport = httpx.ASGITransport(api(engine or FakeEngine()))
+    return ollama.AsyncClient(host="http://test", transport=transport)
+
+
+async def test_it_understands_answers_lists_and_errors() -> None:
+    ollama = sdk()
+    whole = await ollama.chat("fake", HI, options=FIXED)
+    told = [part async for part in await ollama.chat("fake", HI, options=FIXED, stream=True)]
+    assert "".join(part.message.content for part in told) == whole.message.content
+    assert (told[-1].done, told[-1].done_reason, told[-1].eval_count) == (True, "length", 8)
+    assert whole.total_duration > 0
+    assert (await ollama.generate("fake", "hi", options=FIXED)).response
+    assert (await ollama.generate("fake")).done_reason == "load"
+    assert [model.model for model in (await ollama.list()).models] == ["fake", "team/fake"]
+    assert [model.name for model in (await ollama.ps()).models] == ["fake"]
+    assert "completion" in (await ollama.show("fake")).capabilities
+    with pytest.raises(pytest.importorskip("ollama").ResponseError, match="nobody") as raised:
+        await ollama.chat("nobody", HI)
+    assert raised.value.status_code == 404
+
+
+async def test_a_function_of_pythons_is_a_tool_for_it() -> None:
+    def weather(city: str) -> str:
+        """Tells the weather.
+
+        Args:
+            city: where
+        """
+        return city
+
+    answer = await sdk(FakeEngine(says=CALL)).chat("fake", HI, tools=[weather], options={"num_predict": 200})
+    (call,) = answer.message.tool_calls
+    assert weather(**call.function.arguments) == "Rome"
+    result = {"role": "tool", "tool_name": "weather", "content": "warm"}
+    again = await sdk().chat("fake", [*HI, answer.message, result], options={"num_predict": 4})
+    assert again.message.content
