@@ -425,9 +425,7 @@ async def test_an_answer_is_stopped_while_its_tool_runs(url: str, tmp_path: Path
         assert (error_of(ended)["code"], len(engine.heard)) == ("request_ended", 1)
 
 
-async def test_who_leaves_before_a_background_response_is_there_ends_its_approved_call(
-    url: str, tmp_path: Path
-) -> None:
+async def test_a_client_that_leaves_early_ends_its_approved_call(url: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     engine = Scripted(call("tools.sleep", marker=str(marker)), "never said")
     async with serving(engine, url) as http:

@@ -158,9 +158,7 @@ HITS = {
         ([user(result(7, "gone"))], ["gone"], "messages[0].content[0] (result without a call)"),
     ],
 )  # fmt: skip
-def test_blocks_of_other_kinds_are_told_in_words_and_named(
-    messages: list[Json], words: list[str | None], named: str | None
-) -> None:
+def test_other_blocks_become_words(messages: list[Json], words: list[str | None], named: str | None) -> None:
     assert [message["content"] for message in told(*messages)] == words
     assert ignored(messages=messages) == named
 

@@ -78,9 +78,7 @@ REFUSED: list[tuple[bytes, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("body", "headers", "priority"), REFUSED)
-async def test_who_is_refused_early_counts_with_the_priority_that_was_known_without_its_body(
-    body: bytes, headers: dict[str, str], priority: str
-) -> None:
+async def test_an_early_refusal_has_a_priority(body: bytes, headers: dict[str, str], priority: str) -> None:
     """No engine gets to know of it."""
     watch = Watch.new(model="fake")
     async with client(create_api(served(FakeEngine()), OPTIONS, watch=watch).app) as http:
@@ -110,7 +108,7 @@ async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(
         assert now.sum("ocs_sequences_total", reason="unfinished") == now.sum("ocs_sequences_total") == 1
 
 
-async def test_a_message_that_begins_no_request_is_counted_as_a_refused_post(
+async def test_a_message_without_a_request_counts_as_a_refused_post(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Who closes the socket has left, and was not refused."""

@@ -177,7 +177,7 @@ async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str
 
 
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
-async def test_who_asks_nothing_loads_the_model_unless_it_has_failed(
+async def test_an_empty_call_loads(
     engine: FakeEngine, http: httpx.AsyncClient, path: str, field: str
 ) -> None:
     answer = (await http.post(path, json={"model": "fake"})).json()

@@ -128,9 +128,7 @@ GOOD: list[tuple[str, Json | None]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), GOOD)
-async def test_what_is_taken_and_answered_is_as_described(
-    whole: Starlette, described: Json, path: str, body: Json | None
-) -> None:
+async def test_good_bodies_fit(whole: Starlette, described: Json, path: str, body: Json | None) -> None:
     method = "get" if body is None else "post"
     async with client(whole) as http:
         answer = await http.request(method, path, json=body)
@@ -162,9 +160,7 @@ BAD: list[tuple[str, Json]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), BAD)
-async def test_what_is_refused_is_outside_of_what_is_described(
-    whole: Starlette, described: Json, path: str, body: Json
-) -> None:
+async def test_refused_bodies_do_not_fit(whole: Starlette, described: Json, path: str, body: Json) -> None:
     async with client(whole) as http:
         answer = await http.post(path, json=body)
     assert answer.status_code == 400

@@ -93,9 +93,7 @@ async def test_tokens_that_do_not_fit(engine: FakeEngine, tmp_path: Path) -> Non
         assert never.headers["x-should-retry"] == "false"
 
 
-async def test_a_stream_is_charged_at_its_end_and_its_place_is_free_again(
-    engine: FakeEngine, tmp_path: Path
-) -> None:
+async def test_a_stream_is_charged_and_frees_its_place_at_its_end(engine: FakeEngine, tmp_path: Path) -> None:
     async with limited(engine, tmp_path, "tokens_per_minute = 100\nconcurrent = 1") as http:
         first = await chat(http, max_tokens=20, ignore_eos=True, stream=True)
         assert first.headers["x-ratelimit-remaining-tokens"] == str(100 - 5 - 20)
@@ -188,7 +186,7 @@ async def test_of_many_at_once_no_more_pass_than_may() -> None:
     assert passed == 10
 
 
-async def test_while_a_storage_is_down_this_process_counts_and_says_so_once(
+async def test_while_the_storage_is_down_this_process_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -242,9 +240,7 @@ UNCOUNTED = [
 
 
 @pytest.mark.parametrize("route", [*COUNTED, *UNCOUNTED])
-async def test_counting_uploads_and_stored_responses_count_as_requests(
-    engine: FakeEngine, jobs: Jobs, tmp_path: Path, route: tuple[str, str]
-) -> None:
+async def test_counted_routes(engine: FakeEngine, jobs: Jobs, tmp_path: Path, route: tuple[str, str]) -> None:
     app = locked_api(engine, key_ring(tmp_path, ann="requests_per_minute = 2", bob=""), jobs=jobs)
     async with client(app, ANN) as http:
         told = [await http.request(*route, json={} if route[0] == "POST" else None) for _ in range(3)]
@@ -253,9 +249,7 @@ async def test_counting_uploads_and_stored_responses_count_as_requests(
     assert ("x-ratelimit-remaining-requests" in told[0].headers) is is_counted
 
 
-async def test_who_waits_for_a_response_takes_no_place_of_it(
-    engine: FakeEngine, jobs: Jobs, tmp_path: Path
-) -> None:
+async def test_asking_after_a_response_takes_no_place(engine: FakeEngine, jobs: Jobs, tmp_path: Path) -> None:
     """A key with one place asks after what it has running in the background, and cancels it. It counts no
     tokens meanwhile."""
     engine.goes_on.clear()

@@ -48,9 +48,7 @@ async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
-async def test_an_error_names_the_clients_own_field_before_a_stream_begins_too(
-    http: httpx.AsyncClient, name: str
-) -> None:
+async def test_an_error_names_the_clients_field_before_a_stream(http: httpx.AsyncClient, name: str) -> None:
     first, *lines = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
     path, _, base = first.partition(" ")
     record = f"{first}\n"

@@ -283,9 +283,7 @@ def letters(words: str) -> list[TokenEvent]:
         ),
     ],
 )
-def test_log_probabilities_are_those_of_calls_and_content(
-    of: dict[str, Any], said: str, scored_part: str
-) -> None:
+def test_log_probabilities_are_of_calls_and_content(of: dict[str, Any], said: str, scored_part: str) -> None:
     asked = call(logprobs=0, **of)
     (choice,) = json.loads(calls.whole(ChatRenderer(), asked, *letters(said)))["choices"]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == scored_part
@@ -349,9 +347,7 @@ PLACE = QueuePlace(id="c-0", position=3, first_token_ms=100.0)
         (ResponseStatus.QUEUED, "w", "created queued in_progress"),
     ],
 )
-def test_who_waits_for_a_response_is_queued_once_and_has_signs_of_life(
-    status: ResponseStatus, news: str, expected: str
-) -> None:
+def test_a_waiting_response_is_queued_once(status: ResponseStatus, news: str, expected: str) -> None:
     """Nothing is queued behind progress."""
     stream = response_events.stream(call(), status, {"background": status is ResponseStatus.QUEUED})
     chunks = [*stream.begin()]

@@ -215,9 +215,7 @@ def test_best_of_needs_logprobs_that_nobody_sees() -> None:
         ("batch", "interactive", "priority", Priority.BATCH),
     ],
 )
-def test_the_header_outranks_the_body(
-    header: str | None, field: str | None, tier: str | None, expected: Priority
-) -> None:
+def test_priorities(header: str | None, field: str | None, tier: str | None, expected: Priority) -> None:
     assert Sender(priority_header=header).priority(field=field, tier=tier) == expected
     if header is field is None and tier in (None, "auto", "default"):
         assert Sender(default_priority=Priority.BATCH).priority(field=None, tier=tier) == Priority.BATCH

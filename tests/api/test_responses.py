@@ -425,7 +425,7 @@ async def test_it_is_cancelled() -> None:
         assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
 
 
-async def test_only_what_is_made_in_the_background_can_be_cancelled_or_streamed_again(
+async def test_only_background_responses_are_cancelled_or_streamed_again(
     http: httpx.AsyncClient,
 ) -> None:
     response = await made(http)

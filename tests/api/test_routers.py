@@ -354,9 +354,7 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
         ("/v1/messages", {"messages": [SAID, USED], "max_tokens": 5}, None),
     ],
 )
-async def test_what_it_cannot_read_is_blamed_in_the_words_of_the_client(
-    path: str, body: dict[str, object], param: str | None
-) -> None:
+async def test_an_unreadable_prompt_is_blamed(path: str, body: dict[str, object], param: str | None) -> None:
     """A rule that counts tokens needs the prompt, so that it is made before there is a model."""
     house = House(("auto", Rules((Rule(route="large", prompt_tokens_over=20),))))
     async with client(house.app) as http:

@@ -44,9 +44,7 @@ async def test_a_row_gets_what_a_request_gets(engine: FakeEngine) -> None:
         ({"colour": "red"}, 400, "colour"),
     ],
 )
-async def test_a_row_is_refused_as_a_request_is(
-    engine: FakeEngine, fields: dict[str, object], status: int, param: str
-) -> None:
+async def test_refused_rows(engine: FakeEngine, fields: dict[str, object], status: int, param: str) -> None:
     answer = await rows(engine)(CHAT, body(**fields), "")
     assert (answer.status, answer.retry_after_s) == (status, None)
     assert json.loads(answer.body)["error"]["param"] == param

@@ -168,9 +168,7 @@ CALLING, ANALYSIS = {"form": "harmony", "tools": TOOLS}, "<|channel|>analysis<|m
         (HARMONY, FORM, ANALYSIS, "<|start|>assistant<|channel|>final<|message|>"),
     ],
 )
-def test_forms_calls_and_stop_strings_wait_for_the_end_of_the_thoughts(
-    template: str, fields: dict[str, object], thoughts_begin: str, behind: str
-) -> None:
+def test_thoughts_precede(template: str, fields: dict[str, object], thoughts_begin: str, behind: str) -> None:
     """A model that must give a form begins with thoughts for sure, where it opens them."""
     call = asked(template, **fields)
     assert text(thoughts(call).opening) == thoughts(call).begin == thoughts_begin

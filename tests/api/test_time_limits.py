@@ -50,9 +50,7 @@ async def test_a_stream_that_takes_too_long_ends_with_one_error(held: FakeEngine
 @pytest.mark.parametrize(
     ("server_s", "client_s", "said"), [(0.05, None, "0.05"), (0.05, 60, "0.05"), (60, 0.02, "0.02")]
 )
-async def test_the_shorter_limit_counts(
-    held: FakeEngine, server_s: float, client_s: float | None, said: str
-) -> None:
+async def test_shorter_limits(held: FakeEngine, server_s: float, client_s: float | None, said: str) -> None:
     options = msgspec.structs.replace(OPTIONS, request_timeout_s=server_s)
     async with client(api(held, options)) as http:
         assert f"within {said} seconds" in (await chat(http, timeout=client_s)).text

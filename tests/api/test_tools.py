@@ -116,9 +116,7 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
         ({"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'}, "grammar", "unsupported_parameter"),
     ],
 )
-def test_a_grammar_that_may_look_like_calls_is_refused(
-    fields: dict[str, object], param: str, code: str
-) -> None:
+def test_grammars_that_look_like_calls_are_refused(fields: dict[str, object], param: str, code: str) -> None:
     error = refused(**fields)
     assert (error.param, error.code) == (param, code)
 

@@ -214,9 +214,7 @@ REFUSED: list[tuple[Form, str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
-async def test_what_is_not_done_is_refused_by_its_name(
-    http: httpx.AsyncClient, fields: Form, param: str, code: str
-) -> None:
+async def test_fields_that_are_refused(http: httpx.AsyncClient, fields: Form, param: str, code: str) -> None:
     got = await send(http, TRANSCRIPTIONS, FILES["mp3"], *fields)
     error = error_of(got)
     assert (error["param"], error["code"]) == (param, code)
@@ -241,7 +239,7 @@ async def test_what_asks_for_nothing_else_is_taken(http: httpx.AsyncClient) -> N
     [(b"", "invalid_audio"), (b"Hello", "invalid_audio"), (LONG, "audio_too_large")],
     ids=["empty", "text", "long"],
 )
-async def test_a_file_that_is_no_sound_or_too_long_is_refused(
+async def test_a_file_without_sound_or_too_long_is_refused(
     engine: FakeEngine, data: bytes, code: str
 ) -> None:
     options = ApiOptions(media=MediaOptions(max_sound_s=40))

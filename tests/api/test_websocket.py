@@ -109,9 +109,7 @@ BAD: list[tuple[object, str | None, str | None]] = [
 
 
 @pytest.mark.parametrize(("message", "param", "code"), BAD)
-async def test_a_bad_message_gets_an_error_and_the_socket_lives(
-    socket: Socket, message: object, param: str | None, code: str
-) -> None:
+async def test_bad_messages_get_errors(socket: Socket, message: object, param: str | None, code: str) -> None:
     socket.send(message)
     answer = await socket.next()
     assert answer["error"].keys() == {"message", "type", "param", "code"}
@@ -123,9 +121,7 @@ async def test_a_bad_message_gets_an_error_and_the_socket_lives(
     assert (await socket.answer("good"))[-1]["done"]
 
 
-async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(
-    held: FakeEngine, socket: Socket
-) -> None:
+async def test_a_taken_name_is_refused_and_its_holder_goes_on(held: FakeEngine, socket: Socket) -> None:
     socket.ask("a")
     socket.ask("a")
     refusal = await socket.next()
@@ -135,9 +131,7 @@ async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(
 
 
 @pytest.mark.parametrize("name", [lambda chunk: "a", lambda chunk: chunk["id"]])
-async def test_one_is_cancelled_and_the_others_go_on(
-    engine: FakeEngine, socket: Socket, name: Callable[[Json], str]
-) -> None:
+async def test_cancelling_one(engine: FakeEngine, socket: Socket, name: Callable[[Json], str]) -> None:
     socket.send({**LONG, "request_id": "a"})
     chunk = await socket.next()
     engine.goes_on.clear()
@@ -246,7 +240,7 @@ async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
 
 
 @pytest.mark.parametrize(("header", "status"), [("batch", 0), ("interactive", 0), ("high", 400)])
-async def test_the_handshake_says_the_priority_of_requests_that_name_none(
+async def test_the_handshake_has_a_priority(
     held: FakeEngine, app: Starlette, header: str, status: int
 ) -> None:
     async with connected(app, headers={"X-Priority": header}) as socket:

@@ -99,9 +99,7 @@ def test_costs_are_those_of_the_models_that_have_a_price(store: UsageStore) -> N
     assert store.page(asked()).total.cost is None
 
 
-async def test_a_database_that_is_away_loses_nothing_and_is_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server")
     path = tmp_path / "jobs.db"
     database = open_database(str(path))
