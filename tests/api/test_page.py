@@ -47,9 +47,8 @@ async def test_nothing_else_may_run_in_it_or_stand_around_it(http: httpx.AsyncCl
 async def test_who_takes_gzip_gets_it(http: httpx.AsyncClient) -> None:
     plain = await http.get("/", headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
-    assert (await http.get("/", headers={"accept-encoding": "gzip;q=0"})).headers.get(
-        "content-encoding"
-    ) is None
+    unwanted = await http.get("/", headers={"accept-encoding": "gzip;q=0"})
+    assert "content-encoding" not in unwanted.headers
     small = await http.get("/", headers={"accept-encoding": "br, gzip"})
     assert small.headers["content-encoding"] == "gzip"
     assert small.headers["vary"] == "accept-encoding"

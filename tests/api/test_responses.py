@@ -217,13 +217,9 @@ def test_behind_a_summary_stand_the_rules_and_what_is_not_answered_yet() -> None
 
 async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> None:
     first = await made(http)
-    given = [
-        {"role": "user", "content": "hi"},
-        {"id": first["output"][0]["id"]},
-        {"role": "user", "content": "so"},
-    ]
-    second = await made(http, input=given)
-    plain = [*given[:1], {"role": "assistant", "content": "Hello you"}, *given[2:]]
+    said = {"role": "user", "content": "hi"}
+    second = await made(http, input=[said, {"id": first["output"][0]["id"]}, said])
+    plain = [said, {"role": "assistant", "content": "Hello you"}, said]
     assert second["usage"]["input_tokens"] == (await made(http, input=plain))["usage"]["input_tokens"]
     unknown = await respond(http, input=[{"type": "item_reference", "id": "msg_0"}])
     assert error_of(unknown)["param"] == "input[0].id"
@@ -325,9 +321,8 @@ async def test_a_deleted_response_is_gone(http: httpx.AsyncClient) -> None:
     assert (await http.get(path)).status_code == 404
     assert (await http.delete(path)).status_code == 404
     assert (await http.get(path + "/input_items")).status_code == 404
-    assert (
-        error_of(await respond(http, previous_response_id=response["id"]))["param"] == "previous_response_id"
-    )
+    later = await respond(http, previous_response_id=response["id"])
+    assert error_of(later)["param"] == "previous_response_id"
 
 
 async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:

@@ -61,12 +61,8 @@ class House:
 
     def __init__(self, *ways: tuple[str, Way], keys: KeyRing | None = None) -> None:
         self.little, self.big = FakeEngine(says="little me"), FakeEngine(says="big me")
-        self.vectors = FakeEngine(FAKE_EMBEDDER)
-        models = [
-            named(self.little, "little"),
-            named(self.big, "big"),
-            embedding_model(self.vectors, "vectors"),
-        ]
+        vectors = embedding_model(FakeEngine(FAKE_EMBEDDER), "vectors")
+        models = [named(self.little, "little"), named(self.big, "big"), vectors]
         routers = [
             ModelRouter(
                 RouterOptions(names=(name, f"{name}-too"), routes=_routes(name), otherwise="small", way=way)

@@ -285,10 +285,8 @@ def test_schemas_that_cannot_be_split_are_refused(schema: dict[str, object], key
 
 
 def test_a_string_with_limits_is_json_in_its_tag() -> None:
-    schema = {
-        "properties": {"a": {"$ref": "#/$defs/short"}},
-        "$defs": {"short": {"type": "string", "maxLength": 2}},
-    }
+    short = {"type": "string", "maxLength": 2}
+    schema = {"properties": {"a": {"$ref": "#/$defs/short"}}, "$defs": {"short": short}}
     call = split({"type": "object", "required": ["a"], **schema})
     text = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
     assert accepts(call, PLAIN, text % '"ab"')

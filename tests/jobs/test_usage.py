@@ -68,10 +68,8 @@ def test_what_is_asked_for_and_told_apart(store: UsageStore) -> None:
     assert len(rows(store)) == 8
     assert rows(store, start=TUESDAY, keys=("a",), models=("m",)) == [(TUESDAY, "a", "m", 1)]
     assert rows(store, end=MONDAY, by=("day",)) == [(MONDAY, None, None, 4)]
-    assert rows(store, by=("key", "model"), models=("org/n",)) == [
-        (None, "a", "org/n", 2),
-        (None, "b", "org/n", 2),
-    ]
+    by_both = rows(store, by=("key", "model"), models=("org/n",))
+    assert by_both == [(None, key, "org/n", 2) for key in ("a", "b")]
     assert rows(store, keys=("nobody",)) == rows(store, by=()) == []
     assert store.page(asked(by=())).total.amounts.requests == 8
     assert store.page(asked(keys=("nobody",))).total.amounts == Amounts()
