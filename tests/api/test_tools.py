@@ -80,7 +80,15 @@ def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"tools": TOOLS, "tool_choice": "none"}, {"functions": [{"name": "f"}], "function_call": "none"}],
+    [
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"functions": [{"name": "f"}], "function_call": "none"},
+        {"tools": []},
+        {"functions": []},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [], "tool_choice": "none"},
+        {"functions": [], "function_call": "auto"},
+    ],
 )
 def test_functions_that_may_not_be_called_are_as_if_there_were_none(fields: dict[str, object]) -> None:
     call = chat(**fields)
@@ -102,12 +110,6 @@ def test_the_template_gets_all_of_a_tool() -> None:
     )
 
 
-def test_a_template_without_tools_gets_a_system_message() -> None:
-    prompt = shown_prompt(chat(tools=TOOLS, form="hermes"))
-    assert prompt.startswith("<s><|system|>You can call these functions:\n")
-    assert prompt.endswith("</tool_call><|user|>hi<|assistant|>")
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -119,20 +121,6 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
 def test_grammars_that_look_like_calls_are_refused(fields: dict[str, object], param: str, code: str) -> None:
     error = refused(**fields)
     assert (error.param, error.code) == (param, code)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": []},
-        {"functions": []},
-        {"tool_choice": "auto", "parallel_tool_calls": True},
-        {"tools": [], "tool_choice": "none"},
-        {"functions": [], "function_call": "auto"},
-    ],
-)
-def test_without_functions_what_demands_none_is_nothing(fields: dict[str, object]) -> None:
-    assert chat(**fields).tool_calls is None
 
 
 def test_a_tool_of_another_type_is_left_out_and_named() -> None:
