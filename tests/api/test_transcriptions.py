@@ -151,6 +151,9 @@ class SpyingEngine(FakeEngine):
         self.asked = requests
         return super().generate(requests)
 
+    def words(self) -> str:
+        return bytes(token - 2 for token in self.asked[0].tokens if 2 <= token < 258).decode()
+
 
 async def test_what_the_form_says_is_what_is_asked() -> None:
     engine = SpyingEngine(HEARING, says="Yes.")
@@ -169,25 +172,20 @@ async def test_what_the_form_says_is_what_is_asked() -> None:
     (asked,) = engine.asked
     assert (asked.sampling.temperature, asked.sampling.seed, asked.max_tokens) == (0.5, 7, 3)
     assert asked.priority is Priority.BATCH
-    words = bytes(token - 2 for token in asked.tokens if 2 <= token < 258).decode()
     for said in ("word for word", "Ada and Grace", "may occur: GGUF", "Language: en"):
-        assert said in words
+        assert said in engine.words()
     assert asked.media_items[0].size.num_samples == 6400
 
 
 async def test_a_model_that_was_trained_to_other_words_gets_these() -> None:
     engine = SpyingEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), says="Yes.")
-
-    def words() -> str:
-        return bytes(token - 2 for token in engine.asked[0].tokens if 2 <= token < 258).decode()
-
     async with client(hearing(engine)) as http:
         await send(http, TRANSCRIPTIONS, FILES["ogg"], ("language", "en"))
-        assert "Perform ASR." in words()
-        assert "Language: en" in words()
-        assert "word for word" not in words()
+        assert "Perform ASR." in engine.words()
+        assert "Language: en" in engine.words()
+        assert "word for word" not in engine.words()
         await send(http, TRANSLATIONS, FILES["ogg"])
-        assert "into English" in words()
+        assert "into English" in engine.words()
 
 
 REFUSED: list[tuple[Form, str, str]] = [
