@@ -159,7 +159,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_store_that_fails_is_a_miss_is_not_asked_again_at_once_and_is_told_of_once(
+async def test_a_failing_store_is_a_miss_and_is_left_alone(
     hangs: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Failing(hangs=hangs)

@@ -226,7 +226,7 @@ async def test_a_call_that_is_not_approved_is_not_made(url: str) -> None:
         assert error_of(gone)["code"] == "unknown_mcp_tool"
 
 
-async def test_rounds_and_calls_have_limits(url: str) -> None:
+async def test_rounds_calls_and_the_output_of_all_rounds_have_limits(url: str) -> None:
     always = Scripted(call("tools.add", a=1, b=2))
     async with serving(always, url, limits=McpLimits(rounds=2)) as http:
         response = await made(http)
@@ -235,6 +235,11 @@ async def test_rounds_and_calls_have_limits(url: str) -> None:
         assert (kinds(response)[3], len(always.heard)) == ("message", 3)
         counted = await made(http, max_tool_calls=1)
         assert kinds(counted).count("mcp_call") == 1
+    said = call("tools.add", a=1, b=2)
+    async with serving(Scripted(said, "It is three."), url) as http:
+        cut = await made(http, max_output_tokens=len(said) + 6)
+        assert (cut["status"], cut["usage"]["output_tokens"]) == ("incomplete", len(said) + 6)
+        assert cut["output"][2]["content"][0]["text"] == "It is"
 
 
 async def test_several_calls_at_once_and_one_of_the_clients_own(url: str) -> None:
@@ -341,15 +346,6 @@ async def test_the_clients_leaving_ends_the_tools_call(url: str, tmp_path: Path)
         await eventually(lambda: not marker.exists() or marker.read_text() == "cancelled")
 
 
-async def test_the_output_of_all_rounds_has_one_limit(url: str) -> None:
-    said = call("tools.add", a=1, b=2)
-    async with serving(Scripted(said, "It is three."), url) as http:
-        cut = await made(http, max_output_tokens=len(said) + 6)
-        assert cut["status"] == "incomplete"
-        assert cut["output"][2]["content"][0]["text"] == "It is"
-        assert cut["usage"]["output_tokens"] == len(said) + 6
-
-
 async def test_the_tokens_of_all_rounds_count_for_the_key(url: str, tmp_path: Path) -> None:
     said = call("tools.add", a=1, b=2), "It is 3."
     async with serving(Scripted(*said), url) as http:
@@ -425,9 +421,7 @@ async def test_an_answer_is_stopped_while_its_tool_runs(url: str, tmp_path: Path
         assert (error_of(ended)["code"], len(engine.heard)) == ("request_ended", 1)
 
 
-async def test_who_leaves_before_a_background_response_is_there_ends_its_approved_call(
-    url: str, tmp_path: Path
-) -> None:
+async def test_a_client_that_leaves_early_ends_its_approved_call(url: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     engine = Scripted(call("tools.sleep", marker=str(marker)), "never said")
     async with serving(engine, url) as http:

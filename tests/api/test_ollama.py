@@ -1,4 +1,4 @@
-"""Ollama's routes: what its clients send, the lines that they read, and what is refused."""
+"""Ollama's routes: what its clients send, and the lines that they read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import ModelRegistry
-from tests.api.asgi import exchange
+from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, embedding_model, num_live, served
+from tests.api.serving import OPTIONS, api, client, embedding_model, served
 from tests.api.talking import chat, complete
 from tests.fakes import FAKE_EMBEDDER
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -90,38 +89,11 @@ async def test_calls_of_tools_come_whole_with_their_arguments_as_an_object(strea
     assert told[-1]["done_reason"] == "stop"
 
 
-async def test_results_belong_to_the_calls_before_them(engine: FakeEngine) -> None:
-    function = {"name": "weather", "arguments": {"city": "Rome"}}
-    said = [*HI, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
-    said.append({"role": "tool", "tool_name": "weather", "content": "warm"})
-    async with client(api(engine)) as http:
-        response = await talk(http, messages=said, tools=[WEATHER], stream=False)
-    assert response.status_code == 200
-    assert "result without a call" not in response.headers.get("x-ignored-parameters", "")
-
-
 @pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
 async def test_formats_are_enforced(form: object) -> None:
     async with client(api(FakeEngine(says='{"a": 1}'))) as http:
         answer = (await talk(http, format=form, options={"num_predict": 50}, stream=False)).json()
     assert json.loads(answer["message"]["content"]) == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"format": "xml"}, "format"),
-        ({"options": {"temperature": "hot"}}, "options.temperature"),
-        ({"options": {"mirostat": 2}}, "options.mirostat"),
-        ({"messages": [{"role": "user", "content": "what?", "images": ["aGk="]}]}, "no vision"),
-        ({"model": "nobody"}, "nobody"),
-    ],
-)
-async def test_errors_are_one_text(http: httpx.AsyncClient, fields: Json, said: str) -> None:
-    response = await talk(http, **fields)
-    assert response.status_code == (404 if "model" in fields else 400)
-    assert response.json().keys() == {"error"}
-    assert said in response.json()["error"]
 
 
 TEMPLATE = "{{ if .System }}[{{ .System }}] {{ end }}<{{ .Prompt }}>{{ .Response }} and no more"
@@ -134,23 +106,6 @@ async def test_a_template_writes_the_prompt(http: httpx.AsyncClient) -> None:
     assert raw["prompt_eval_count"] != (await generate(http, system="be brief")).json()["prompt_eval_count"]
     filled = (await generate(http, suffix="!", template="{{ .Prompt }}|{{ .Suffix }}|")).json()
     assert filled["response"] == (await generate(http, prompt="hi|!|", raw=True)).json()["response"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"images": ["aGk="]},
-        {"template": "{{ .Prompt"},
-        {"template": "{{ .Nothing }}"},
-        {"template": "{{ .Prompt }}", "raw": True},
-        {"template": "{{ .Prompt }}" * 10_000},
-        {"template": "{{ .Prompt }}", "suffix": "z"},
-        {"template": "{{ .Prompt }}{{ .Suffix }}", "suffix": "z", "images": ["aGk="]},
-    ],
-)
-async def test_what_would_change_an_answer_is_refused(http: httpx.AsyncClient, fields: Json) -> None:
-    response = await generate(http, **fields)
-    assert response.status_code == 400, response.text
 
 
 async def test_a_name_may_have_a_template_of_its_own() -> None:
@@ -193,14 +148,6 @@ async def test_a_prompt_goes_on_from_the_context_of_an_answer(http: httpx.AsyncC
         least = len(context) + said - 1
         assert (again["prompt_eval_count"] == least) is (system is None)
         assert again["prompt_eval_count"] >= least
-
-
-@pytest.mark.parametrize(
-    "field", [{"raw": True}, {"suffix": "b"}, {"context": [10**6]}, {"context": [-1]}, {"context": ["a"]}]
-)
-async def test_a_context_is_one_of_a_conversation(http: httpx.AsyncClient, field: Json) -> None:
-    response = await generate(http, **{"context": [1], **field})
-    assert (response.status_code, "context" in response.json()["error"]) == (400, True)
     assert "context" not in (await generate(http, raw=True)).json()
     assert "context" not in (await talk(http, stream=False)).json()
 
@@ -220,91 +167,24 @@ async def test_what_is_for_ollamas_runner_is_ignored_and_named(http: httpx.Async
     assert response.headers["x-ignored-parameters"] == "options.num_ctx,keep_alive"
 
 
-CALLED = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
-BODIES: dict[str, tuple[str, Json]] = {
-    "Home Assistant": (
-        "chat",
-        {
-            "messages": [
-                {"role": "system", "content": "You are a house."},
-                *HI,
-                {"role": "assistant", "content": "", "tool_calls": [CALLED, CALLED]},
-                {"role": "tool", "content": '{"data": 1, "error": null}'},
-                {"role": "tool", "content": '{"data": 2, "error": null}'},
-            ],
-            "tools": [WEATHER],
-            "stream": True,
-            "keep_alive": -1,
-            "options": {"num_ctx": 8192.0, "num_predict": 8.0, "top_k": 40.0, "repeat_last_n": -1.0},
-            "think": False,
-        },
-    ),
-    "Zed": (
-        "chat",
-        {
-            "messages": [
-                *HI,
-                {"role": "assistant", "content": "", "tool_calls": [CALLED], "thinking": None},
-                {"role": "tool", "tool_name": "weather", "content": "warm"},
-            ],
-            "stream": True,
-            "keep_alive": -1,
-            "options": {"num_ctx": 4096, "num_predict": None, "stop": [], "temperature": 1, "top_p": None},
-            "tools": [],
-            "think": None,
-        },
-    ),
-    "Continue": (
-        "generate",
-        {
-            "prompt": "def f(",
-            "raw": True,
-            "options": {"temperature": 0.01, "num_predict": 8, "stop": ["\n\n"], "num_ctx": 8192},
-            "keep_alive": 1800,
-            "stream": True,
-        },
-    ),
-    "Ollama's for Go": (
-        "generate",
-        {
-            "prompt": "hi",
-            "suffix": "",
-            "system": "",
-            "template": "",
-            "format": "",
-            "keep_alive": "5m0s",
-            "options": None,
-        },
-    ),
-    "one that is newer": ("chat", {"messages": HI, "something": {"new": 1}}),
-}
-
-
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", captured("ollama_clients"))
 async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str) -> None:
-    """As their sources write them."""
-    path, body = BODIES[name]
-    response = await http.post(f"/api/{path}", json={"model": "fake", **body})
+    sent = captured("ollama_clients")[name]
+    response = await http.post(sent["path"], json={"model": "fake", **sent["body"]})
     assert response.status_code == 200, response.text
     assert lines(response)[-1]["done"]
     assert "result without a call" not in response.headers.get("x-ignored-parameters", "")
 
 
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
-async def test_who_asks_nothing_loads_the_model(http: httpx.AsyncClient, path: str, field: str) -> None:
+async def test_an_empty_call_loads(
+    engine: FakeEngine, http: httpx.AsyncClient, path: str, field: str
+) -> None:
     answer = (await http.post(path, json={"model": "fake"})).json()
     assert (answer["done"], answer["done_reason"], field in answer) == (True, "load", True)
-    kept = await http.post(path, json={"model": "fake", "keep_alive": 0})
-    assert (kept.status_code, kept.json()["error"]) == (400, "This server's models stay in memory.")
-
-
-@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-async def test_a_model_that_has_failed_is_not_said_to_be_loaded(path: str) -> None:
-    engine = FakeEngine()
     engine.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="the file is damaged")
-    async with client(api(engine)) as http:
-        answer = await http.post(path, json={"model": "fake"})
-    assert (answer.status_code, "the file is damaged" in answer.json()["error"]) == (503, True)
+    failed = await http.post(path, json={"model": "fake"})
+    assert (failed.status_code, "the file is damaged" in failed.json()["error"]) == (503, True)
 
 
 @pytest.mark.parametrize(("name", "status"), [("ann", 403), ("root", 400)])
@@ -316,24 +196,10 @@ async def test_unloading_is_for_administrators(tmp_path: Path, name: str, status
         assert (await http.post("/api/chat", json=body, headers=of(name))).status_code == status
 
 
-async def test_a_client_who_leaves_ends_its_answer() -> None:
-    engine = FakeEngine(is_held=True)
-    async with exchange(api(engine), "/api/chat", {"model": "fake", "messages": HI}) as one:
-        await eventually(lambda: num_live(engine) == 1)
-        one.disconnect()
-        await eventually(lambda: num_live(engine) == 0)
-
-
 async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:
     """Its clients show the share of it."""
-    placed = Placement(
-        device=None,
-        layers=3,
-        num_layers=3,
-        cpu_expert_layers=0,
-        weights_bytes=500,
-        cells_bytes=40,
-        compute_bytes=3,
+    placed = msgspec.structs.replace(
+        Placement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
     )
     told = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=placed, draft_placement=placed)
     async with client(api(FakeEngine(told=told))) as http:

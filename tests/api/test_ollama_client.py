@@ -9,9 +9,9 @@ import pytest
 
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api
+from tests.api.test_ollama import CALL, FIXED, HI
 
 pytestmark = pytest.mark.anyio
-HI = [{"role": "user", "content": "hi"}]
 
 
 def sdk(engine: FakeEngine | None = None) -> Any:
@@ -20,22 +20,24 @@ def sdk(engine: FakeEngine | None = None) -> Any:
     return ollama.AsyncClient(host="http://test", transport=transport)
 
 
-async def test_it_chats_whole_and_in_a_stream() -> None:
-    options = {"num_predict": 8, "temperature": 0, "seed": 1}
-    whole = await sdk().chat("fake", HI, options=options)
-    told = [part async for part in await sdk().chat("fake", HI, options=options, stream=True)]
+async def test_it_understands_answers_lists_and_errors() -> None:
+    ollama = sdk()
+    whole = await ollama.chat("fake", HI, options=FIXED)
+    told = [part async for part in await ollama.chat("fake", HI, options=FIXED, stream=True)]
     assert "".join(part.message.content for part in told) == whole.message.content
     assert (told[-1].done, told[-1].done_reason, told[-1].eval_count) == (True, "length", 8)
     assert whole.total_duration > 0
+    assert (await ollama.generate("fake", "hi", options=FIXED)).response
+    assert (await ollama.generate("fake")).done_reason == "load"
+    assert [model.model for model in (await ollama.list()).models] == ["fake", "team/fake"]
+    assert [model.name for model in (await ollama.ps()).models] == ["fake"]
+    assert "completion" in (await ollama.show("fake")).capabilities
+    with pytest.raises(pytest.importorskip("ollama").ResponseError, match="nobody") as raised:
+        await ollama.chat("nobody", HI)
+    assert raised.value.status_code == 404
 
 
-async def test_it_generates_and_completes() -> None:
-    assert (await sdk().generate("fake", "hi", options={"num_predict": 4})).response
-    loaded = await sdk().generate("fake")
-    assert (loaded.response, loaded.done_reason) == ("", "load")
-
-
-async def test_a_function_of_pythons_is_a_tool() -> None:
+async def test_a_function_of_pythons_is_a_tool_for_it() -> None:
     def weather(city: str) -> str:
         """Tells the weather.
 
@@ -44,24 +46,9 @@ async def test_a_function_of_pythons_is_a_tool() -> None:
         """
         return city
 
-    engine = FakeEngine(says='<|tool_call|>{"name":"weather","arguments":{"city":"Rome"}}')
-    answer = await sdk(engine).chat("fake", HI, tools=[weather], options={"num_predict": 200})
+    answer = await sdk(FakeEngine(says=CALL)).chat("fake", HI, tools=[weather], options={"num_predict": 200})
     (call,) = answer.message.tool_calls
     assert weather(**call.function.arguments) == "Rome"
     result = {"role": "tool", "tool_name": "weather", "content": "warm"}
     again = await sdk().chat("fake", [*HI, answer.message, result], options={"num_predict": 4})
     assert again.message.content
-
-
-async def test_it_lists_and_shows() -> None:
-    assert [model.model for model in (await sdk().list()).models] == ["fake", "team/fake"]
-    assert [model.name for model in (await sdk().ps()).models] == ["fake"]
-    assert "completion" in (await sdk().show("fake")).capabilities
-
-
-async def test_its_error_has_the_text_and_the_status() -> None:
-    ollama = pytest.importorskip("ollama")
-    with pytest.raises(ollama.ResponseError) as raised:
-        await sdk().chat("nobody", HI)
-    assert raised.value.status_code == 404
-    assert "nobody" in raised.value.error

@@ -47,9 +47,8 @@ async def test_nothing_else_may_run_in_it_or_stand_around_it(http: httpx.AsyncCl
 async def test_who_takes_gzip_gets_it(http: httpx.AsyncClient) -> None:
     plain = await http.get("/", headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
-    assert (await http.get("/", headers={"accept-encoding": "gzip;q=0"})).headers.get(
-        "content-encoding"
-    ) is None
+    unwanted = await http.get("/", headers={"accept-encoding": "gzip;q=0"})
+    assert "content-encoding" not in unwanted.headers
     small = await http.get("/", headers={"accept-encoding": "br, gzip"})
     assert small.headers["content-encoding"] == "gzip"
     assert small.headers["vary"] == "accept-encoding"
@@ -61,11 +60,6 @@ async def test_who_has_it_already_does_not_get_it_again(http: httpx.AsyncClient)
     assert index.headers["cache-control"] == "no-cache"
     again = await http.get("/", headers={"if-none-match": index.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-
-
-async def test_a_head_is_answered(http: httpx.AsyncClient) -> None:
-    assert (await http.head("/")).status_code == 200
-    assert (await http.post("/")).status_code == 405
 
 
 @pytest.mark.parametrize("name", ["app.js.map", "..%2Findex.html", "index.html", "nothing"])

@@ -24,18 +24,23 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, embedding_model, served
 from tests.api.talking import told_error
 from tests.api.test_adapters import adapter, find
-from tests.fakes import FAKE_EMBEDDER
+from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 
 FOLDER = Path(__file__).parent / "refused"
-NEVER_STREAM = {"adapters", "control", "embeddings", "generate_batch"}
+NEVER_STREAM = {
+    *("adapters", "classify", "control", "detokenize"),
+    *("embeddings", "generate_batch", "rerank", "tokenize"),
+}
 
 
 @pytest.fixture
 async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
-    """A model with an adapter, one that embeds, and a database, of which names are asked."""
+    """A model with an adapter, one that embeds, one that ranks, and a database, of which names are asked."""
     engine = FakeEngine(says="Hello you")
     await engine.load_adapter(adapter("french"))
-    models = ModelRegistry([served(engine).default, embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder")])
+    embedder = embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder")
+    cross = embedding_model(FakeEngine(FAKE_RERANKER), "cross")
+    models = ModelRegistry([served(engine).default, embedder, cross])
     options = ApiOptions(max_output_tokens=50, max_sequences=4)
     async with client(create_api(models, options, jobs=jobs, find_adapter=find).app) as one:
         yield one
@@ -43,9 +48,7 @@ async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
-async def test_an_error_names_the_clients_own_field_before_a_stream_begins_too(
-    http: httpx.AsyncClient, name: str
-) -> None:
+async def test_an_error_names_the_clients_field_before_a_stream(http: httpx.AsyncClient, name: str) -> None:
     first, *lines = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
     path, _, base = first.partition(" ")
     record = f"{first}\n"
@@ -55,7 +58,7 @@ async def test_an_error_names_the_clients_own_field_before_a_stream_begins_too(
             answers = [await http.post(path, json=body)]
             if name not in NEVER_STREAM:
                 answers.append(await http.post(path, json={"stream": True, **body}))
-            record += f"\n{line}\n"
+            record += f"{line}\n"
             for error in dict.fromkeys(f"{one.status_code} {json.dumps(told_error(one))}" for one in answers):
                 record += f"{error}\n"
     assert record == external_file(f"refused/{name}.txt")

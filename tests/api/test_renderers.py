@@ -11,14 +11,8 @@ import pytest
 
 from openai_cpu_server.api.asking.ask import AskedDetails
 from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import AnswerRenderer
 from openai_cpu_server.api.asking.running import RunningCall, RunningCalls, Said, Tally
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.api.completions.routes import COMPLETIONS
-from openai_cpu_server.api.generate.routes import GENERATE
-from openai_cpu_server.api.llama_server.render import LlamaRenderer
-from openai_cpu_server.api.messages.routes import MESSAGES_API
-from openai_cpu_server.api.ollama.routes import OLLAMA_CHAT, OLLAMA_GENERATE
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.http.context import Ticket
@@ -46,15 +40,15 @@ async def test_what_was_told_is_counted_for_the_log() -> None:
     assert ticket.notes["output_tokens"] == ticket.call.figures.output_tokens > 0
 
 
-async def told_of_place(renderer: AnswerRenderer) -> dict[str, object]:
-    """What one is told who waits long enough to hear of it."""
+async def test_who_waits_is_told_the_place() -> None:
+    """In the shape of any progress, which test_generation.py shows for each family."""
     model, engine = served(FakeEngine()).default, FakeEngine(is_held=True)
     one = msgspec.structs.replace(call(), details=AskedDetails(progress=True))
     generation = engine.generate(one.requests)
     async with RunningCall(
         one, generation, model, ticket=Ticket("r", "POST", "/"), calls=RunningCalls()
     ) as it:
-        told = it.tell(renderer.stream(one, model.pieces))
+        told = it.tell(CHAT.renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
 
         def is_told() -> bool:
@@ -63,7 +57,8 @@ async def told_of_place(renderer: AnswerRenderer) -> dict[str, object]:
             return coming.done()
 
         await eventually(is_told)
-        return dict(json.loads(await coming)["prompt_progress"])
+    expected = {"total": 3, "cache": 0, "processed": 0, "time_ms": 0, "place": 3, "seconds_left": 1.23}
+    assert json.loads(await coming)["prompt_progress"] == expected
 
 
 async def first_with(told: AsyncIterator[Said], word: bytes) -> bytes:
@@ -73,13 +68,6 @@ async def first_with(told: AsyncIterator[Said], word: bytes) -> bytes:
             if word in chunk.json:
                 return chunk.json
     raise AssertionError(f"no {word!r}")
-
-
-async def test_who_waits_is_told_the_place_in_the_shape_of_the_family() -> None:
-    families = [CHAT, COMPLETIONS, MESSAGES_API, OLLAMA_CHAT, OLLAMA_GENERATE, GENERATE]
-    renderers = [LlamaRenderer(), *(family.renderer for family in families)]
-    expected = {"total": 3, "cache": 0, "processed": 0, "time_ms": 0, "place": 3, "seconds_left": 1.23}
-    assert await asyncio.gather(*map(told_of_place, renderers)) == [expected] * 7
 
 
 async def test_who_leaves_ends_the_call() -> None:

@@ -25,7 +25,7 @@ from openai_cpu_server.api.completions.render import CompletionRenderer, LegacyW
 from openai_cpu_server.api.messages.render import MessagesRenderer, new_tool_use_id
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, error_object
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import ShownPieces
@@ -283,9 +283,7 @@ def letters(words: str) -> list[TokenEvent]:
         ),
     ],
 )
-def test_log_probabilities_are_those_of_calls_and_content(
-    of: dict[str, Any], said: str, scored_part: str
-) -> None:
+def test_log_probabilities_are_of_calls_and_content(of: dict[str, Any], said: str, scored_part: str) -> None:
     asked = call(logprobs=0, **of)
     (choice,) = json.loads(calls.whole(ChatRenderer(), asked, *letters(said)))["choices"]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == scored_part
@@ -322,18 +320,11 @@ def test_of_a_call_that_was_cut_the_beginning_is_told(form: str, said: str, read
     assert [block["input"] for block in message["content"]] == [read]
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (GenerationFailed("broken"), "api_error"),
-        (EngineUnavailable("Later."), "overloaded_error"),
-        (InvalidRequest("Wrong.", code="invalid_value"), "invalid_request_error"),
-    ],
-)
-def test_the_bytes_of_a_failure_in_a_stream_of_messages(error: ServerError, kind: str) -> None:
+def test_the_bytes_of_a_failure_in_a_stream_of_messages() -> None:
     stream = MessagesRenderer().stream(call(), PIECES)
-    assert events(stream.error(error_object(error, request_id="r"))).decode() == (
-        f'event: error\ndata: {{"type":"error","error":{{"type":"{kind}","message":"{error}"}}}}\n\n'
+    error = error_object(GenerationFailed("broken"), request_id="r")
+    assert events(stream.error(error)) == (
+        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"broken"}}\n\n'
     )
 
 
@@ -351,26 +342,20 @@ PLACE = QueuePlace(id="c-0", position=3, first_token_ms=100.0)
 @pytest.mark.parametrize(
     ("status", "news", "expected"),
     [
-        (
-            ResponseStatus.IN_PROGRESS,
-            ("waits", "waits", "lives"),
-            ["created", "queued", "in_progress", "in_progress"],
-        ),
-        (ResponseStatus.IN_PROGRESS, ("lives", "waits"), ["created", "in_progress", "in_progress"]),
-        (ResponseStatus.QUEUED, ("waits",), ["created", "queued", "in_progress"]),
+        (ResponseStatus.IN_PROGRESS, "wwl", "created queued in_progress in_progress"),
+        (ResponseStatus.IN_PROGRESS, "lw", "created in_progress in_progress"),
+        (ResponseStatus.QUEUED, "w", "created queued in_progress"),
     ],
 )
-def test_who_waits_for_a_response_is_queued_once_and_has_signs_of_life(
-    status: ResponseStatus, news: tuple[str, ...], expected: list[str]
-) -> None:
+def test_a_waiting_response_is_queued_once(status: ResponseStatus, news: str, expected: str) -> None:
     """Nothing is queued behind progress."""
     stream = response_events.stream(call(), status, {"background": status is ResponseStatus.QUEUED})
     chunks = [*stream.begin()]
-    for kind in news:
-        chunks += stream.waits(PLACE) if kind == "waits" else stream.lives()
-    assert (stream.response.status == "queued") is ("lives" not in news)
+    for letter in news:
+        chunks += stream.waits(PLACE) if letter == "w" else stream.lives()
+    assert (stream.response.status == "queued") is ("l" not in news)
     heard = objects([*chunks, *stream.event(text(0, "Hi"))])
-    assert kinds(heard)[: len(expected) + 1] == [*expected, "output_item.added"]
+    assert " ".join(kinds(heard)).startswith(f"{expected} output_item.added")
     assert [event["sequence_number"] for event in heard] == list(range(len(heard)))
     assert stream.lives() == ()
 

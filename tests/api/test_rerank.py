@@ -201,50 +201,7 @@ async def test_equal_scores_keep_their_order(http: httpx.AsyncClient) -> None:
         assert [index for index in order if not index % 2] == [0, 2, 4]
 
 
-async def test_without_a_model_the_first_that_can_rank_is_meant(http: httpx.AsyncClient) -> None:
-    assert (await rerank(http)).json()["model"] == "embedder"
-    error = error_of(await rerank(http, model="judge"))
-    assert error["message"] == "The model 'judge' cannot rerank. On this server can: 'embedder', 'cross'."
-
-
 LONG = "a" * 80
-BAD: list[tuple[dict[str, object], str, str]] = [
-    ({"query": None}, "query", "invalid_type"),
-    ({"query": ""}, "query", "string_below_min_length"),
-    ({"query": ["a"]}, "query", "invalid_type"),
-    ({"documents": None}, "documents", "missing_required_parameter"),
-    ({"documents": []}, "documents", "empty_array"),
-    ({"documents": "abc"}, "documents", "invalid_type"),
-    ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
-    ({"documents": [{}]}, "documents[0].text", "missing_required_parameter"),
-    ({"colour": "red"}, "colour", "unknown_parameter"),
-    ({"documents": ["a"] * 2049}, "documents", "array_above_max_length"),
-    ({"documents": ["a", LONG]}, "documents[1]", "context_length_exceeded"),
-    ({"query": LONG}, "documents[0]", "context_length_exceeded"),
-    ({"query": LONG, "truncate": True}, "documents[0]", "context_length_exceeded"),
-    ({"query": LONG, "model": "embedder"}, "query", "context_length_exceeded"),
-    ({"return_documents": "yes"}, "return_documents", "invalid_type"),
-    ({"texts": ["a"]}, "texts", "invalid_value"),
-    ({"return_text": True}, "return_text", "invalid_value"),
-    ({"documents": None, "texts": ["a"], "return_documents": True}, "return_documents", "invalid_value"),
-    ({"documents": None, "texts": []}, "texts", "empty_array"),
-    ({"truncate": False, "truncate_prompt_tokens": 9}, "truncate", "invalid_value"),
-    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
-    ({"truncate_prompt_tokens": 4}, "documents[0]", "context_length_exceeded"),
-    ({"truncation_side": "middle"}, "truncation_side", "invalid_value"),
-    ({"rank_fields": ["title"]}, "rank_fields", "unsupported_parameter"),
-    ({"priority": "high"}, "priority", "invalid_value"),
-    ({"model": "judge"}, "model", "wrong_model_kind"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "code"), BAD)
-async def test_what_is_wrong_is_named(
-    http: httpx.AsyncClient, fields: dict[str, object], param: str, code: str
-) -> None:
-    answer = await rerank(http, **{"model": "cross", **fields})
-    error = error_of(answer)
-    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
 async def test_a_document_too_long_is_cut_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
@@ -302,12 +259,6 @@ async def test_texts_are_told_apart() -> None:
     ]
     assert (refused["param"], refused["code"]) == ("model", "wrong_model_kind")
     assert cut.json()["usage"]["prompt_tokens"] == 3
-
-
-@pytest.mark.parametrize("model", ["embedder", "judge"])
-async def test_other_models_tell_no_classes_apart(http: httpx.AsyncClient, model: str) -> None:
-    error = error_of(await http.post("/classify", json={"model": model, "input": "a"}))
-    assert (error["code"], "cross" in str(error["message"])) == ("wrong_model_kind", True)
 
 
 async def test_a_document_in_a_template_is_cut_too(served: Served) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import turns
+from openai_cpu_server.api.responses.conversation import current, turns
+from openai_cpu_server.api.responses.items import OWN_SUMMARY
 from openai_cpu_server.api.responses.sent_items import new_items
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.options import ApiOptions
@@ -89,13 +90,17 @@ def text_of(response: Json) -> str:
 # -- making ------------------------------------------------------------------------------------------------
 
 
-async def test_a_response_is_made_and_kept(http: httpx.AsyncClient) -> None:
-    response = await made(http)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_made_and_kept(http: httpx.AsyncClient, stream: bool) -> None:
+    answer = await respond(http, stream=stream)
+    told: Any = events(answer) if stream else [{"response": answer.json()}]
+    response = told[-1]["response"]
     assert text_of(response) == "Hello you"
-    assert response["id"].startswith("resp_")
-    assert response["output"][0]["id"].startswith("msg_")
-    kept = await http.get(f"/v1/responses/{response['id']}")
-    assert kept.json() == response
+    assert (response["id"][:5], response["output"][0]["id"][:4]) == ("resp_", "msg_")
+    assert (await http.get(f"/v1/responses/{response['id']}")).json() == response
+    if stream:
+        assert [one["sequence_number"] for one in told] == list(range(len(told)))
+        assert told[-1]["type"] == "response.completed"
 
 
 async def test_a_stream_that_fails_leaves_a_failed_response() -> None:
@@ -108,14 +113,6 @@ async def test_a_stream_that_fails_leaves_a_failed_response() -> None:
         kept = await http.get(f"/v1/responses/{last['response']['id']}")
         assert kept.json() == last["response"]
         assert kept.json()["error"]["code"] == "server_error"
-
-
-async def test_a_stream_ends_with_the_whole_response(http: httpx.AsyncClient) -> None:
-    told = events(await respond(http, stream=True))
-    assert [one["sequence_number"] for one in told] == list(range(len(told)))
-    last: Any = told[-1]
-    assert last["type"] == "response.completed"
-    assert (await http.get(f"/v1/responses/{last['response']['id']}")).json() == last["response"]
 
 
 async def test_counting_takes_nothing_on_trust_that_it_does_not_check() -> None:
@@ -154,59 +151,53 @@ async def test_a_conversation_goes_on() -> None:
         assert second["previous_response_id"] == first["id"]
 
 
-ELSEWHERE: list[tuple[list[Json], list[tuple[str, object]], str | None]] = [
-    (
-        [
-            {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
-            {"type": "local_shell_call_output", "id": "c", "output": "a.py"},
-        ],
-        [
-            ("assistant", 'local_shell {"action": {"type": "exec", "command": ["ls"]}}'),
-            ("tool", "a.py"),
-        ],
-        "input[1] (local_shell_call),input[2] (local_shell_call_output)",
-    ),
-    (
-        [{"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}}],
-        [("assistant", '[web_search: {"action": {"type": "search", "query": "x"}}]')],
-        "input[1] (web_search_call)",
-    ),
+SHELL: Json = {"action": {"type": "exec", "command": ["ls"]}}
+FOUND: Json = {"action": {"type": "search", "query": "x"}}
+LOOKED: Json = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+UNSEEN = "[this model has no vision and cannot see images]"
+HM: Json = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+RULES: Json = {"role": "developer", "content": "Be kind."}
+SUMMARY: Json = {"type": "compaction", "encrypted_content": f"{OWN_SUMMARY}They met."}
+ELSEWHERE: list[tuple[list[Json], list[str], str | None]] = [
+    ([{"type": "local_shell_call", "call_id": "c", **SHELL},
+      {"type": "local_shell_call_output", "id": "c", "output": "a.py"}],
+     [f"assistant: local_shell {json.dumps(SHELL)}", "tool: a.py"],
+     "input[1] (local_shell_call),input[2] (local_shell_call_output)"),
+    ([{"type": "web_search_call", "id": "ws_1", **FOUND}],
+     [f"assistant: [web_search: {json.dumps(FOUND)}]"], "input[1] (web_search_call)"),
     ([{"type": "compaction", "encrypted_content": "zz"}], [], "input[1] (compaction)"),
-    (
-        [
-            {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
-            {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"},
-        ],
-        [("assistant", "look {}"), ("tool", "seen")],
-        None,
-    ),
-    (
-        [
-            {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
-        ],
-        [
-            ("assistant", "view_image {}"),
-            ("tool", "[this model has no vision and cannot see images]"),
-        ],
-        "input[2].content[0] (input_image)",
-    ),
-    (
-        [{"type": "function_call_output", "call_id": "gone", "output": "3"}],
-        [("tool", "3")],
-        "input[1] (result without a call)",
-    ),
-]
+    ([{"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
+      {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"}],
+     ["assistant: look {}", "tool: seen"], None),
+    ([LOOKED, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}],
+     ["assistant: look {}", f"tool: {UNSEEN}"], "input[2].content[0] (input_image)"),
+    ([{"type": "function_call_output", "call_id": "gone", "output": "3"}],
+     ["tool: 3"], "input[1] (result without a call)"),
+    ([HM, {"role": "assistant", "content": "Yes."}], ["assistant: (Hm.) Yes."], None),
+    ([HM, LOOKED, {"type": "function_call_output", "call_id": "c", "output": "3"}],
+     ["assistant: (Hm.) look {}", "tool: 3"], None),
+]  # fmt: skip
+
+
+def told(items: list[Json]) -> list[str]:
+    """The messages that the model is shown of these items. Thoughts stand in brackets."""
+    body, _ = parse(ResponsesBody, json.dumps({"input": items}).encode(), lenient=False)
+    shown = []
+    for message in (dict(one.fields) for one in turns(current(new_items(body.input, {})))):
+        calls: Any = message.get("tool_calls", ())
+        called = [f"{one['function']['name']} {one['function']['arguments']}" for one in calls]
+        thoughts = [f"({message['reasoning_content']})"] if "reasoning_content" in message else []
+        words = [str(message["content"])] if message["content"] else []
+        shown.append(f"{message['role']}: {' '.join([*thoughts, *words, *called])}")
+    return shown
 
 
 @pytest.mark.parametrize(("items", "said", "named"), ELSEWHERE)
 async def test_a_conversation_that_was_begun_elsewhere_goes_on(
-    http: httpx.AsyncClient, items: list[Json], said: list[tuple[str, object]], named: str | None
+    http: httpx.AsyncClient, items: list[Json], said: list[str], named: str | None
 ) -> None:
     given = [{"role": "user", "content": "hi"}, *items, {"role": "user", "content": "on"}]
-    body, _ = parse(ResponsesBody, json.dumps({"input": given}).encode(), lenient=False)
-    messages = [one.fields for one in turns(new_items(body.input, {}))]
-    assert [(one["role"], _said(one)) for one in messages[1:-1]] == said
+    assert told(given) == ["user: hi", *said, "user: on"]
     response = await respond(http, input=given)
     assert response.status_code == 200
     assert response.headers.get("x-ignored-parameters") == named
@@ -214,22 +205,21 @@ async def test_a_conversation_that_was_begun_elsewhere_goes_on(
     assert again["status"] == "completed"
 
 
-def _said(message: Mapping[str, Any]) -> object:
-    """Its text, or its one call."""
-    for call in message.get("tool_calls", ()):
-        return f"{call['function']['name']} {call['function']['arguments']}"
-    return message["content"]
+def test_behind_a_summary_stand_the_rules_and_what_is_not_answered_yet() -> None:
+    """A summary that an answer follows was made on the way to it; before any other stands what users said."""
+    said = [RULES, *({"role": role, "content": role} for role in ("system", "user", "assistant"))]
+    asked, answer = {"role": "user", "content": "Well?"}, {"role": "assistant", "content": "So."}
+    summed = "user: This is a summary of the conversation so far:\nThey met."
+    rules = ["developer: Be kind.", "system: system"]
+    assert told([*said, asked, SUMMARY, answer]) == [*rules, summed, "user: Well?", "assistant: So."]
+    assert told([*said, SUMMARY, asked]) == [*rules, "user: user", summed, "user: Well?"]
 
 
 async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> None:
     first = await made(http)
-    given = [
-        {"role": "user", "content": "hi"},
-        {"id": first["output"][0]["id"]},
-        {"role": "user", "content": "so"},
-    ]
-    second = await made(http, input=given)
-    plain = [*given[:1], {"role": "assistant", "content": "Hello you"}, *given[2:]]
+    said = {"role": "user", "content": "hi"}
+    second = await made(http, input=[said, {"id": first["output"][0]["id"]}, said])
+    plain = [said, {"role": "assistant", "content": "Hello you"}, said]
     assert second["usage"]["input_tokens"] == (await made(http, input=plain))["usage"]["input_tokens"]
     unknown = await respond(http, input=[{"type": "item_reference", "id": "msg_0"}])
     assert error_of(unknown)["param"] == "input[0].id"
@@ -253,49 +243,32 @@ async def test_a_function_that_must_be_called_is() -> None:
         assert again["status"] in ("completed", "incomplete")
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "name": "f"},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
-        {
-            "type": "allowed_tools",
-            "mode": "auto",
-            "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}],
-        },
-    ],
-)
+F = {"type": "function", "name": "f"}
+CHOICES: list[Json] = [
+    F,
+    {"type": "allowed_tools", "mode": "required", "tools": [F]},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, F]},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 async def test_a_choice_of_tools_is_understood(http: httpx.AsyncClient, choice: Json) -> None:
     assert (await made(http, tools=[TOOL], tool_choice=choice))["tool_choice"] == choice
 
 
-async def test_json_in_the_form_of_this_api() -> None:
-    async with serving(FakeEngine(says='{"a":1}')) as http:
-        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-        form = {"type": "json_schema", "name": "n", "schema": schema}
-        response = await made(http, text={"format": form, "verbosity": "low"})
-        assert json.loads(text_of(response)) == {"a": 1}
+HINTS: Json = {
+    "client_metadata": {"a": "b"}, "prompt_cache_key": "k", "prompt_cache_retention": "24h",
+    "include": ["reasoning.encrypted_content"], "background_options": {"completion_window": "soonest"},
+    "reasoning": {"effort": "max", "summary": "auto", "context": "auto", "mode": "standard"},
+    "max_tool_calls": 3, "safety_identifier": "s", "service_tier": "priority",
+    "stream": True, "stream_options": {"include_obfuscation": False},
+    "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+}  # fmt: skip
 
 
 async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
-    hints: Json = {
-        "client_metadata": {"a": "b"},
-        "prompt_cache_retention": "24h",
-        "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "max", "summary": "auto", "context": "auto", "mode": "standard"},
-        "background_options": {"completion_window": "soonest"},
-        "prompt_cache_key": "k",
-        "max_tool_calls": 3,
-        "safety_identifier": "s",
-        "service_tier": "priority",
-        "stream": True,
-        "stream_options": {"include_obfuscation": False},
-        "tools": [],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "text": {"format": {"type": "text"}},
-    }
-    answer = await respond(http, **hints)
+    answer = await respond(http, **HINTS)
     assert answer.status_code == 200
     ignored = "client_metadata,prompt_cache_retention,background_options,reasoning.effort"
     assert answer.headers["x-ignored-parameters"] == ignored
@@ -326,17 +299,17 @@ async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
 
 
 async def test_items_are_listed_page_by_page(http: httpx.AsyncClient) -> None:
-    given = [{"role": "user", "content": str(number)} for number in range(5)]
-    response = await made(http, input=given)
+    response = await made(http, input=[{"role": "user", "content": str(number)} for number in range(5)])
     path = f"/v1/responses/{response['id']}/input_items"
-    newest = (await http.get(path + "?limit=2")).json()
-    assert [item["content"][0]["text"] for item in newest["data"]] == ["4", "3"]
-    assert newest["has_more"] is True
-    rest = (await http.get(f"{path}?after={newest['last_id']}&limit=100&include[]=x")).json()
-    assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
-    assert rest["has_more"] is False
-    oldest = (await http.get(path + "?limit=2&order=asc")).json()
-    assert [item["content"][0]["text"] for item in oldest["data"]] == ["0", "1"]
+
+    async def page(query: str) -> tuple[list[str], bool, str]:
+        found = (await http.get(path + query)).json()
+        return [one["content"][0]["text"] for one in found["data"]], found["has_more"], found["last_id"]
+
+    *newest, last = await page("?limit=2")
+    assert newest == [["4", "3"], True]
+    assert (await page(f"?after={last}&limit=100&include[]=x"))[:2] == (["2", "1", "0"], False)
+    assert (await page("?limit=2&order=asc"))[0] == ["0", "1"]
     assert (await http.get(path + "?after=msg_0")).status_code == 404
     assert (await http.get(path + "?limit=0")).status_code == 400
 
@@ -348,16 +321,8 @@ async def test_a_deleted_response_is_gone(http: httpx.AsyncClient) -> None:
     assert (await http.get(path)).status_code == 404
     assert (await http.delete(path)).status_code == 404
     assert (await http.get(path + "/input_items")).status_code == 404
-    assert (
-        error_of(await respond(http, previous_response_id=response["id"]))["param"] == "previous_response_id"
-    )
-
-
-async def test_an_old_response_is_gone_but_what_is_gone_on_from_lives_on() -> None:
-    options = JobOptions(model="fake", response_lifetime_s=0.0)
-    async with serving(FakeEngine(says="Hello"), job_options=options) as http:
-        response = await made(http)
-        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
+    later = await respond(http, previous_response_id=response["id"])
+    assert error_of(later)["param"] == "previous_response_id"
 
 
 async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:
@@ -455,7 +420,7 @@ async def test_it_is_cancelled() -> None:
         assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
 
 
-async def test_only_what_is_made_in_the_background_can_be_cancelled_or_streamed_again(
+async def test_only_background_responses_are_cancelled_or_streamed_again(
     http: httpx.AsyncClient,
 ) -> None:
     response = await made(http)
@@ -538,17 +503,6 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
         (last,) = events(await http.get("/v1/responses/resp_left?stream=true&starting_after=7"))
         assert (last["type"], last["sequence_number"]) == ("response.failed", 8)
         assert (await http.post("/v1/responses/resp_left/cancel")).status_code == 400
-
-
-async def test_a_background_response_counts_against_its_keys_limits_until_its_end(tmp_path: Path) -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
-    async with serving(engine, keys=key_ring(tmp_path, ann="concurrent = 1")) as http:
-        http.headers["x-api-key"] = "ann"
-        response = await begun(http)
-        assert (await respond(http)).status_code == 429
-        engine.goes_on.set()
-        await has_ended(http, response)
-        assert (await respond(http)).status_code == 200
 
 
 async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:

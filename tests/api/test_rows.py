@@ -44,9 +44,7 @@ async def test_a_row_gets_what_a_request_gets(engine: FakeEngine) -> None:
         ({"colour": "red"}, 400, "colour"),
     ],
 )
-async def test_a_row_is_refused_as_a_request_is(
-    engine: FakeEngine, fields: dict[str, object], status: int, param: str
-) -> None:
+async def test_refused_rows(engine: FakeEngine, fields: dict[str, object], status: int, param: str) -> None:
     answer = await rows(engine)(CHAT, body(**fields), "")
     assert (answer.status, answer.retry_after_s) == (status, None)
     assert json.loads(answer.body)["error"]["param"] == param
@@ -60,12 +58,6 @@ async def test_a_row_has_batch_priority_whatever_it_says(engine: FakeEngine) -> 
     task.cancel()
     await asyncio.wait([task])
     assert engine.requests() == []
-
-
-async def test_without_a_model_rows_wait() -> None:
-    answer = await rows(new_engine())(CHAT, body(), "")
-    assert answer.status == 503
-    assert answer.retry_after_s is not None
 
 
 async def test_a_server_that_ends_is_not_the_rows_fault() -> None:

@@ -151,23 +151,37 @@ def test_a_budget_closes_the_thoughts_with_a_few_words() -> None:
     assert thoughts(asked(MAY, thinking_budget=5)).begin == "<think>"
 
 
-def test_a_form_begins_behind_the_thoughts() -> None:
-    call = asked(OPENS, response_format=SCHEMA)
-    assert constraint(call).grammar
-    assert (thoughts(call).begin, thoughts(call).budget, thoughts(call).opening) == ("", None, ())
-    assert text(constraint(call).opening) == "\n\n"
+FORM, DEMANDED = {"response_format": SCHEMA}, {"form": "hermes", "tools": TOOLS, "tool_choice": "required"}
+CALLING, ANALYSIS = {"form": "harmony", "tools": TOOLS}, "<|channel|>analysis<|message|>"
 
 
-def test_a_model_that_must_give_a_form_begins_with_thoughts_for_sure() -> None:
-    assert text(thoughts(asked(MAY, response_format=SCHEMA)).opening) == "<think>"
-    assert text(thoughts(asked(UNASKED, response_format=SCHEMA, enable_thinking=True)).opening) == "<think>"
-    assert constraint(asked(UNASKED, response_format=SCHEMA)).thinking is None
+@pytest.mark.parametrize(
+    ("template", "fields", "thoughts_begin", "behind"),
+    [
+        (OPENS, FORM, "", "\n\n"),
+        (MAY, FORM, "<think>", "\n\n"),
+        (UNASKED, {**FORM, "enable_thinking": True}, "<think>", "\n\n"),
+        (OPENS, DEMANDED, "", "\n\n"),
+        (OPENS, {"stop": ["\n"]}, "", ""),
+        (HARMONY, {**CALLING, "thinking_budget": 5}, ANALYSIS, "<|start|>assistant"),
+        (HARMONY, {**CALLING, "stop": ["a"]}, ANALYSIS, "<|start|>assistant"),
+        (HARMONY, FORM, ANALYSIS, "<|start|>assistant<|channel|>final<|message|>"),
+    ],
+)
+def test_thoughts_precede(template: str, fields: dict[str, object], thoughts_begin: str, behind: str) -> None:
+    """A model that must give a form begins with thoughts for sure, where it opens them."""
+    call = asked(template, **fields)
+    assert text(thoughts(call).opening) == thoughts(call).begin == thoughts_begin
+    assert thoughts(call).end == ("<|end|>" if template == HARMONY else "</think>")
+    assert thoughts(call).budget == fields.get("thinking_budget")
+    assert text(constraint(call).opening) == behind
+    assert bool(constraint(call).grammar) is ("form" in fields or "response_format" in fields)
+    assert call.requests[0].stop == tuple(fields.get("stop", ()))  # type: ignore[arg-type]
 
 
-def test_a_call_that_is_demanded_comes_behind_the_thoughts() -> None:
-    call = asked(OPENS, form="hermes", tools=TOOLS, tool_choice="required")
-    assert thoughts(call).end == "</think>"
-    assert text(constraint(call).opening).startswith("\n\n")
+def test_what_does_not_think_for_sure_gives_a_form_at_once() -> None:
+    for call in (asked(UNASKED, **FORM), asked(HARMONY, **CALLING)):
+        assert constraint(call).thinking is None
 
 
 def test_calls_that_may_come_are_looked_for_behind_the_thoughts() -> None:
@@ -177,12 +191,6 @@ def test_calls_that_may_come_are_looked_for_behind_the_thoughts() -> None:
     found = parts(call, '<think>f?</think>\n<tool_call>\n{"name":"f","arguments":{}}')
     assert found[0] == ThinkingText("f?")
     assert len(found) == 3
-
-
-def test_stop_strings_wait_for_the_answer() -> None:
-    call = asked(OPENS, stop=["\n"])
-    assert constraint(call) == Constraint(thinking=Thinking(end="</think>"))
-    assert call.requests[0].stop == ("\n",)
 
 
 def test_marks_that_are_control_tokens_are_shown_to_the_reader() -> None:
@@ -203,13 +211,6 @@ def test_earlier_thoughts_reach_the_template() -> None:
         )
 
 
-def test_an_answer_goes_on_within_its_thoughts() -> None:
-    begun = {"role": "assistant", "reasoning_content": "Hm"}
-    call = asked(OPENS, messages=[{"role": "user", "content": "a"}, begun])
-    assert prompt(call).endswith("<think>\nHm")
-    assert parts(call, "m.</think>Yes.") == [ThinkingText("m."), Content("Yes.")]
-
-
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
 def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
     assert parts(asked(OPENS, **fields), "Hm.</think>Yes.") == [Content("Yes.")]
@@ -227,55 +228,10 @@ def test_variables_reach_the_template_and_are_blamed_where_it_cannot_use_them() 
         assert (error.param, error.code) == (param, "chat_template_failed")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"bos_token": ""}}, "chat_template_kwargs.bos_token"),
-        ({"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs.a-b"),
-        ({"chat_template_kwargs": {"": 1}}, "chat_template_kwargs."),
-        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-        ({"reasoning_effort": "none", "enable_thinking": True}, "enable_thinking"),
-        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort"),
-        (
-            {"thinking_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}},
-            "thinking.budget_tokens",
-        ),
-        ({"reasoning_effort": "huge"}, "reasoning_effort"),
-        ({"thinking_budget": -2}, "thinking_budget"),
-        ({"thinking": {"type": "some"}}, "thinking.type"),
-        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
-        ({"enable_thinking": "yes"}, "enable_thinking"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(fields: dict[str, object], param: str) -> None:
-    assert refused(asked, template=OPENS, **fields).param == param
-
-
 def test_wishes_are_named_where_a_model_does_not_think() -> None:
     call = asked(PLAIN, reasoning_effort="low", thinking_budget=5)
     assert call.headers["x-ignored-parameters"] == "reasoning_effort,thinking_budget"
     assert "x-ignored-parameters" not in asked(OPENS, reasoning_effort="low").headers
-
-
-def test_harmony_gives_its_form_in_its_last_channel() -> None:
-    call = asked(HARMONY, response_format=SCHEMA)
-    assert text(thoughts(call).opening) == "<|channel|>analysis<|message|>"
-    assert thoughts(call).end == "<|end|>"
-    assert text(constraint(call).opening) == "<|start|>assistant<|channel|>final<|message|>"
-    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>7"
-    assert parts(call, said) == [ThinkingText("Hm."), Content("7")]
-
-
-@pytest.mark.parametrize("fields", [{"thinking_budget": 5}, {"stop": ["a"]}])
-def test_a_budget_and_stop_strings_are_for_harmonys_thoughts_before_calls_too(
-    fields: dict[str, object],
-) -> None:
-    call = asked(HARMONY, form="harmony", tools=TOOLS, **fields)
-    assert text(thoughts(call).opening) == "<|channel|>analysis<|message|>"
-    assert thoughts(call).budget == fields.get("thinking_budget")
-    assert text(constraint(call).opening) == "<|start|>assistant"
-    assert constraint(asked(HARMONY, form="harmony", tools=TOOLS)).thinking is None
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])

@@ -83,6 +83,11 @@ def test_only_allowed_tools_can_be_called_but_all_are_shown() -> None:
     [
         {"tools": TOOLS, "tool_choice": "none"},
         {"functions": [{"name": "f"}], "function_call": "none"},
+        {"tools": []},
+        {"functions": []},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [], "tool_choice": "none"},
+        {"functions": [], "function_call": "auto"},
     ],
 )
 def test_functions_that_may_not_be_called_are_as_if_there_were_none(fields: dict[str, object]) -> None:
@@ -97,16 +102,6 @@ def test_white_space_in_calls_is_the_servers_choice() -> None:
     assert not accepts(constraint(tool_choice="required"), spaced)
 
 
-@pytest.mark.parametrize(
-    ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
-)
-def test_finish_reasons_are_openais(choice: object, reason: str) -> None:
-    call = chat(tools=TOOLS, tool_choice=choice)
-    assert call.tool_calls is not None
-    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, False)
-    assert call.requests[0].show_control_tokens
-
-
 def test_the_template_gets_all_of_a_tool() -> None:
     template = "{{ tools | tojson }}"
     assert shown_prompt(chat(tools=TOOLS[1:], template=template)) == (
@@ -115,87 +110,17 @@ def test_the_template_gets_all_of_a_tool() -> None:
     )
 
 
-def test_a_template_without_tools_gets_a_system_message() -> None:
-    prompt = shown_prompt(chat(tools=TOOLS, form="hermes"))
-    assert prompt.startswith("<s><|system|>You can call these functions:\n")
-    assert prompt.endswith("</tool_call><|user|>hi<|assistant|>")
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tools": [tool("f")] * 129}, "tools", "array_above_max_length"),
-        ({"tools": [tool("a b")]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"tools": [tool("f")], "tool_choice": SEARCH}, "tool_choice.type", "invalid_value"),
-        ({"tools": [tool("f", [])]}, "tools[0].function.parameters", "invalid_type"),
-        (
-            {"tools": [tool("f", {"type": "string"})]},
-            "tools[0].function.parameters.type",
-            "invalid_function_parameters",
-        ),
-        (
-            {"tools": [tool("f"), tool("g", HARD, strict=True)]},
-            "tools[1].function.parameters.properties.a",
-            "unsupported_schema",
-        ),
-        ({"tools": [tool("f", {"enum": []})]}, "tools[0].function.parameters", "invalid_schema"),
-        ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
-        ({"tools": TOOLS, "tool_choice": 5}, "tool_choice", "invalid_type"),
-        ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice.type", "invalid_value"),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function"}},
-            "tool_choice.function",
-            "missing_required_parameter",
-        ),
-        ({"tools": TOOLS, "tool_choice": allowed("auto", "x")}, "tool_choice", "invalid_value"),
-        (
-            {"tools": TOOLS, "tool_choice": allowed("none", "now")},
-            "tool_choice.allowed_tools.mode",
-            "invalid_value",
-        ),
-        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"function_call": {"name": "f"}}, "function_call", "invalid_value"),
-        ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions", "invalid_value"),
-        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "invalid_value"),
-        ({"functions": [{"name": "f"}], "function_call": 1}, "function_call", "invalid_type"),
-        ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name", "invalid_value"),
-        (
-            {"functions": [{"name": "f", "parameters": {"type": "array"}}]},
-            "functions[0].parameters.type",
-            "invalid_function_parameters",
-        ),
-        ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", "invalid_value"),
-        ({"tools": TOOLS, "tool_choice": "required", "stop": "}"}, "stop", "invalid_value"),
         ({"tools": TOOLS, "form": "hermes", "regex": "<.*"}, "regex", "unsupported_parameter"),
         ({"tools": TOOLS, "form": "llama3", "regex": "a"}, "regex", "unsupported_parameter"),
-        ({"tools": [tool("f")], "grammar": "root ::= <[302]>"}, "grammar", "invalid_value"),
-        (
-            {"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'},
-            "grammar",
-            "unsupported_parameter",
-        ),
+        ({"tools": TOOLS, "form": "hermes", "grammar": 'root ::= "a"'}, "grammar", "unsupported_parameter"),
     ],
 )
-def test_refusals_name_the_field(fields: dict[str, object], param: str, code: str) -> None:
+def test_grammars_that_look_like_calls_are_refused(fields: dict[str, object], param: str, code: str) -> None:
     error = refused(**fields)
     assert (error.param, error.code) == (param, code)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": []},
-        {"functions": []},
-        {"tool_choice": "auto", "parallel_tool_calls": True},
-        {"tools": [], "tool_choice": "none"},
-        {"functions": [], "function_call": "auto"},
-    ],
-)
-def test_without_functions_what_demands_none_is_nothing(fields: dict[str, object]) -> None:
-    assert chat(**fields).tool_calls is None
 
 
 def test_a_tool_of_another_type_is_left_out_and_named() -> None:
@@ -226,20 +151,31 @@ def test_calls_that_must_come_leave_no_room_for_the_answers_form() -> None:
     assert constraint(**asked) == constraint(tool_choice="required")
 
 
+FUNCTIONS = {"functions": [{"name": "weather", "parameters": CITY}, {"name": "now"}]}
+
+
 @pytest.mark.parametrize(
-    ("choice", "reason"),
-    [(None, "function_call"), ("auto", "function_call"), ({"name": "now"}, "stop")],
+    ("fields", "reason"),
+    [
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_calls"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_calls"),
+        ({"tools": TOOLS, "tool_choice": NAMED}, "stop"),
+        ({**FUNCTIONS, "function_call": None}, "function_call"),
+        ({**FUNCTIONS, "function_call": "auto"}, "function_call"),
+        ({**FUNCTIONS, "function_call": {"name": "now"}}, "stop"),
+    ],
 )
-def test_deprecated_functions_are_tools_by_another_name(choice: object, reason: str) -> None:
-    functions = [{"name": "weather", "parameters": CITY}, {"name": "now"}]
-    call = chat(functions=functions, function_call=choice)
+def test_finish_reasons_are_openais(fields: dict[str, object], reason: str) -> None:
+    """Deprecated functions are tools by another name, of which one is called at most."""
+    call, is_legacy = chat(**fields), "functions" in fields
+    assert call.tool_calls is not None
+    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, is_legacy)
+    assert call.requests[0].show_control_tokens
     shape = call.requests[0].constraint
     assert shape is not None
-    assert call.tool_calls is not None
-    assert (call.tool_calls.reason, call.tool_calls.is_legacy) == (reason, True)
     assert accepts(shape, written(NOW))
-    assert not accepts(shape, written(NOW, NOW))
-    assert accepts(shape, written(WEATHER)) is (choice != {"name": "now"})
+    assert accepts(shape, written(WEATHER)) is (reason != "stop")
+    assert accepts(shape, written(NOW, NOW)) is (reason == "tool_calls")
 
 
 def test_deprecated_messages_are_understood() -> None:

@@ -132,10 +132,7 @@ async def test_each_way_counts_once_for_its_key(house: House, way: str) -> None:
     assert row["model"] == {"embeddings": "vectors", "rerank": "judge"}.get(way, "fake")
     assert row["input_tokens"] > 0
     assert (row["output_tokens"] > 0) == (row["model"] == "fake")
-    assert {name: value for name, value in found["total"].items() if name in ("requests", "cost")} == {
-        "requests": 1,
-        "cost": row["cost"],
-    }
+    assert (found["total"]["requests"], found["total"]["cost"]) == (1, row["cost"])
     if "streamed" not in way and way in ("chat", "completions", "embeddings"):
         usage = answer.json()["usage"]
         assert row["input_tokens"] == usage["prompt_tokens"]
@@ -175,7 +172,7 @@ async def test_a_server_without_keys_has_one_sum_for_all(tmp_path: Path) -> None
         assert (row["key"], row["model"], row["requests"]) == ("", "fake", 1)
 
 
-async def test_refused_calls_count_nothing_and_abandoned_ones_no_tokens_before_their_first(
+async def test_refused_calls_count_nothing_and_abandoned_ones_no_tokens(
     house: House,
 ) -> None:
     async with house.ask("ann") as http:
@@ -203,19 +200,6 @@ async def test_answers_of_the_cache_count_as_such(tmp_path: Path) -> None:
     assert row["recalled_input_tokens"] == row["input_tokens"]
     assert row["recalled_output_tokens"] == row["output_tokens"]
     assert row["cost"] == row["input_tokens"] + row["output_tokens"]
-
-
-async def test_pages_go_on_behind_the_last_row(house: House) -> None:
-    async with house.ask("ann") as http:
-        for name in ("chat", "embeddings", "rerank"):
-            await WAYS[name](http)
-    first = await house.usage(limit="2", order="asc")
-    rest = await house.usage(limit="2", order="asc", after=first["last_id"])
-    assert [row["model"] for row in first["data"] + rest["data"]] == ["fake", "judge", "vectors"]
-    assert (first["has_more"], rest["has_more"]) == (True, False)
-    assert first["total"] == rest["total"]
-    newest = await house.usage(limit="1", group_by="model")
-    assert newest["last_id"] == "vectors"
 
 
 async def test_pages_go_on_behind_whoever_has_no_name(house: House) -> None:

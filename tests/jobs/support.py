@@ -47,10 +47,7 @@ async def never(url: str, body: bytes, owner: str) -> RowAnswer:
 
 @asynccontextmanager
 async def jobs_at(
-    where: str,
-    run_row: Rows = echo,
-    options: JobOptions = OPTIONS,
-    clock: Callable[[], float] = time.time,
+    where: str, run_row: Rows = echo, options: JobOptions = OPTIONS, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Jobs]:
     jobs = Jobs(open_database(where), options, clock=clock)
     task = asyncio.create_task(jobs.run(run_row))

@@ -310,9 +310,7 @@ class Limited:
 
 
 @pytest.mark.parametrize(("wait_s", "max_batches"), [(3600, 1), (0.0, 2)], ids=["long", "shortly"])
-async def test_a_batch_that_waits_makes_room_for_others_and_goes_on_where_it_was(
-    place: str, wait_s: float, max_batches: int
-) -> None:
+async def test_a_waiting_batch_makes_room_and_goes_on(place: str, wait_s: float, max_batches: int) -> None:
     rows = Limited(allowed=7, wait_s=wait_s)
     options = msgspec.structs.replace(OPTIONS, max_batches=max_batches, concurrency=2)
     async with jobs_at(place, rows, options) as jobs:

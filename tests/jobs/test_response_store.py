@@ -144,7 +144,7 @@ def kept(name: str, answer: str | None = None) -> KeptItem:
     return KeptItem(id=name, content=name.encode(), answer_id=answer, written=written, vocabulary="v")
 
 
-def test_a_conversation_keeps_its_order_and_knows_which_answers_are_whole(
+def test_a_conversation_keeps_its_order_and_knows_whole_answers(
     conversations: ConversationStore,
 ) -> None:
     record = ConversationRecord(id="c", owner="ann", created_at=0, expires_at=5, metadata={"a": "b"})

@@ -30,12 +30,8 @@ def test_lines_do_not_depend_on_how_the_file_is_cut(size: int) -> None:
     for start in range(0, len(content), size):
         lines += splitter.feed(content[start : start + size])
     lines += splitter.end()
-    assert lines == [
-        InputLine(1, b"one"),
-        InputLine(3, b"two"),
-        InputLine(4, "é".encode()),
-        InputLine(5, b"last"),
-    ]
+    found = [(line.number, line.content) for line in lines]
+    assert found == [(1, b"one"), (3, b"two"), (4, "é".encode()), (5, b"last")]
 
 
 def test_a_row_keeps_its_body_as_it_was_written() -> None:

@@ -16,12 +16,8 @@ from tests.jobs.test_stores import begun, ledger, result, store_file
 
 def test_all_that_is_stored_is_counted_for_its_owner_as_long_as_it_is_there(where: str) -> None:
     database = open_database(where)
-    sizes, files, shelf, book = (
-        SizeStore(database),
-        FileStore(database),
-        ResponseStore(database),
-        ledger(database),
-    )
+    sizes, files = SizeStore(database), FileStore(database)
+    shelf, book = ResponseStore(database), ledger(database)
     batch = begun(database, book)  # its input has a byte
     assert sizes.stored("", 100) == StoredAmount(num_bytes=1, num_files=1)
     book.record(batch, [result(1), result(2, is_ok=False)])  # two bytes each, files when it ends

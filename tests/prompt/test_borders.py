@@ -98,9 +98,7 @@ FILES = st.sampled_from([DEMO, tiny_model_path()])
 
 @settings(max_examples=50)
 @given(FILES, st.sampled_from(CHATML), st.lists(TEXTS, min_size=6, max_size=6), st.booleans())
-def test_real_tokens_agree_up_to_the_borders(
-    path: Path, name: str, texts: list[str], has_system: bool
-) -> None:
+def test_real_tokens_agree_up_to_a_border(path: Path, name: str, texts: list[str], has_system: bool) -> None:
     """Whatever tokenizers merge, byte pairs or SentencePiece, and whatever texts spell. The tokens are those
     of the whole text."""
     real, compiled = opened(path), template(name)

@@ -158,9 +158,7 @@ def test_messages_as_a_template_takes_them(name: str) -> None:
         (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
     ],
 )
-def test_systems_messages_stand_where_the_template_takes_them(
-    place: SystemPlace, first: list[str], later: list[str], last: str
-) -> None:
+def test_where_systems_messages_go(place: SystemPlace, first: list[str], later: list[str], last: str) -> None:
     developer, system, answer = said("developer", "s"), said("system", "t"), said("assistant", "ho")
     assert short(told(developer, system, USER, system=place)) == first
     assert short(told(USER, developer, answer, system, said("user", "so"), system=place)) == later

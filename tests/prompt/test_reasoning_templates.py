@@ -120,9 +120,7 @@ def test_harmony_shows_thoughts_before_a_call_though_there_is_content_too() -> N
         ("Qwen-Qwen3-0.6B", {"content": ""}, "assistant\n", BEFORE),
     ],
 )
-def test_an_answer_that_has_begun_goes_on(
-    name: str, begun: dict[str, str], end: str, stage: ThinkingStage
-) -> None:
+def test_a_begun_answer_goes_on(name: str, begun: dict[str, str], end: str, stage: ThinkingStage) -> None:
     text = rendered(name, USER, {"role": "assistant", **begun})
     assert text.text.endswith(end)
     assert text.stage is stage

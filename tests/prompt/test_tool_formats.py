@@ -20,17 +20,6 @@ from openai_cpu_server.prompt.tool_formats import (
     format_for,
 )
 
-WEATHER = '{"name":"weather","arguments":{"city":"Rö{m}e \\"","days":[{"n":1}]}}'
-NOW = '{"name": "now", "arguments": {}}'
-AS_LLAMA = (WEATHER.replace("arguments", "parameters"), NOW.replace("arguments", "parameters"))
-OUTPUTS = {
-    "demo": f"<|tool_call|>{WEATHER}\n{NOW}",
-    "mistral": f"[TOOL_CALLS] [{WEATHER}, {NOW}]",
-    "hermes": f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>",
-    "llama3": "; ".join(AS_LLAMA),
-}
-CALLS = [("weather", '{"city":"Rö{m}e \\"","days":[{"n":1}]}'), ("now", "{}")]
-
 
 def read(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Content, and calls as (name, arguments)."""
@@ -52,16 +41,6 @@ def read(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
 def cut(text: str, rng: random.Random) -> list[str]:
     places = sorted({0, len(text), *(rng.randrange(len(text) + 1) for _ in range(rng.randrange(9)))})
     return [text[a:b] for a, b in itertools.pairwise(places)]
-
-
-@pytest.mark.parametrize("form", OUTPUTS)
-def test_calls_and_content_before_them_are_read_in_any_pieces(form: str) -> None:
-    """White space between them is no content. Llama's calls have no mark, and so nothing before them."""
-    rng = random.Random(5)
-    for content in ("", "Let me  see <tool.") if form != "llama3" else ("",):
-        text = (content and f"{content}\n \n") + OUTPUTS[form]
-        ways = [[text], list(text), *(cut(text, rng) for _ in range(200))]
-        assert all(read(form, pieces) == (content, CALLS) for pieces in ways)
 
 
 ROME = '{"city": "Rome", "days": 3}'
@@ -112,20 +91,45 @@ TRANSCRIPTS = {  # as each family's documentation and templates write two calls
 }
 
 
+def parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+    content, calls = read(form, pieces)
+    return content, [(name, json.loads(text)) for name, text in calls]
+
+
+@pytest.mark.parametrize(("form", "text"), TRANSCRIPTS.items())
+def test_calls_and_content_before_them_are_read_in_any_pieces(form: str, text: str) -> None:
+    """White space between them is no content. Calls without a mark have nothing before them."""
+    rng = random.Random(5)
+    _, calls = parsed(form, [text])
+    assert [name for name, _ in calls] == ["weather", "now"]
+    for content in ("",) if form in ("llama3", "pythonic", "harmony") else ("", "Let me  <see> [it]."):
+        whole = (content and f"{content}\n \n") + text
+        for pieces in ([whole], list(whole), *(cut(whole, rng) for _ in range(60))):
+            assert parsed(form, pieces) == (content, calls)
+
+
+WHOLE = ("demo", "mistral", "hermes", "llama3")
+"""Formats whose arguments are one JSON text."""
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_arguments_are_told_as_they_are_written(form: str) -> None:
+    for text in (TRANSCRIPTS[form], TRANSCRIPTS[form].replace("[TOOL_CALLS]", "[TOOL_CALLS] ")):
+        assert read(form, [text]) == ("", [("weather", ROME), ("now", "{}")])
+
+
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str) -> None:
-    for city in ("Rome", 'Rö{m}e "'):
-        arguments = {"city": city, "days": 3}
+    days: object = [{"n": 1}] if form in WHOLE else 3
+    for arguments in (json.loads(ROME), {"city": 'Rö{m}e "', "days": days}):
         written = TOOL_FORMATS[form].written([WrittenCall("weather", arguments), WrittenCall("now", {})])
-        transcript = TRANSCRIPTS[form] if city == "Rome" else written
+        transcript = TRANSCRIPTS[form] if arguments["city"] == "Rome" else written
         assert "".join(written.split()) == "".join(transcript.split())
         for pieces in ([transcript], list(transcript)):
-            content, found = read(form, pieces)
-            calls = [(name, json.loads(text)) for name, text in found]
-            assert (content, calls) == ("", [("weather", arguments), ("now", {})])
+            assert parsed(form, pieces) == ("", [("weather", arguments), ("now", {})])
 
 
-@pytest.mark.parametrize("form", OUTPUTS)
+@pytest.mark.parametrize("form", WHOLE)
 @pytest.mark.parametrize(
     "text", ["", " {not calls}", "Hello.\n\n", "ends in <tool_ca", "<|tool_c", "[TOOL_[TOOL", "  \n"]
 )
@@ -133,7 +137,7 @@ def test_text_without_calls_comes_out_as_it_is(form: str, text: str) -> None:
     assert read(form, [text]) == read(form, list(text)) == (text, [])
 
 
-@pytest.mark.parametrize("form", OUTPUTS)
+@pytest.mark.parametrize("form", WHOLE)
 def test_content_may_hold_markers_where_calls_come_first_or_never(form: str) -> None:
     for text in (f'{{"a":"{TOOL_FORMATS[form].marker}"}}' if form != "llama3" else "a {", "<tool", "[TOOL_"):
         reader = TOOL_FORMATS[form].reader({}, at_start=True)
@@ -141,7 +145,7 @@ def test_content_may_hold_markers_where_calls_come_first_or_never(form: str) -> 
         assert "".join(part.text for part in parts if isinstance(part, Content)) == text
         assert not reader.has_calls
     reader = TOOL_FORMATS[form].reader({}, at_start=True)
-    parts = [part for letter in OUTPUTS[form] for part in reader.feed(letter)] + reader.finish()
+    parts = [part for letter in TRANSCRIPTS[form] for part in reader.feed(letter)] + reader.finish()
     assert [part.name for part in parts if isinstance(part, CallBegin)] == ["weather", "now"]
 
 
