@@ -16,7 +16,7 @@ import psutil
 
 from tests.company import HAS_COMPANY
 from tests.waiting import DEADLINE_S
-from tests.warm import BESIDE_SERVERS, WarmProcess, start
+from tests.warm import WarmProcess, start
 
 
 class ServerProcess:
@@ -127,19 +127,13 @@ class ServerProcess:
 def engines_of(pid: int) -> list[psutil.Process]:
     """The engines of the API process of this number."""
     children = psutil.Process(pid).children()
-    return [child for child in children if child.is_running() and not _is_beside_engines(child)]
+    return [child for child in children if child.is_running() and not is_reader(child)]
 
 
 def is_reader(process: psutil.Process) -> bool:
     """One that is gone is none."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name() == "reader" or "openai_cpu_server.reader.process" in process.cmdline()
-    return False
-
-
-def _is_beside_engines(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return is_reader(process) or process.name() == BESIDE_SERVERS
+        return "openai_cpu_server.reader.process" in process.cmdline()
     return False
 
 
