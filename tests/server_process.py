@@ -108,9 +108,18 @@ class ServerProcess:
         """The processes that read texts."""
         return [child for child in psutil.Process(self.process.pid).children() if is_reader(child)]
 
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=DEADLINE_S, **options)
+
+    def post(self, path: str, json: object = None, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=json, timeout=DEADLINE_S, **options)
+
+    def delete(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.delete(self.url + path, timeout=DEADLINE_S, **options)
+
     def status(self) -> dict[str, Any]:
         """The answer of `/health`."""
-        answer: dict[str, Any] = httpx.get(self.url + "/health").json()
+        answer: dict[str, Any] = self.get("/health").json()
         return answer
 
     def _read(self) -> None:

@@ -70,7 +70,7 @@ def kept(server: ServerProcess, at_least: int) -> None:
 
 
 def clear(server: ServerProcess) -> None:
-    assert httpx.delete(server.url + "/v1/cache", headers={"x-api-key": "ann"}).status_code == 204
+    assert server.delete("/v1/cache", headers={"x-api-key": "ann"}).status_code == 204
 
 
 def test_a_paraphrase_is_answered_alike(server: ServerProcess) -> None:
@@ -104,7 +104,7 @@ def complete(server: ServerProcess) -> tuple[str, str]:
     body, answers = {"prompt": "x", "max_tokens": 9, "seed": 3}, list[httpx.Response]()
 
     def is_cached_or_missed() -> bool:
-        answers.append(httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S))
+        answers.append(server.post("/v1/completions", json=body))
         return bool(answers[-1].headers["x-cache"] != "bypass")
 
     wait_until(is_cached_or_missed)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
-import httpx
 import pytest
 
 from tests import warm
@@ -18,7 +17,7 @@ from tests.e2e.test_several_models import answer, post, replace, state
 from tests.llama.odd_models import rewritten, with_vocabulary
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 KEY = "tokenizer.ggml."
 
@@ -71,11 +70,9 @@ def speaks(server: ServerProcess, model: str) -> bool:
     """Whether the model answers what any text could be, or refuses it in words; nothing ends."""
     for prompt in ("Hello", "\u00e9", "\U0001f600", "a" * 5000):
         body = {"model": model, "prompt": prompt, "max_tokens": 2}
-        reply = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
+        reply = server.post("/v1/completions", json=body)
         assert reply.status_code in (200, 400, 503), reply.text
-        tokens = httpx.post(
-            server.url + "/tokenize", json={"model": model, "prompt": prompt}, timeout=DEADLINE_S
-        )
+        tokens = server.post("/tokenize", json={"model": model, "prompt": prompt})
         assert tokens.status_code in (200, 400, 503), tokens.text
     return True
 

@@ -6,13 +6,11 @@ import gzip
 import json
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
 from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -103,10 +101,10 @@ def test_a_program_that_doubles_does_not_grow_here(server: ServerProcess, name: 
     before = process.memory_info().rss
     limit = {"max_output_tokens": 16} if path == RESPONSES else {"max_tokens": 4}
     body = {**body, **({"stream": False} if path.startswith("/api") else limit)}
-    answers = [httpx.post(server.url + path, json=body, timeout=DEADLINE_S) for _ in range(2)]
+    answers = [server.post(path, json=body) for _ in range(2)]
     assert {answer.status_code for answer in answers} <= {200, 400}, answers[0].text
     assert process.memory_info().rss - before < MOST_GROWTH
-    assert httpx.get(server.url + "/health", timeout=DEADLINE_S).status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 def test_a_body_that_inflates_is_cut_off(server: ServerProcess) -> None:
@@ -115,12 +113,12 @@ def test_a_body_that_inflates_is_cut_off(server: ServerProcess) -> None:
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
-    answer = httpx.post(server.url + COMPLETIONS, content=body, headers=headers, timeout=DEADLINE_S)
+    answer = server.post(COMPLETIONS, content=body, headers=headers)
     assert answer.status_code == 413
     assert process.memory_info().rss - before < MOST_GROWTH
 
 
 def test_a_deeply_nested_body_is_refused(server: ServerProcess) -> None:
     nested = '{"messages":' + "[" * 100_000 + "]" * 100_000 + "}"
-    answer = httpx.post(server.url + CHAT, content=nested, timeout=DEADLINE_S)
+    answer = server.post(CHAT, content=nested)
     assert answer.status_code == 400

@@ -53,7 +53,7 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
                 as_ann.delete("/cache", cast_to=object)
             with pytest.raises(openai.AuthenticationError):
                 say(as_bob)
-            assert httpx.get(server.url + "/health").status_code == 200
+            assert server.get("/health").status_code == 200
 
             stream = as_ann.completions.create(
                 model="tiny", prompt="a", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
@@ -73,8 +73,8 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
             os.kill(server.process.pid, signal.SIGHUP)
             server.wait_for("(the keys stay as they were: .*keys.toml)")
             assert say(as_bob).choices
-        httpx.get(server.url + "/v1/models", headers={"authorization": f"Basic {ann}"})
-        httpx.get(server.url + "/v1/models", params={"key": ann})
+        server.get("/v1/models", headers={"authorization": f"Basic {ann}"})
+        server.get("/v1/models", params={"key": ann})
     log = "".join(server.lines)
     assert "POST /v1/completions" in log
     assert ann not in log
@@ -156,7 +156,7 @@ def test_usage_shows_no_key_the_cached_prompt_of_another(
 
     def num_cached(key: str) -> int:
         body = {"model": "tiny", field: said, **more}
-        answer = httpx.post(two_keys.url + path, json=body, headers={"x-api-key": key}, timeout=DEADLINE_S)
+        answer = two_keys.post(path, json=body, headers={"x-api-key": key})
         assert answer.status_code == 200, answer.text
         return cached_in(answer.json())
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 from tests.wire import connect, everything, everything_until, is_read
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -129,8 +129,8 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_refused() -> N
                 assert answer.startswith(b"HTTP/1.1 503")
                 assert b"\r\nretry-after: 1\r\n" in answer
                 assert error_in(answer)["code"] == "too_many_connections"
-            assert httpx.get(server.url + "/health").status_code == 200
-        wait_until(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+            assert server.get("/health").status_code == 200
+        wait_until(lambda: server.get("/v1/models").status_code == 200)
 
 
 # -- limits of requests and of large bodies --------------------------------------------------------------
@@ -151,7 +151,7 @@ def tight() -> Iterator[ServerProcess]:
 
 
 def complete(server: ServerProcess, **fields: object) -> httpx.Response:
-    return httpx.post(server.url + "/v1/completions", json={**SHORT, **fields}, timeout=DEADLINE_S)
+    return server.post("/v1/completions", json={**SHORT, **fields})
 
 
 def test_a_full_queue_and_a_deadline(tight: ServerProcess) -> None:
@@ -188,7 +188,7 @@ def almost_all(server: ServerProcess) -> socket.socket:
 def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
     """None where the answer is lost: refused while it was sent."""
     try:
-        return httpx.post(server.url + "/v1/completions", content=body, timeout=DEADLINE_S)
+        return server.post("/v1/completions", content=body)
     except httpx.TransportError:
         return None
 

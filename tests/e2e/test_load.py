@@ -8,13 +8,12 @@ import re
 import socket
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
 from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -97,7 +96,7 @@ def test_half_open_connections_hold_nobody_up(busy: ServerProcess) -> None:
     try:
         for index, sock in enumerate(held):
             sock.sendall(starts[index % len(starts)])
-        answer = httpx.post(busy.url + "/v1/chat/completions", content=BODY, timeout=DEADLINE_S)
+        answer = busy.post("/v1/chat/completions", content=BODY)
         assert "data: [DONE]" in answer.text
     finally:
         for sock in held:

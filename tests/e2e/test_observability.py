@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import openai
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -82,7 +81,7 @@ def test_a_server_is_watched_from_its_start_to_its_end() -> None:
                 request_id = ask(client)
                 with pytest.raises(openai.BadRequestError):
                     ask(client, colour="red")
-            refused = httpx.get(server.url + "/metrics")
+            refused = server.get("/metrics")
             assert refused.status_code == 401
         finally:
             code = server.stop(signal.SIGTERM)

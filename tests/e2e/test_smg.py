@@ -123,7 +123,7 @@ def test_affinity_keeps_the_hit_rate_of_one_server() -> None:
 
 
 def num_served(server: ServerProcess) -> float:
-    text = httpx.get(server.url + "/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    text = server.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return sum(
         sample.value

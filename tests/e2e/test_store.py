@@ -60,7 +60,7 @@ def place(hub: Hub, tmp_path: Path) -> Place:
 
 
 def names(server: ServerProcess) -> list[str]:
-    return [card["id"] for card in httpx.get(f"{server.url}/v1/models").json()["data"]]
+    return [card["id"] for card in server.get("/v1/models").json()["data"]]
 
 
 def pull(server: ServerProcess, model: str) -> list[dict[str, Any]]:
@@ -78,9 +78,7 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         assert told[-1]["name"] == "hf:acme/tiny/tiny-Q4_0.gguf"
         assert names(server) == ["first", "hf:acme/tiny"]
         ask = {**HI, "model": "hf:acme/tiny"}
-        assert (
-            httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=DEADLINE_S).status_code == 200
-        )
+        assert server.post("/v1/chat/completions", json=ask).status_code == 200
         for name, said in (
             ("hf:acme/nothing", "There is no repository acme/nothing on "),
             ("hf:acme/huge", "Not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
@@ -89,18 +87,18 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
             (*_, last) = pull(server, name)
             assert last["error"]["message"].startswith(said)
             assert last["error"]["code"] == "pull_failed"
-        torn = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/torn"}, timeout=DEADLINE_S)
+        torn = server.post("/v1/models/pull", json={"model": "hf:acme/torn"})
         assert torn.status_code == 503
         assert "torn.gguf" in torn.json()["error"]["message"]
     hub.requests.clear()
     with place.server("--allow-pull") as server:
         assert names(server) == ["first", "hf:acme/tiny"]
         assert hub.requests == []
-        gone = httpx.delete(f"{server.url}/v1/models/hf:acme/tiny", timeout=DEADLINE_S)
+        gone = server.delete("/v1/models/hf:acme/tiny")
         assert gone.json() == {"id": "hf:acme/tiny", "deleted": True, "object": "model"}
         assert names(server) == ["first"]
         assert "models--acme--tiny" not in place.repos
-        assert httpx.delete(f"{server.url}/v1/models/first").status_code == 400
+        assert server.delete("/v1/models/first").status_code == 400
 
 
 def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: Place, hub: Hub) -> None:
@@ -135,10 +133,10 @@ def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: P
 
 
 def test_without_the_option_nobody_changes_the_models(server: ServerProcess) -> None:
-    refused = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/tiny"})
+    refused = server.post("/v1/models/pull", json={"model": "hf:acme/tiny"})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].endswith("start it with --allow-pull.")
-    assert httpx.delete(f"{server.url}/v1/models/tiny").status_code == 400
+    assert server.delete("/v1/models/tiny").status_code == 400
 
 
 SYSTEM = "You are a pirate."
@@ -231,7 +229,7 @@ class TestOllamasClient:
         assert "stop" in shown.parameters
         assert {"pirate", "corsair"} <= {*names(server)}
         body = {"model": "pirate", "max_tokens": 6, "messages": ASKED}
-        answered = httpx.post(f"{server.url}/v1/messages", json=body, timeout=DEADLINE_S).json()
+        answered = server.post("/v1/messages", json=body).json()
         assert answered["content"][0]["text"] == meant.message.content
         assert answered["usage"]["input_tokens"] + answered["usage"]["cache_read_input_tokens"] == (
             meant.prompt_eval_count

@@ -56,7 +56,7 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
         assert num_tokens(told) == 300
         assert not engine.is_running()
         plain = {**body(300), "stream": False, "stream_options": None}
-        whole = httpx.post(server.url + "/v1/completions", json=plain, timeout=DEADLINE_S).json()
+        whole = server.post("/v1/completions", json=plain).json()
         chunks = [json.loads(line.removeprefix("data: ")) for line in told if line.startswith("data: {")]
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         assert text == whole["choices"][0]["text"]
@@ -69,7 +69,7 @@ def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_pa
     reasons = list[str]()
 
     def is_given_up() -> bool:
-        answer = httpx.get(server.url + "/ready").json()
+        answer = server.get("/ready").json()
         reasons.append(answer.get("reason") or "")
         return "a minute" in reasons[-1] or "in a row that failed" in reasons[-1]
 
@@ -154,7 +154,7 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
             engine.suspend()  # else the stream might come to its end before the signal
             server.process.send_signal(signal.SIGTERM)
             for _ in range(more_signals):
-                wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+                wait_until(lambda: server.get("/ready").status_code == 503)
                 server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert "shutting down" in rest[-2]

@@ -8,13 +8,12 @@ import socket
 import sys
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 from tests.wire import (
     CHAT,
     END,
@@ -51,7 +50,7 @@ def resident(server: ServerProcess) -> int:
 
 
 def check_serves(server: ServerProcess) -> None:
-    assert httpx.post(server.url + CHAT, content=BODY, timeout=DEADLINE_S).status_code == 200
+    assert server.post(CHAT, content=BODY).status_code == 200
 
 
 # -- headers and trailers ---------------------------------------------------------------------------------
@@ -268,14 +267,14 @@ def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path:
             sock = held.enter_context(upgraded(server, path))
             sock.sendall(data)
             wait_until(lambda sock=sock: is_read(sock))  # type: ignore[misc]
-        assert httpx.post(server.url + "/tokenize", content=large).status_code == 503
+        assert server.post("/tokenize", content=large).status_code == 503
         with upgraded(server, path) as third:
             third.sendall(header(1, MIB) + large)
             assert close_code(third) == 1013
-        assert httpx.post(server.url + CHAT, content=BODY, timeout=DEADLINE_S).status_code == 200
+        assert server.post(CHAT, content=BODY).status_code == 200
         idle.sendall(frame(9, b"?"))
         assert idle.recv(64) == b"\x8a\x01?"
-    wait_until(lambda: httpx.post(server.url + "/tokenize", content=large).status_code == 400)
+    wait_until(lambda: server.post("/tokenize", content=large).status_code == 400)
 
 
 def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
