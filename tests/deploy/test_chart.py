@@ -30,8 +30,7 @@ ALL_ON: dict[str, Any] = {
     **{name: {"enabled": True} for name in ("podDisruptionBudget", "prometheusRule", "grafanaDashboard")},
     "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "certificate"},
     "models": {"claim": {"create": True, "storageClassName": "shared"}},
-    "keysSecret": "keys",
-    "environmentSecret": "environment",
+    **{f"{name}Secret": name for name in ("keys", "environment")},
     "env": [{"name": "OCS_THREADS", "value": "8"}],
     "nodeSelector": {"kubernetes.io/arch": "amd64"},
     "tolerations": [{"key": "cpu", "operator": "Exists"}],
@@ -105,19 +104,19 @@ def test_values_that_mean_nothing_are_refused(chart: Any, wrong: dict[str, Any])
 
 
 def test_options_become_the_servers_file(chart: Any) -> None:
-    options = {
-        "model": ["demo", "small=/models/a.gguf"],
-        "stall_ms": 300.5,
-        "ctx_size": 8192,
-        "lenient": True,
-        "kv_type": "q8_0",
-    }
+    options: dict[str, Any] = {"model": ["demo", "small=/models/a.gguf"], "stall_ms": 300.5, "ctx_size": 8192}
+    options |= {"lenient": True, "kv_type": "q8_0"}
     values = {"config": options, "extraConfig": '[aliases]\nfast = "small"'}
     written = tomllib.loads(one(chart, values, "ConfigMap")["data"]["server.toml"])
     defaults = {"drain_seconds": 60, "log_format": "json", "jobs_db": "none"}
     assert written == {**options, **defaults, "aliases": {"fast": "small"}}
     assert isinstance(written["ctx_size"], int)
     assert set(written) <= set(Settings.model_fields)
+    same, nine, other = (
+        pod(chart, values)["metadata"]["annotations"]["checksum/config"]
+        for values in ({}, {"replicas": 9}, {"config": {"ctx_size": 1024}})
+    )
+    assert same == nine != other, "other options make other pods"
 
 
 def test_values_become_the_pods_settings(chart: Any) -> None:
@@ -136,34 +135,16 @@ def test_values_become_the_pods_settings(chart: Any) -> None:
     assert {"name": "data", **claim} in spec["volumes"]
 
 
-def test_batch_work_makes_no_more_pods(chart: Any) -> None:
-    (metric,) = one(chart, ALL_ON, "HorizontalPodAutoscaler")["spec"]["metrics"]
-    interactive = {"matchLabels": {"priority": "interactive"}}
-    assert metric["pods"]["metric"] == {"name": "ocs_requests_waiting", "selector": interactive}
-
-
-def test_other_options_make_other_pods(chart: Any) -> None:
-    sums = [
-        pod(chart, values)["metadata"]["annotations"]["checksum/config"]
-        for values in ({}, {"replicas": 9}, {"config": {"ctx_size": 1024}})
-    ]
-    assert sums[0] == sums[1] != sums[2]
-
-
 def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
     spec = pod(chart, {})["spec"]
     (container,) = spec["containers"]
     resources = container["resources"]
     assert resources["requests"] == resources["limits"]  # "Guaranteed"
     assert resources["limits"]["cpu"].isdecimal()  # what the static CPU manager asks for
+    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    assert container["securityContext"] == {**confined, "capabilities": {"drop": ["ALL"]}}
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
     assert spec["securityContext"]["runAsNonRoot"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert not spec["automountServiceAccountToken"]
-    assert not spec["enableServiceLinks"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
@@ -173,6 +154,12 @@ def test_no_pod_fills_its_node(chart: Any, values: dict[str, Any]) -> None:
     folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
     assert len(folders) == 2
     assert all(folder["sizeLimit"] for folder in folders)
+
+
+def test_batch_work_makes_no_more_pods(chart: Any) -> None:
+    (metric,) = one(chart, ALL_ON, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    interactive = {"matchLabels": {"priority": "interactive"}}
+    assert metric["pods"]["metric"] == {"name": "ocs_requests_waiting", "selector": interactive}
 
 
 def test_pods_go_nowhere_that_is_not_named(chart: Any) -> None:
