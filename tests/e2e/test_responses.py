@@ -13,18 +13,13 @@ from pydantic import BaseModel
 pytestmark = pytest.mark.native
 
 HI: Any = {"model": "tiny", "input": "Tell me about the river.", "max_output_tokens": 12}
+RIVERS: Any = {"type": "object", "properties": {"river": {"enum": ["Rhine", "Elbe"]}}, "required": ["river"]}
 TOOL: Any = {
     "type": "function",
     "name": "water_level",
-    "description": "The level of a river",
-    "parameters": {
-        "type": "object",
-        "properties": {"river": {"enum": ["Rhine", "Elbe"]}},
-        "required": ["river"],
-        "additionalProperties": False,
-    },
-    "strict": True,
+    "parameters": {**RIVERS, "additionalProperties": False},
 }
+TOOL |= {"description": "The level of a river", "strict": True}
 
 
 class Answer(BaseModel):

@@ -85,13 +85,8 @@ async def chats(url: str, *, at_once: int, on_answer=lambda number: None) -> lis
 
     async def ask(http: httpx.AsyncClient, group: int, row: int) -> None:
         system = {"role": "system", "content": BEGINNINGS[group]}
-        body = {
-            "model": "demo",
-            "messages": [system, {"role": "user", "content": f"{row}"}],
-            "max_tokens": 8,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        said = {"model": "demo", "messages": [system, {"role": "user", "content": f"{row}"}]}
+        body = {**said, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         async with turns:
             answers.append(await http.post(url + "/v1/chat/completions", json=body))
             on_answer(len(answers))

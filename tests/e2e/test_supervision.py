@@ -16,7 +16,6 @@ import pytest
 from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -61,23 +60,6 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         assert text == whole["choices"][0]["text"]
         assert "no progress for 2 s" in "".join(server.lines)
-
-
-def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(tiny_model_path().read_bytes())
-    reasons = list[str]()
-
-    def is_given_up() -> bool:
-        answer = server.get("/ready").json()
-        reasons.append(answer.get("reason") or "")
-        return "a minute" in reasons[-1] or "in a row that failed" in reasons[-1]
-
-    with ServerProcess("--model", str(model)) as server:
-        model.unlink()
-        os.kill(server.engine.pid, signal.SIGKILL)
-        wait_until(is_given_up)
-    assert "model.gguf" in reasons[-1]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
