@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import Iterator
 
 import psutil
@@ -86,19 +85,3 @@ def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number:
     assert max(held, tree_bytes(busy)) - before < number * 256 * 1024
     assert any(b": queued position=" in answer for answer in answers)
     assert busy.status()["restarts"] == 0
-
-
-def test_half_open_connections_hold_nobody_up(busy: ServerProcess) -> None:
-    """Hundreds that say nothing more, some behind half a request, some behind a stream's beginning."""
-    port = int(busy.url.rsplit(":", 1)[1])
-    starts = (b"", b"POST /v1/chat", ASK, ASK + BODY[:10], ASK + BODY)
-    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-    try:
-        for index, sock in enumerate(held):
-            sock.sendall(starts[index % len(starts)])
-        answer = busy.post("/v1/chat/completions", content=BODY)
-        assert "data: [DONE]" in answer.text
-    finally:
-        for sock in held:
-            sock.close()
-    wait_until(lambda: num_live(busy) == 0)
