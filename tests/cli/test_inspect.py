@@ -47,24 +47,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.fixture
 def shown(run: Run) -> Callable[..., str]:
-    def shown(*arguments: object) -> str:
-        done = run(*arguments)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
-
-    return shown
+    return lambda *arguments: run(*arguments).good.stdout
 
 
 @pytest.fixture
 def facts(run: Run) -> Callable[..., Any]:
     """What `--json` says."""
-
-    def facts(*arguments: object) -> Any:
-        done = run(*arguments, "--json")
-        assert (done.returncode, done.stderr) == (0, "")
-        return json.loads(done.stdout)
-
-    return facts
+    return lambda *arguments: json.loads(run(*arguments, "--json").good.stdout)
 
 
 @pytest.fixture(scope="module")

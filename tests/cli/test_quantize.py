@@ -34,7 +34,7 @@ from openai_cpu_server.llama.gguf.header import (
 from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.model import Model
-from tests.cli.in_process import Outcome, Run, runner
+from tests.cli.in_process import Run, runner
 from tests.llama.odd_models import gemma3, split, written
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
@@ -58,14 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def made(run: Run) -> Run:
-    """A run that goes well."""
-
-    def made(*arguments: object) -> Outcome:
-        done = run(*arguments)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done
-
-    return made
+    return lambda *arguments: run(*arguments).good
 
 
 def types(path: Path) -> dict[str, str]:

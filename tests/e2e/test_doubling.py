@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -19,12 +17,6 @@ GENERATE = "/api/generate"
 DOUBLINGS = 40
 MOST_GROWTH = 64 * 2**20
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with tiny_server() as process:
-        yield process
 
 
 def format_of(schema: object) -> dict[str, object]:

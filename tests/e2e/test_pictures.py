@@ -18,7 +18,7 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.e2e.serving import attack, num_live, sdk
+from tests.e2e.serving import attack, num_live
 from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
@@ -67,12 +67,6 @@ def server(folder: Path) -> Iterator[ServerProcess]:
     bounds = ("--max-picture-pixels", str(MOST_PIXELS), "--hang-seconds", "0")
     with ServerProcess("--model", str(folder / "model.gguf"), *options, *bounds) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with sdk(server) as client:
-        yield client
 
 
 def answer(client: openai.OpenAI, url: str, **more: object) -> str:

@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 
-from tests.e2e.serving import attack, sdk
+from tests.e2e.serving import attack
 from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, spoilt, tone, wav
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
@@ -41,12 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = ("--media-dir", str(folder / "media"), "--max-sound-seconds", str(MOST_S))
     with ServerProcess("--model", str(folder / "model.gguf"), *options) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with sdk(server) as client:
-        yield client
 
 
 def asked(server: ServerProcess, messages: list[Json], **more: object) -> httpx.Response:
