@@ -18,6 +18,11 @@ Nodes = tuple[ast.AST, ...]
 PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
 NAME = PACKAGE.name
 
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
 ALLOWED = {
     "__init__": "",
     "__main__": "cli.main",
@@ -118,12 +123,7 @@ LIBRARIES_OF = {
     "cli": "rich",
 }
 """Layer -> the libraries that no other layer imports but those that name them here."""
-PURE = {
-    "fairness",
-    "scheduler",
-    "structured",
-    *(f"replicas.{name}" for name in ("autoscaling", "report", "router")),
-}
+PURE = words("fairness scheduler structured replicas.autoscaling replicas.report replicas.router")
 ROOMS_UPWARDS = {
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
@@ -193,7 +193,7 @@ def rule_of(module: str) -> set[str]:
     while module not in ALLOWED:
         assert module, "each layer has a rule"
         module = module.rpartition(".")[0]
-    return {name.rstrip(".") for name in ALLOWED[module].split()}
+    return {name.rstrip(".") for name in words(ALLOWED[module])}
 
 
 def test_layers_import_only_what_lies_below() -> None:
@@ -218,11 +218,7 @@ def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
                 assert name.split(".")[2] in below, f"{module} imports {name}"
 
 
-FAMILIES = {
-    *("chat", "completions", "messages", "responses", "generate", "pooling"),
-    "ollama",
-    "llama_server",
-}
+FAMILIES = words("chat completions messages responses generate pooling ollama llama_server")
 
 
 def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:
@@ -242,10 +238,10 @@ def test_what_a_client_asks_for_is_no_http() -> None:
 
 
 def test_libraries_stay_in_their_rooms() -> None:
-    held = {library for libraries in LIBRARIES_OF.values() for library in libraries.split()}
+    held = words(" ".join(LIBRARIES_OF.values()))
     for module, nodes in parsed().items():
         layer = module.split(".", maxsplit=1)[0]
-        foreign = held - set(LIBRARIES_OF.get(layer, "").split())
+        foreign = held - words(LIBRARIES_OF.get(layer, ""))
         assert not foreign & {name.split(".")[0] for name in imports(nodes)}, module
 
 
@@ -285,12 +281,11 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
             )
 
 
-CONFIG = ("folders", "mcp", "parser", "settings", "sources")
-
-
 def test_only_the_settings_read_the_environment() -> None:
     """But for where the system says the user's folders are, and for what of it children inherit."""
-    readers = {"child_processes.spawn", *(f"config.{name}" for name in CONFIG)}
+    readers = words(
+        "child_processes.spawn config.folders config.mcp config.parser config.settings config.sources"
+    )
     for module, nodes in parsed().items():
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert module in readers or not names & {"environ", "getenv"}, module

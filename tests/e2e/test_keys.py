@@ -9,7 +9,6 @@ import os
 import signal
 import ssl
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -129,33 +128,20 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     assert "hunter2" not in log
 
 
-@pytest.fixture(scope="module")
-def two_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    keys = key_file(tmp_path_factory.mktemp("keys") / "keys.toml", {"ann": "", "bob": ""})
-    with tiny_server("--api-keys", str(keys)) as server:
-        yield server
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt"), ("/v1/messages", "messages")],
-)
-def test_usage_shows_no_key_the_cached_prompt_of_another(
-    two_keys: ServerProcess, path: str, field: str
-) -> None:
+def test_usage_shows_no_key_the_cached_prompt_of_another(tmp_path: Path) -> None:
     """One function makes the namespace for all families: tests/api/test_cache_routes.py."""
-    text = " ".join([path, *(f"word{number}" for number in range(40))])
-    said = [{"role": "user", "content": text}] if field == "messages" else text
+    keys = key_file(tmp_path / "keys.toml", {"ann": "", "bob": ""})
+    with tiny_server("--api-keys", str(keys)) as server:
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            text = " ".join([path, *(f"word{number}" for number in range(40))])
+            body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
-    def num_cached(key: str) -> int:
-        body = {"model": "tiny", field: said, "max_tokens": 1}
-        answer = two_keys.post(path, json=body, headers={"x-api-key": key})
-        assert answer.status_code == 200, answer.text
-        usage = answer.json()["usage"]
-        cached = usage.get("cache_read_input_tokens")
-        return int(usage["prompt_tokens_details"]["cached_tokens"] if cached is None else cached)
+            def num_cached(key: str, path: str = path, body: object = body) -> int:
+                usage = server.post(path, json=body, headers={"x-api-key": key}).json()["usage"]
+                cached = usage.get("cache_read_input_tokens")
+                return int(usage["prompt_tokens_details"]["cached_tokens"] if cached is None else cached)
 
-    template_tokens = num_cached("ann")
-    assert num_cached("bob") == template_tokens < 20
-    assert num_cached("ann") > 40
-    assert num_cached("bob") > 40
+            template_tokens = num_cached("ann")
+            assert num_cached("bob") == template_tokens < 20
+            assert num_cached("ann") > 40
+            assert num_cached("bob") > 40

@@ -194,18 +194,12 @@ class TestOllamasClient:
     def test_a_name_that_was_made_of_a_model_says_it_beforehand(self, parts: Any) -> None:
         server, client, _ = parts
         greedy = {"temperature": 0.0, "num_predict": 6}
-        told = client.create(
-            "pirate", from_="first", system=SYSTEM, parameters={**greedy, "stop": ["STOP"]}, stream=True,
-            messages=[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}],
-        )  # fmt: skip
+        before = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+        made: Any = {"system": SYSTEM, "messages": before, "parameters": {**greedy, "stop": ["STOP"]}}
+        told = client.create("pirate", from_="first", stream=True, **made)
         assert [step.status for step in told] == ["success"]
         client.copy("pirate", "corsair")
-        before = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": "Who?"},
-            {"role": "assistant", "content": "Me."},
-        ]
-        meant = client.chat("first", [*before, *ASKED], options=greedy)
+        meant = client.chat("first", [{"role": "system", "content": SYSTEM}, *before, *ASKED], options=greedy)
         for name in ("pirate", "pirate:latest", "corsair"):
             answer = client.chat(name, ASKED)
             assert answer.message.content == meant.message.content
@@ -213,10 +207,8 @@ class TestOllamasClient:
             assert answer.eval_count == meant.eval_count
         said = client.generate("pirate", "Hi.")
         assert (said.response, said.eval_count) == (meant.message.content, meant.eval_count)
-        own = client.chat(
-            "pirate", [{"role": "system", "content": "Be."}, *ASKED], options={"num_predict": 2}
-        )
-        assert own.eval_count == 2
+        own = [{"role": "system", "content": "Be."}, *ASKED]
+        assert client.chat("pirate", own, options={"num_predict": 2}).eval_count == 2
         shown = client.show("pirate")
         assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0.0\n")
         assert "stop" in shown.parameters
@@ -233,8 +225,7 @@ class TestOllamasClient:
         client.create("kept", from_="first", system=SYSTEM)
         with place.server() as again:
             assert "kept" in names(again)
-            assert (
-                place.cache.parents[1] / "openai-cpu-server" / "models.json"
-            ).stat().st_mode & 0o777 == 0o600
+            kept = place.cache.parents[1] / "openai-cpu-server" / "models.json"
+            assert kept.stat().st_mode & 0o777 == 0o600
         client.delete("kept")
         assert "kept" not in [model.model for model in client.list().models]

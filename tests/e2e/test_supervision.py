@@ -107,12 +107,10 @@ def test_a_signal_drains(number: signal.Signals) -> None:
             assert http.get("/health").status_code == 200
             window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
             rows = {"file": ("rows.jsonl", jsonl([slow_row(0)] * 5000))}
+            again = {**window, "input_file_id": batch.input_file_id}
             for refused, why in (
                 (http.post("/v1/completions", json=body(5)), "draining"),
-                (
-                    http.post("/v1/batches", json={**window, "input_file_id": batch.input_file_id}),
-                    "about to end",
-                ),
+                (http.post("/v1/batches", json=again), "about to end"),
                 (http.post("/v1/files", data={"purpose": "batch"}, files=rows), "about to end"),
             ):
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")

@@ -90,22 +90,20 @@ class Machine:
             if output:
                 self.write(name, output if output[0] == "#" else f"#!/bin/bash\ncat <<'EOT'\n{output}\nEOT\n")
         (self.folder / "calls").write_text("")
-        variables = {
-            "PATH": str(self.bin),
-            "STAND_INS": str(self.bin),
-            "CALLS": str(self.folder / "calls"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "CUDA_PATH": str(self.folder / "absent"),
-            "VULKAN": "309",
-            "SPIRV": "yes",
+        folders = {
+            "PATH": "bin",
+            "STAND_INS": "bin",
+            "CALLS": "calls",
+            "XDG_CACHE_HOME": "cache",
+            "CUDA_PATH": "-",
         }
-        return subprocess.run(
+        variables = {name: str(self.folder / folder) for name, folder in folders.items()}
+        env = {**variables, "VULKAN": "309", "SPIRV": "yes", **environment}
+        command, pipes = (
             [str(self.folder / "scripts/serve"), *arguments],
-            env=variables | environment,
-            capture_output=True,
-            text=True,
-            start_new_session=True,
+            {"capture_output": True, "text": True},
         )
+        return subprocess.run(command, env=env, start_new_session=True, **pipes)  # type: ignore[call-overload]
 
 
 @pytest.fixture
