@@ -128,43 +128,12 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_refused() -> N
         wait_until(lambda: server.get("/v1/models").status_code == 200)
 
 
-# -- limits of requests and of large bodies --------------------------------------------------------------
+# -- limits of large bodies -------------------------------------------------------------------------------
 
 LARGE = b" " * (4 * MIB - 100) + json.dumps(SHORT).encode().ljust(100)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(LARGE)
 MEDIUM = LARGE[-400 * 1024 :]
 """More than is left beside two large bodies of which the last byte is missing."""
-
-
-@pytest.fixture(scope="module")
-def tight() -> Iterator[ServerProcess]:
-    options = ("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096")
-    options += ("--max-seqs", "1", "--max-queue", "1")
-    with tiny_server(*options, "--hang-seconds", "0") as process:
-        yield process
-        assert process.status()["restarts"] == 0
-
-
-def complete(server: ServerProcess, **fields: object) -> httpx.Response:
-    return server.post("/v1/completions", json={**SHORT, **fields})
-
-
-def test_a_full_queue_and_a_deadline(tight: ServerProcess) -> None:
-    """The engine is stopped meanwhile: what is waiting goes on waiting."""
-    tight.engine.suspend()
-    try:
-        with connect(tight) as first:
-            first.sendall(post({**LONG, "max_tokens": 1}))
-            wait_until(lambda: num_live(tight) == 1)
-            refused = complete(tight)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-            assert int(refused.headers["retry-after"]) >= 1
-            late = complete(tight, priority="batch", timeout=0.2)  # the other queue has room
-            assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
-            assert "0.2 seconds" in late.json()["error"]["message"]
-            assert late.headers["x-should-retry"] == "false"
-    finally:
-        tight.engine.resume()
 
 
 def almost_all(server: ServerProcess) -> socket.socket:
@@ -184,9 +153,13 @@ def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
-def test_a_flood_of_large_bodies(tight: ServerProcess) -> None:
+def test_a_flood_of_large_bodies() -> None:
     """What they hold together is bounded, and small ones pass."""
-    server = tight
+    with tiny_server("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096") as server:
+        flood(server)
+
+
+def flood(server: ServerProcess) -> None:
     for _ in range(3):
         answer = posted(server, LARGE)
         assert answer is not None
@@ -204,7 +177,7 @@ def test_a_flood_of_large_bodies(tight: ServerProcess) -> None:
         assert (
             server.status()["memory"]["rss_bytes"] - before < 64 * MIB
         )  # without a bound: 160 MiB, and as much to join them
-        assert complete(server).status_code == 200
+        assert server.post("/v1/completions", json=SHORT).status_code == 200
         for sock in (first, second):
             sock.sendall(LARGE[-1:])
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
