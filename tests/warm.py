@@ -84,7 +84,11 @@ class WarmProcess:
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
         self._end, theirs = socket.socketpair()
-        request = {"arguments": self.args, "env": dict(env or os.environ), "folder": str(Path.cwd())}
+        request = {
+            "arguments": self.args,
+            "env": dict(os.environ if env is None else env),
+            "folder": str(Path.cwd()),
+        }
         with theirs:
             socket.send_fds(program.parent, [json.dumps(request).encode()], [theirs.fileno(), stdout, stderr])
         self._numbers = self._end.makefile("rb")
