@@ -46,14 +46,9 @@ def served() -> Iterator[Served]:
         yield Served(process, client)
 
 
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "get_weather", "description": "The weather in a city", "parameters": CITY}
+WEATHER: Any = {"type": "function", "function": FUNCTION}
 
 
 def test_the_demo_model_answers_in_english_remembers_and_calls_the_tool_that_fits(served: Served) -> None:

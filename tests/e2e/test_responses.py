@@ -95,15 +95,9 @@ def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
     instructions = "The river and the bridge. " * 30
     previous, seen = None, 0
     for turn in range(6):
-        response = client.responses.create(
-            model="tiny",
-            input=f"{turn}?",
-            instructions=instructions,
-            previous_response_id=previous,
-            max_output_tokens=30,
-            temperature=1.5,
-            extra_body={"seed": turn},
-        )
+        asked: Any = {"model": "tiny", "input": f"{turn}?", "instructions": instructions, "temperature": 1.5}
+        asked |= {"max_output_tokens": 30, "extra_body": {"seed": turn}}
+        response = client.responses.create(**asked, previous_response_id=previous)
         usage = response.usage
         if previous is not None:
             assert usage.input_tokens_details.cached_tokens >= seen - 1  # the last token was never computed
