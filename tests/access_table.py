@@ -1,4 +1,4 @@
-"""What each route asks of a key: tested inside the application, and from outside of the real process."""
+"""What each route asks of a key: tests/api/test_access_matrix.py holds the application to it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ from openai_cpu_server.http.routes import WEBSOCKET
 
 INFERENCE, METRICS, ADMIN = Scope
 OPEN = None
+
+
+def _routes(*lines: str) -> list[str]:
+    return [f"{method} {path}" for method, *paths in map(str.split, lines) for path in paths]
+
+
 OTHERS = {
-    "POST /v1/adapters": ADMIN,
-    "GET /v1/adapters": ADMIN,
-    "DELETE /v1/adapters/{id}": ADMIN,
-    "POST /v1/models/{id}/load": ADMIN,
-    "POST /v1/models/{id}/unload": ADMIN,
-    "POST /v1/models/pull": ADMIN,
-    "DELETE /v1/models/{id}": ADMIN,
-    "POST /api/pull": ADMIN,
-    "POST /api/create": ADMIN,
-    "POST /api/copy": ADMIN,
-    "DELETE /api/delete": ADMIN,
-    "GET /api/blobs/{digest}": ADMIN,
-    "POST /api/blobs/{digest}": ADMIN,
-    "POST /api/push": ADMIN,
-    "DELETE /v1/cache": ADMIN,
-    "GET /v1/cache/stats": ADMIN,
-    "GET /metrics": METRICS,
-    "GET /metrics/gateway": METRICS,
-    "GET /v1/stats": METRICS,
-    "GET /health": OPEN,
-    "GET /ready": OPEN,
-    "GET /v1/health": OPEN,
-    "GET /openapi.json": OPEN,
-    "GET /": OPEN,
-    "GET /page/{version}/{name}": OPEN,
+    **dict.fromkeys(
+        _routes(
+            "GET /v1/adapters /api/blobs/{digest} /v1/cache/stats",
+            "POST /v1/adapters /v1/models/{id}/load /v1/models/{id}/unload /v1/models/pull",
+            "POST /api/pull /api/create /api/copy /api/push /api/blobs/{digest}",
+            "DELETE /v1/adapters/{id} /v1/models/{id} /api/delete /v1/cache",
+        ),
+        ADMIN,
+    ),
+    **dict.fromkeys(_routes("GET /metrics /metrics/gateway /v1/stats"), METRICS),
+    **dict.fromkeys(_routes("GET /health /ready /v1/health /openapi.json / /page/{version}/{name}"), OPEN),
 }
 """What needs something else than the right to ask models. A route that is open to more than those who have it
 stands here too, beside its row: decide twice."""

@@ -58,32 +58,26 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The file of a model whose words mean something; scripts/bootstrap installs it."""
-    from openai_cpu_server.model_source.package import PACKAGED
-
-    try:
-        return PACKAGED["smollm2"].path()
-    except StartupError as error:
-        pytest.skip(str(error))
+    return packaged("smollm2")
 
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The file of a model that embeds, converted; scripts/bootstrap dev installs its package."""
-    from openai_cpu_server.model_source.package import PACKAGED
-
-    try:
-        return PACKAGED["minilm"].path()
-    except StartupError as error:
-        pytest.skip(str(error))
+    return packaged("minilm")
 
 
 @pytest.fixture(scope="session")
 def gemma3_270m() -> Path:
     """The file of a base model with windows, joined; scripts/bootstrap dev installs its packages."""
+    return packaged("gemma3-270m")
+
+
+def packaged(name: str) -> Path:
     from openai_cpu_server.model_source.package import PACKAGED
 
     try:
-        return PACKAGED["gemma3-270m"].path()
+        return PACKAGED[name].path()
     except StartupError as error:
         pytest.skip(str(error))
 

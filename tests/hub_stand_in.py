@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -44,6 +46,11 @@ class Hub:
     """Send so many bytes of the next file, nothing more until `released`, then break the connection."""
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
+
+    def environment(self, home: Path, **more: str) -> dict[str, str]:
+        """Variables of a process that keeps its models in this folder, and asks this hub."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        return {**own, "HF_HOME": str(home), "HF_ENDPOINT": self.endpoint, **more}
 
     def downloads(self) -> list[str]:
         """Files whose content was asked for."""

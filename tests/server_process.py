@@ -16,7 +16,7 @@ import psutil
 
 from tests.company import HAS_COMPANY
 from tests.waiting import DEADLINE_S
-from tests.warm import BESIDE_SERVERS, WarmProcess, start
+from tests.warm import WarmProcess, start
 
 
 class ServerProcess:
@@ -108,9 +108,18 @@ class ServerProcess:
         """The processes that read texts."""
         return [child for child in psutil.Process(self.process.pid).children() if is_reader(child)]
 
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=DEADLINE_S, **options)
+
+    def post(self, path: str, json: object = None, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=json, timeout=DEADLINE_S, **options)
+
+    def delete(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.delete(self.url + path, timeout=DEADLINE_S, **options)
+
     def status(self) -> dict[str, Any]:
         """The answer of `/health`."""
-        answer: dict[str, Any] = httpx.get(self.url + "/health").json()
+        answer: dict[str, Any] = self.get("/health").json()
         return answer
 
     def _read(self) -> None:
@@ -127,19 +136,13 @@ class ServerProcess:
 def engines_of(pid: int) -> list[psutil.Process]:
     """The engines of the API process of this number."""
     children = psutil.Process(pid).children()
-    return [child for child in children if child.is_running() and not _is_beside_engines(child)]
+    return [child for child in children if child.is_running() and not is_reader(child)]
 
 
 def is_reader(process: psutil.Process) -> bool:
     """One that is gone is none."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name() == "reader" or "openai_cpu_server.reader.process" in process.cmdline()
-    return False
-
-
-def _is_beside_engines(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return is_reader(process) or process.name() == BESIDE_SERVERS
+        return "openai_cpu_server.reader.process" in process.cmdline()
     return False
 
 

@@ -38,17 +38,11 @@ class TestCredit:
 
     def test_it_is_due_when_others_have_used_enough(self) -> None:
         credit = Credit(0.25)
-        credit.account(40, own=0)
-        assert credit.due_in(15) == 20
+        for _ in range(400):  # sums of small amounts are enough
+            credit.account(0.1, own=0)
+        assert credit.due_in(15) == pytest.approx(20)
         assert credit.due_in(5) == 0
         assert Credit(0.0).due_in(5) == math.inf
-
-    def test_sums_of_small_amounts_are_enough(self) -> None:
-        credit = Credit(0.1)
-        credit.pays_for(1.0)
-        for _ in range(100):
-            credit.account(0.1, own=0)
-        assert credit.pays_for(1.0)
 
     @given(shares, st.lists(st.tuples(amounts, amounts), max_size=200))
     def test_it_never_brings_more_than_the_share(self, share: float, turns: list[tuple[int, int]]) -> None:
@@ -61,6 +55,7 @@ class TestCredit:
             credit.account(others, own=0)
             used += others
             assert own <= share * used + 1e-3
+            assert 0 <= credit.amount <= price
 
     @given(shares, amounts, st.lists(amounts, min_size=1, max_size=300))
     def test_where_it_may_save_enough_it_is_never_behind_its_share_by_more_than_two_turns(
@@ -76,16 +71,7 @@ class TestCredit:
             credit.account(others_use, own=0)
             used += others_use
             assert -1e-3 <= share * used - own <= 2 * price
-
-    @given(shares, amounts, st.lists(st.tuples(amounts, amounts, amounts), max_size=100))
-    def test_it_is_never_negative_nor_more_than_it_saves_for(
-        self, share: float, most: int, steps: list[tuple[int, int, int]]
-    ) -> None:
-        credit = Credit(share, most=most)
-        for used, own, price in steps:
-            credit.pays_for(price)
-            credit.account(used, own=min(own, used))
-            assert 0 <= credit.amount <= max(most, price)
+            assert 0 <= credit.amount <= 2 * price
 
 
 class TestFairTurns:
@@ -109,18 +95,18 @@ class TestFairTurns:
             turns.join(key)
         assert "".join(turns.order) == order
 
-    def test_a_newcomer_has_saved_up_nothing_nor_has_who_comes_back_even_when_nobody_was_there(self) -> None:
+    @pytest.mark.parametrize("is_alone", [False, True])
+    def test_a_newcomer_has_saved_up_nothing_nor_has_who_comes_back(self, is_alone: bool) -> None:
+        """Even when nobody was there meanwhile."""
         turns = joined("a")
-        turns.use("a", 100)
-        turns.join("b")
-        assert turns.lead("a", "b") == 0
-        turns.leave("b")
-        turns.use("a", 100)
-        turns.join("b")
-        assert turns.lead("a", "b") == 0
-        turns.leave("b")
-        turns.use("a", 100)
-        turns.leave("a")
+        for _ in range(2):
+            turns.use("a", 100)
+            turns.join("b")
+            assert turns.lead("a", "b") == 0
+            turns.leave("b")
+        if is_alone:
+            turns.use("a", 100)
+            turns.leave("a")
         turns.join("b")
         turns.join("a")
         assert turns.lead("a", "b") == 0
@@ -298,15 +284,10 @@ class TestFairQueue:
         assert queue.take() == "a"
         queue.add(ANN, "b")
         queue.add(BOB, "c")
+        queue.add(BOB, "given up")
+        queue.remove(BOB, "given up")
         queue.give_back(ANN, 10.0)
-        assert [queue.take(), queue.take()] == ["c", "b"]
-
-    def test_a_ticket_whose_caller_gives_up_is_not_taken(self) -> None:
-        queue = FairQueue[str](most=1)
-        queue.add(ANN, "a")
-        queue.remove(ANN, "a")
-        assert queue.take() is None
-        assert len(queue) == 0
+        assert [queue.take(), queue.take(), queue.take()] == ["c", "b", None]
 
     @given(
         st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), amounts), max_size=60), st.integers(1, 3)

@@ -23,6 +23,12 @@ class Outcome(NamedTuple):
         (line,) = self.stderr.splitlines()
         return line
 
+    @property
+    def good(self) -> Outcome:
+        """All went well, without a warning."""
+        assert (self.returncode, self.stderr) == (0, "")
+        return self
+
 
 Run = Callable[..., Outcome]
 

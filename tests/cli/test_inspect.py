@@ -47,24 +47,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.fixture
 def shown(run: Run) -> Callable[..., str]:
-    def shown(*arguments: object) -> str:
-        done = run(*arguments)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
-
-    return shown
+    return lambda *arguments: run(*arguments).good.stdout
 
 
 @pytest.fixture
 def facts(run: Run) -> Callable[..., Any]:
     """What `--json` says."""
-
-    def facts(*arguments: object) -> Any:
-        done = run(*arguments, "--json")
-        assert (done.returncode, done.stderr) == (0, "")
-        return json.loads(done.stdout)
-
-    return facts
+    return lambda *arguments: json.loads(run(*arguments, "--json").good.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +98,7 @@ def test_what_it_sees_and_hears_with(
 ) -> None:
     model, eyes = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
     shutil.copyfile(tiny, model)
-    blind = facts(model)
-    assert blind["sight"] is None
+    assert facts(model)["sight"] is None
     assert "sees pictures  no; that takes a projector, an mmproj file beside the model's" in shown(model)
     shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), eyes)
     size = eyes.stat().st_size
@@ -138,15 +126,19 @@ def test_it_says_the_same_as_the_engine(tiny: Path, facts: Facts) -> None:
     with loaded(tiny, kv_type="q8_0", kv_tokens=2048) as backend:
         info = backend.info
     model, memory = report["model"], report["memory"]
-    assert model["weights"]["parameters"] == model["weights"]["active_parameters"] == info.num_parameters
-    assert model["file_bytes"] == info.file_bytes
-    assert model["architecture"] == info.architecture
-    assert model["shape"]["context_trained"] == info.context_trained
-    assert model["tokenizer"]["size"] == info.vocab_size
-    assert memory["pool_tokens"] == info.kv_tokens
-    assert memory["context"] == info.context_limit
     (cost,) = [cost for cost in memory["kv_types"] if cost["type"] == memory["kv_type"]]
-    assert cost["bytes_per_token"] == info.kv_bytes_per_token
+    weights = model["weights"]
+    for said, known in (
+        ((weights["parameters"], weights["active_parameters"]), (info.num_parameters, info.num_parameters)),
+        ((model["file_bytes"], model["architecture"]), (info.file_bytes, info.architecture)),
+        (
+            (model["shape"]["context_trained"], model["tokenizer"]["size"]),
+            (info.context_trained, info.vocab_size),
+        ),
+        ((memory["pool_tokens"], memory["context"]), (info.kv_tokens, info.context_limit)),
+        (cost["bytes_per_token"], info.kv_bytes_per_token),
+    ):
+        assert said == known
 
 
 @pytest.mark.parametrize("quant", ["f32", "q4_k_m"])
@@ -192,11 +184,7 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_
         ({TEMPLATE: "{% if"}, "chat template  cannot be used: the chat template, line 1: ", "tool calls"),
         ({"general.name": "a\x1b[2Jb\nc ü"}, r"name           a\x1b[2Jb\nc ü", "\x1b"),
         (YARN, "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens", "\x1b"),
-        (
-            lambda path: gemma3(tiny_model_path(), path, window=64),
-            "see the last 64 tokens only",
-            "keep a state",
-        ),
+        (lambda path: gemma3(tiny_model_path(), path, window=64), "see the last 64 tokens only", "a state"),
         (lambda path: tiny_model_path(shape="tiny-mamba"), "some or all layers keep a state", "KV cells"),
         (moe, "architecture   moe, 1 layers, 8 experts, 2 at work", "\x1b"),
         (moe, "parameters     90.0 k, of which 30.0 k for a token", "\x1b"),
@@ -224,16 +212,6 @@ def test_templates_are_printed_whole_and_alone(tiny: Path, tmp_path: Path, shown
     assert run(mute, "--template").refusal
 
 
-def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
-    first, second, third = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
-    assert f"file           {first} and 2 more, " in shown(first)
-    of_parts, whole = facts(first)["model"], facts(tiny)["model"]
-    assert (of_parts["weights"], of_parts["files"]) == (whole["weights"], 3)
-    assert "is part 2 of 3; name the first, " in run(second).refusal
-    third.unlink()
-    assert "is one of 3 parts; missing beside it: m-00003-of-00003.gguf" in run(first).refusal
-
-
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -255,6 +233,15 @@ def test_damage_is_one_line(
     assert line in run(path, "--json").refusal
 
 
+def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
+    first, second, third = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
+    assert f"file           {first} and 2 more, " in shown(first)
+    assert facts(first)["model"]["weights"] == facts(tiny)["model"]["weights"]
+    assert "is part 2 of 3; name the first, " in run(second).refusal
+    third.unlink()
+    assert "is one of 3 parts; missing beside it: m-00003-of-00003.gguf" in run(first).refusal
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -268,6 +255,26 @@ def test_damage_is_one_line(
 def test_wrong_use(run: Run, arguments: str, line: str) -> None:
     assert line in run(*arguments.split()).refusal
     assert "not allowed with argument --json" in run("demo", "--json", "--template").stderr
+
+
+def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
+    """A draft model, a pool that is too large, and a device, which this build of llama.cpp does not know."""
+    alone, both = facts(tiny)["memory"], facts(tiny, "--draft-model", tiny)["memory"]
+    assert (alone["draft_model"], both["draft_model"]) == (None, str(tiny))
+    costs = [[cost["bytes_per_token"] for cost in memory["kv_types"]] for memory in (alone, both)]
+    assert costs[1] == [cost + 1024 for cost in costs[0]]
+    for arguments, line in (
+        (("--draft-model", tiny), "beside the weights of the model and its draft model\n"),
+        (("--draft-model", tiny), "serve takes 16,384 tokens for all requests unless --ctx-size says more"),
+        (("--ctx-size", 10**12), "serve would not start: Not enough memory for the KV pool: 1000000000000 "),
+        (("--gpu-layers", "all"), "\ndevice: llama.cpp knows no device here beside the CPU"),
+        (("--draft-model", tiny, "--draft-gpu-layers", "all"), "\ndevice: llama.cpp knows no device here"),
+    ):
+        assert line in shown(tiny, *arguments)
+    assert "\ndevice" not in shown(tiny)
+    measured = facts(tiny, "--measure")["speed"]
+    assert measured["is_default"]
+    assert all(each["tokens_per_second"] > 0 for each in measured["decode"])
 
 
 # -- the machine ---------------------------------------------------------------------------------------
@@ -315,27 +322,6 @@ def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, str | N
     return backend.info.kv_tokens, None
 
 
-def test_a_draft_model_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
-    alone, both = facts(tiny)["memory"], facts(tiny, "--draft-model", tiny)["memory"]
-    assert (alone["draft_model"], both["draft_model"]) == (None, str(tiny))
-    assert [cost["bytes_per_token"] for cost in both["kv_types"]] == [
-        cost["bytes_per_token"] + 1024 for cost in alone["kv_types"]
-    ]
-    said = shown(tiny, "--draft-model", tiny)
-    assert "beside the weights of the model and its draft model\n" in said
-    assert "serve takes 16,384 tokens for all requests unless --ctx-size says more" in said
-
-
-def test_a_pool_and_a_device_that_cannot_be_are_said(tiny: Path, shown: Shown) -> None:
-    """By this build of llama.cpp, which knows none."""
-    said = shown(tiny, "--ctx-size", 10**12)
-    assert "serve would not start: Not enough memory for the KV pool: 1000000000000 tokens" in said
-    assert not [line for line in shown(str(tiny)).splitlines() if line.startswith("device")]
-    for asked in (["--gpu-layers", "all"], ["--draft-model", str(tiny), "--draft-gpu-layers", "all"]):
-        (line,) = [line for line in shown(str(tiny), *asked).splitlines() if line.startswith("device")]
-        assert line.startswith("device: llama.cpp knows no device here beside the CPU")
-
-
 def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
     """10 ms a step and 1 ms a token, nothing for attention."""
     curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0)
@@ -358,12 +344,6 @@ def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Sho
     other.write_bytes(tiny.read_bytes())
     os.utime(other, ns=(1, 1))
     assert facts(other)["speed"] is None
-
-
-def test_it_measures_on_demand(tiny: Path, facts: Facts) -> None:
-    speed = facts(tiny, "--measure")["speed"]
-    assert speed["is_default"]
-    assert all(each["tokens_per_second"] > 0 for each in speed["decode"])
 
 
 def test_what_was_tuned_counts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
@@ -411,9 +391,6 @@ def test_cells_on_a_device_take_none_of_the_machines_memory(
     on_the_device: int, expected: dict[str, int]
 ) -> None:
     elsewhere = Elsewhere(cell=on_the_device)
-    rooms = {
-        KVType.F16: MemoryRoom(1000, 100, 0, elsewhere),
-        KVType.Q8_0: MemoryRoom(1000, 50, 0, elsewhere),
-    }
-    found = {cost.type: cost.tokens for cost in kv_costs(rooms, 512, "f16")}
-    assert found == expected
+    sizes = {KVType.F16: 100, KVType.Q8_0: 50}
+    rooms = {kind: MemoryRoom(1000, size, 0, elsewhere) for kind, size in sizes.items()}
+    assert {cost.type: cost.tokens for cost in kv_costs(rooms, 512, "f16")} == expected

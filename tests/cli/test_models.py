@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,7 @@ class Home:
     """A user's cache of the hub, and the output of commands that work on it."""
 
     def __init__(self, folder: Path, hub: Hub) -> None:
-        self.hub = hub
-        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        self._env = {**own, "HF_HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
+        self.hub, self._env = hub, hub.environment(folder)
 
     def said(self, *arguments: str) -> str:
         done = warm.run(*arguments, env=self._env)
@@ -62,12 +59,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     repos["acme/some"] = Repo({"plain.gguf": tiny.read_bytes(), "ranks.gguf": ranker, "lora.gguf": adapter})
     with running(repos) as hub:
         home = Home(folder / "hf", hub)
-        home.said(
-            "pull",
-            "--json",
-            *DOWNLOADED,
-            *(f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")),
-        )
+        files = [f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")]
+        home.said("pull", "--json", *DOWNLOADED, *files)
         hub.requests.clear()
         yield home
 
@@ -106,18 +99,7 @@ def test_figures_of_the_packaged_are_their_files(
 
 def test_as_text(home: Home) -> None:
     head, *lines = home.said("models").splitlines()
-    assert head.split() == [
-        "--model",
-        "size",
-        "fits",
-        "KV",
-        "tokens",
-        "here",
-        "kind",
-        "tool",
-        "calls",
-        "thoughts",
-    ]
+    assert " ".join(head.split()) == "--model size fits KV tokens here kind tool calls thoughts"
     (line,) = [line for line in lines if line.startswith("qwen3.5-0.8b")]
     figures = "qwen3.5-0.8b 1.10 MB yes 16,384 downloaded generates qwen3-coder think"
     assert line.split() == figures.split()

@@ -30,8 +30,7 @@ ALL_ON: dict[str, Any] = {
     **{name: {"enabled": True} for name in ("podDisruptionBudget", "prometheusRule", "grafanaDashboard")},
     "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "certificate"},
     "models": {"claim": {"create": True, "storageClassName": "shared"}},
-    "keysSecret": "keys",
-    "environmentSecret": "environment",
+    **{f"{name}Secret": name for name in ("keys", "environment")},
     "env": [{"name": "OCS_THREADS", "value": "8"}],
     "nodeSelector": {"kubernetes.io/arch": "amd64"},
     "tolerations": [{"key": "cpu", "operator": "Exists"}],
@@ -65,18 +64,13 @@ def pod(chart: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])
-def test_helm_finds_nothing_to_complain_of(values: dict[str, Any]) -> None:
+def test_helm_and_kubernetes_accept_it(chart: Any, values: dict[str, Any]) -> None:
     report = helm.lint(str(CHART), values, strict=True)
     said = [message["error"] for message in report["messages"]]
     assert (report["errors"], said) == ([], ["icon is recommended"])
-
-
-@pytest.mark.parametrize("version", KUBERNETES)
-@pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])
-def test_kubernetes_accepts_what_comes_out(chart: Any, values: dict[str, Any], version: str) -> None:
     found = manifests(chart, values)
     for manifest in found:
-        if manifest["kind"] not in _OF_PROMETHEUS:
+        for version in KUBERNETES if manifest["kind"] not in _OF_PROMETHEUS else ():
             kubernetes_validate.validate(manifest, version, strict=True)
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in found]
     assert len(set(names)) == len(names)
@@ -87,13 +81,13 @@ def test_kubernetes_accepts_what_comes_out(chart: Any, values: dict[str, Any], v
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"replica": 2},
+        *(
+            {"config": {name: value}}
+            for name, value in (("port", 9000), ("api_key", "x"), ("ssl_certfile", "/x"))
+        ),
+        *({"image": {"digest": digest}} for digest in ("latest", "sha256:abc")),
         {"image": {"repo": "x"}},
-        {"config": {"port": 9000}},
-        {"config": {"api_key": "secret"}},
-        {"config": {"ssl_certfile": "/x.pem"}},
-        {"image": {"digest": "latest"}},
-        {"image": {"digest": "sha256:abc"}},
+        {"replica": 2},
         {"tmp": {"sizeLimit": ""}},
         {"networkPolicy": {"egress": {}}},
     ],
@@ -105,30 +99,43 @@ def test_values_that_mean_nothing_are_refused(chart: Any, wrong: dict[str, Any])
 
 
 def test_options_become_the_servers_file(chart: Any) -> None:
-    options = {
-        "model": ["demo", "small=/models/a.gguf"],
-        "stall_ms": 300.5,
-        "ctx_size": 8192,
-        "lenient": True,
-        "kv_type": "q8_0",
-    }
+    options: dict[str, Any] = {"model": ["demo", "small=/models/a.gguf"], "stall_ms": 300.5, "ctx_size": 8192}
+    options |= {"lenient": True, "kv_type": "q8_0"}
     values = {"config": options, "extraConfig": '[aliases]\nfast = "small"'}
     written = tomllib.loads(one(chart, values, "ConfigMap")["data"]["server.toml"])
     defaults = {"drain_seconds": 60, "log_format": "json", "jobs_db": "none"}
     assert written == {**options, **defaults, "aliases": {"fast": "small"}}
     assert isinstance(written["ctx_size"], int)
     assert set(written) <= set(Settings.model_fields)
+    same, nine, other = (
+        pod(chart, values)["metadata"]["annotations"]["checksum/config"]
+        for values in ({}, {"replicas": 9}, {"config": {"ctx_size": 1024}})
+    )
+    assert same == nine != other, "other options make other pods"
+
+
+def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
+    spec = pod(chart, {})["spec"]
+    (container,) = spec["containers"]
+    resources = container["resources"]
+    assert resources["requests"] == resources["limits"]  # "Guaranteed"
+    assert resources["limits"]["cpu"].isdecimal()  # what the static CPU manager asks for
+    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    assert container["securityContext"] == {**confined, "capabilities": {"drop": ["ALL"]}}
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for values in ({}, ALL_ON, {"tmp": {"sizeLimit": "1Gi"}}):
+        volumes = pod(chart, values)["spec"]["volumes"]
+        sizes = [volume["emptyDir"]["sizeLimit"] for volume in volumes if "emptyDir" in volume]
+        assert (len(sizes), all(sizes)) == (2, True), "it does not fill its node"
 
 
 def test_values_become_the_pods_settings(chart: Any) -> None:
     digest, claim = f"sha256:{'a' * 64}", {"persistentVolumeClaim": {"claimName": "data"}}
-    values = {
-        "config": {"drain_seconds": 90.5},
-        "preStopSleepSeconds": 7,
-        "image": {"repository": "ocs", "tag": "1", "digest": digest},
-        "data": {"volume": claim},
-    }
-    spec = pod(chart, values)["spec"]
+    image = {"repository": "ocs", "tag": "1", "digest": digest}
+    values = {"config": {"drain_seconds": 90.5}, "preStopSleepSeconds": 7, "image": image}
+    spec = pod(chart, {**values, "data": {"volume": claim}})["spec"]
     (container,) = spec["containers"]
     assert spec["terminationGracePeriodSeconds"] >= 90.5 + 7
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
@@ -140,39 +147,6 @@ def test_batch_work_makes_no_more_pods(chart: Any) -> None:
     (metric,) = one(chart, ALL_ON, "HorizontalPodAutoscaler")["spec"]["metrics"]
     interactive = {"matchLabels": {"priority": "interactive"}}
     assert metric["pods"]["metric"] == {"name": "ocs_requests_waiting", "selector": interactive}
-
-
-def test_other_options_make_other_pods(chart: Any) -> None:
-    sums = [
-        pod(chart, values)["metadata"]["annotations"]["checksum/config"]
-        for values in ({}, {"replicas": 9}, {"config": {"ctx_size": 1024}})
-    ]
-    assert sums[0] == sums[1] != sums[2]
-
-
-def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
-    spec = pod(chart, {})["spec"]
-    (container,) = spec["containers"]
-    resources = container["resources"]
-    assert resources["requests"] == resources["limits"]  # "Guaranteed"
-    assert resources["limits"]["cpu"].isdecimal()  # what the static CPU manager asks for
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert not spec["automountServiceAccountToken"]
-    assert not spec["enableServiceLinks"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-
-
-@pytest.mark.parametrize("values", [{}, ALL_ON, {"tmp": {"sizeLimit": "1Gi"}}])
-def test_no_pod_fills_its_node(chart: Any, values: dict[str, Any]) -> None:
-    volumes = pod(chart, values)["spec"]["volumes"]
-    folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
-    assert len(folders) == 2
-    assert all(folder["sizeLimit"] for folder in folders)
 
 
 def test_pods_go_nowhere_that_is_not_named(chart: Any) -> None:

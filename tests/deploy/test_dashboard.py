@@ -1,34 +1,24 @@
-"""The dashboard with a real server under load, a real Prometheus, and Grafana's own components in Chromium.
+"""The dashboard's queries with a real server under load and a real Prometheus: run it with `-m slow`.
 
-Grafana itself is in no package that can be had here. `tests/deploy/grafana` draws with the components of its
-panels. That takes minutes, for npm has hundreds of packages to bring: run it with `-m slow`.
-DASHBOARD_PICTURE names a file for a picture of all of it.
+Its panels and their shape: tests/observe/test_documents.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import json
-import os
 import shutil
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 import pytest
 
 from tests.adapters import make_adapter
 from tests.deploy import ROOT
-from tests.page.browser import running_browser
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_bert import TinyBert
 from tests.tiny_model import tiny_model_path
@@ -38,7 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(1200)]
 
 DASHBOARD = ROOT / "deploy" / "chart" / "files" / "dashboard.json"
 ALERTS = DASHBOARD.with_name("alerts.yml")
-GRAFANA = Path(__file__).with_name("grafana")
 _ASSETS = ROOT / "model_assets"
 _STEP_S = 2
 _OPTIONS = f"""
@@ -152,13 +141,9 @@ def start_s(prometheus: str) -> int:
 
 def targets() -> list[tuple[str, str]]:
     """Title -> expression, as Grafana asks it."""
-    fill = functools.reduce(
-        lambda fill, pair: lambda text: fill(text).replace(*pair),
-        [("$job", ".*"), ("$instance", ".*"), ("$__rate_interval", f"{4 * _STEP_S}s")],
-        str,
-    )
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [(panel["title"], fill(target["expr"])) for panel in panels for target in panel.get("targets", [])]
+    text = DASHBOARD.read_text().replace("$job", ".*").replace("$instance", ".*")
+    panels = json.loads(text.replace("$__rate_interval", f"{4 * _STEP_S}s"))["panels"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", [])]
 
 
 def has_values(prometheus: str, expression: str, start_s: int) -> bool:
@@ -172,51 +157,3 @@ def has_values(prometheus: str, expression: str, start_s: int) -> bool:
 @pytest.mark.parametrize(("title", "expression"), targets(), ids=lambda text: text[:40])
 def test_every_query_has_an_answer(prometheus: str, start_s: int, title: str, expression: str) -> None:
     wait_until(lambda: has_values(prometheus, expression, start_s))
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The page that draws, at an address of this machine."""
-    if not shutil.which("npm"):
-        pytest.skip("there is no npm")
-    if not (GRAFANA / "node_modules").exists():
-        subprocess.run(["npm", "install", "--ignore-scripts", "--no-audit"], cwd=GRAFANA, check=True)
-    folder = tmp_path_factory.mktemp("page")
-    for file in (DASHBOARD, GRAFANA / "index.html"):
-        shutil.copy(file, folder)
-    subprocess.run(["npm", "run", "build", "--", f"--outfile={folder}/page.js"], cwd=GRAFANA, check=True)
-
-    class Files(SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            """Nobody reads it."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=folder)) as http:
-        thread = threading.Thread(target=http.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_port}/index.html"
-        http.shutdown()
-        thread.join()
-
-
-def test_grafanas_components_draw_every_panel(prometheus: str, start_s: int, page: str) -> None:
-    for _, expression in targets():
-        wait_until(functools.partial(has_values, prometheus, expression, start_s))
-    panels = {panel["id"]: panel for panel in json.loads(DASHBOARD.read_text())["panels"]}
-    query = urlencode({"prometheus": prometheus, "from": start_s, "to": int(time.time()), "step": _STEP_S})
-    with running_browser() as browser, contextlib.closing(browser.new_page()) as tab:
-        tab.set_viewport_size({"width": 1500, "height": 900})
-        wrong: list[str] = []
-        tab.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
-        tab.goto(f"{page}?{query}")
-        tab.wait_for_selector("body[data-drawn], body[data-failed]")
-        assert tab.get_attribute("body", "data-failed") is None
-        drawn = tab.locator("[data-panel]")
-        found = {int(one.get_attribute("data-panel") or 0): one for one in drawn.all()}
-        if picture := os.environ.get("DASHBOARD_PICTURE"):
-            tab.screenshot(path=picture, full_page=True)
-        assert wrong == []
-        assert set(found) == {number for number, panel in panels.items() if panel["type"] != "row"}
-        for number, one in found.items():
-            assert one.inner_text().startswith(panels[number]["title"])
-            if panels[number]["type"] == "timeseries":
-                assert one.locator("canvas").count() == 1, panels[number]["title"]

@@ -49,11 +49,7 @@ def is_well(question: str, port: int) -> bool:
     [
         (EngineState.READY.value, True, True),
         ("degraded", True, True),
-        (
-            EngineState.RESTARTING.value,
-            True,
-            True,
-        ),  # a new container would end its streams
+        (EngineState.RESTARTING.value, True, True),  # a new container would end its streams
         (EngineState.LOADING.value, False, True),
         (EngineState.FAILED.value, False, False),
     ],

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 
 from tests.server_process import ServerProcess
@@ -30,6 +33,21 @@ def async_sdk(server: ServerProcess, key: str = "none", **more: Any) -> openai.A
 
 def num_live(server: ServerProcess) -> int:
     return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
+
+
+def attack(
+    send: Callable[[int], httpx.Response], number: int, beside: Callable[[], object]
+) -> list[httpx.Response]:
+    """Send so many, four at a time. Others, who ask beside them and behind them, get the same answers."""
+    usual, is_over = beside(), threading.Event()
+    with ThreadPoolExecutor(5) as pool:
+        others = pool.submit(lambda: [beside() for _ in iter(is_over.is_set, True)])
+        try:
+            answers = list(pool.map(send, range(number)))
+        finally:
+            is_over.set()
+    assert [one for one in (*others.result(), beside()) if one != usual] == []
+    return answers
 
 
 def key_file(path: Path, lines: Mapping[str, str]) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.adapters import make_adapter
@@ -52,5 +51,5 @@ def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_p
         listed = {card.id: card.model_dump()["parent"] for card in client.models.list()}
         assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}
         body = {"name": "new", "path": "2.gguf"}
-        assert httpx.post(f"{server.url}/v1/adapters", json=body, timeout=DEADLINE_S).status_code == 200
+        assert server.post("/v1/adapters", json=body).status_code == 200
         assert text("tiny:new") not in alone.values()

@@ -23,23 +23,10 @@ else:
 pytestmark = pytest.mark.native
 
 HELLO: list[MessageParam] = [{"role": "user", "content": "Tell me about the river and the bridge."}]
-GREEDY: Any = {
-    "model": "tiny",
-    "max_tokens": 30,
-    "messages": HELLO,
-    "extra_body": {"temperature": 0},
-}
-WEATHER: ToolParam = {
-    "name": "get_weather",
-    "description": "The weather in a city",
-    "input_schema": {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-}
+GREEDY: Any = {"model": "tiny", "max_tokens": 30, "messages": HELLO, "extra_body": {"temperature": 0}}
+CITY: Any = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CITY |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "additionalProperties": False}
+WEATHER: ToolParam = {"name": "get_weather", "description": "The weather in a city", "input_schema": CITY}
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +55,8 @@ def test_a_stream_says_the_same(sdk: anthropic.Anthropic) -> None:
 
 
 def test_a_tool_is_called_and_answered(sdk: anthropic.Anthropic) -> None:
-    with sdk.messages.stream(
-        model="tiny",
-        max_tokens=60,
-        messages=HELLO,
-        tools=[WEATHER],
-        tool_choice={"type": "any", "disable_parallel_tool_use": True},
-    ) as stream:
+    must: Any = {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    with sdk.messages.stream(model="tiny", max_tokens=60, messages=HELLO, **must) as stream:
         pieces = [event.partial_json for event in stream if event.type == "input_json"]
         asked = stream.get_final_message()
     (call,) = asked.content
@@ -84,18 +66,9 @@ def test_a_tool_is_called_and_answered(sdk: anthropic.Anthropic) -> None:
     assert call.input["city"] in ("Rome", "Oslo")
     assert "".join(pieces)
     result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
-    answer = sdk.messages.create(
-        model="tiny",
-        max_tokens=5,
-        messages=[
-            *HELLO,
-            {"role": "assistant", "content": asked.content},
-            {"role": "user", "content": [result]},
-        ],
-        tools=[WEATHER],
-        tool_choice={"type": "none"},
-    )
-    assert text_of(answer)
+    turns: Any = [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+    more: Any = {"tools": [WEATHER], "tool_choice": {"type": "none"}}
+    assert text_of(sdk.messages.create(model="tiny", max_tokens=5, messages=[*HELLO, *turns], **more))
 
 
 class City(BaseModel):

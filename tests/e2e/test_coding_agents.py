@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -56,16 +57,8 @@ def installed(package: str, program: str, folder: Path) -> str:
 
 def run(command: list[str], home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
-    return subprocess.run(
-        command,
-        cwd=home / "work",
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(command, cwd=home / "work", env=environment, **pipes, timeout=_LIMIT_S)
 
 
 @pytest.fixture(scope="module")

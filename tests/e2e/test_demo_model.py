@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -36,7 +35,7 @@ class Served:
         return self.client.chat.completions.create(model="demo", **{**asked, **fields})
 
     def counted(self, name: str) -> float:
-        page = httpx.get(self.process.url + "/metrics").text
+        page = self.process.get("/metrics").text
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name + " "))
 
 
@@ -47,14 +46,9 @@ def served() -> Iterator[Served]:
         yield Served(process, client)
 
 
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "get_weather", "description": "The weather in a city", "parameters": CITY}
+WEATHER: Any = {"type": "function", "function": FUNCTION}
 
 
 def test_the_demo_model_answers_in_english_remembers_and_calls_the_tool_that_fits(served: Served) -> None:
@@ -80,7 +74,7 @@ def test_quotations_are_drafted_and_counted(served: Served) -> None:
     assert all(answer.choices[0].message.content == answer.choices[1].message.content for answer in answers)
     drafted_in_all, accepted_in_all = (served.counted(name) for name in names)
     assert [drafted_in_all - before[0], accepted_in_all - before[1]] == [drafted, accepted]
-    assert httpx.get(served.process.url + "/v1/stats").json()["speculation"] == {
+    assert served.process.get("/v1/stats").json()["speculation"] == {
         "drafted_since_start": drafted_in_all,
         "accepted_since_start": accepted_in_all,
         "acceptance_rate": round(accepted_in_all / drafted_in_all, 4),

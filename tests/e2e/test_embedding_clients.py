@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import httpx
 import numpy as np
 import openai
 import pytest
 
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 vectorstores, langchain_openai = Lazy("langchain_core.vectorstores"), Lazy("langchain_openai")
@@ -33,18 +31,17 @@ QUESTION = "When does the bakery open?"
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def server() -> Iterator[ServerProcess]:
     with ServerProcess("--model", "minilm", "--model", "smollm2") as server:
-        yield server.url
+        yield server
 
 
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
+@pytest.fixture
+def url(server: ServerProcess) -> str:
+    return server.url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def langchain(url: str) -> langchain_openai.OpenAIEmbeddings:
     return langchain_openai.OpenAIEmbeddings(
         base_url=url + "/v1", api_key="none", model="minilm", check_embedding_ctx_length=False, max_retries=0
@@ -120,10 +117,10 @@ def test_litellm_embeds_and_reranks(url: str) -> None:
         ("Hello world", 4),
     ],
 )
-def test_texts_have_the_tokens_of_the_models_own_tokenizer(url: str, text: str, num_tokens: int) -> None:
+def test_texts_have_the_tokens_of_the_models_own_tokenizer(
+    server: ServerProcess, text: str, num_tokens: int
+) -> None:
     """Numbers of the reference tokenizer, special tokens included; marks that a text spells are text."""
     body = {"model": "minilm", "input": text}
-    embedded = httpx.post(f"{url}/v1/embeddings", json=body, timeout=DEADLINE_S).json()
-    assert embedded["usage"]["prompt_tokens"] == num_tokens
-    told = httpx.post(f"{url}/tokenize", json={"model": "minilm", "prompt": text}, timeout=DEADLINE_S).json()
-    assert told["count"] == num_tokens
+    assert server.post("/v1/embeddings", json=body).json()["usage"]["prompt_tokens"] == num_tokens
+    assert server.post("/tokenize", json={"model": "minilm", "prompt": text}).json()["count"] == num_tokens

@@ -16,17 +16,15 @@ pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HARNESS = "lm-eval[api]==0.4.13"
 PAIRS = [
-    ["The capital of France is", " Paris."],
-    ["The capital of France is", " Berlin."],
-    ["Question: What is 2 + 2?\nAnswer:", " 4"],
-    ["Question: What is 2 + 2?\nAnswer:", " five, of course"],
+    *(["The capital of France is", f" {town}."] for town in ("Paris", "Berlin")),
+    *(["Question: What is 2 + 2?\nAnswer:", said] for said in (" 4", " five, of course")),
     ["The cat sat on the mat because it was", " tired.\n"],
     ["Grüße aus", " Köln, wo der Dom steht – und 世界 auch."],
     ["def add(a, b):\n    return", " a + b\n"],
     ["A sentence that is over.", "<|im_end|>"],
     [
         "Once upon a time there was a king.",
-        " He had three daughters, and the youngest of them was so beautiful that the sun.",
+        " He had three daughters, and the youngest was so beautiful that.",
     ],
 ]
 TEXTS = [
@@ -91,9 +89,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(python: Path | str, program: str, *given: object) -> list[list[object]]:
-    done = subprocess.run(
-        [python, "-c", program], input=json.dumps(given), capture_output=True, text=True, timeout=None
-    )
+    done = subprocess.run([python, "-c", program], input=json.dumps(given), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[list[object]] = json.loads(done.stdout.splitlines()[-1])
     return found

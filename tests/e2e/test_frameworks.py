@@ -139,13 +139,8 @@ async def test_an_agent_calls_the_tool_that_it_must(agents_model: agents.Model) 
         return "no"
 
     settings = agents.ModelSettings(**SHORT, tool_choice="low_water")
-    agent = agents.Agent(
-        name="guard",
-        instructions="Look.",
-        tools=[high_water, low_water],
-        model=agents_model,
-        model_settings=settings,
-    )
+    how: Any = {"tools": [high_water, low_water], "model": agents_model, "model_settings": settings}
+    agent = agents.Agent(name="guard", instructions="Look.", **how)
     result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
     assert called == ["low"]
     kinds = [item.type for item in result.new_items]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -37,9 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Place]:
         known = parse_hub_name(KNOWN_MODELS[name].source or "")
         assert known is not None
         repos[known.repo] = Repo({str(known.file): tiny})
-    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     with running(repos) as hub:
-        env = {**own, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), "XDG_DATA_HOME": str(folder)}
+        env = hub.environment(folder, XDG_DATA_HOME=str(folder))
         with ServerProcess("--model", f"first={tiny_model_path()}", "--allow-pull", env=env) as server:
             yield _Place(server, env)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.slow]  # SmolLM2 is asked each time
 
@@ -24,7 +22,7 @@ def server(gemma3_270m: Path) -> Iterator[ServerProcess]:
 
 def completion(server: ServerProcess, prompt: str, max_tokens: int) -> str:
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=DEADLINE_S)
+    answer = server.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 

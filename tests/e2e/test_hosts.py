@@ -40,9 +40,9 @@ def test_it_answers_by_its_names_alone(options: tuple[str, ...], by: str, not_by
     """A page whose name points here is refused: the browser takes the server for the page's own."""
     with tiny_server(*options) as server:
         for host, status in ((by, 200), (not_by, 421)):
-            assert httpx.get(server.url + "/v1/models", headers={"host": host}).status_code == status
+            assert server.get("/v1/models", headers={"host": host}).status_code == status
         rebound = {"host": not_by, "origin": f"http://{not_by}"}
-        answer = httpx.delete(server.url + "/v1/cache", headers=rebound)
+        answer = server.delete("/v1/cache", headers=rebound)
         assert (answer.status_code, answer.json()["error"]["code"]) == (421, "host_not_allowed")
         assert any(OPEN in line for line in server.lines) == (options[:2] == ANYWHERE)
 
@@ -52,8 +52,8 @@ def test_open_to_the_network_it_warns_and_is_administrated_from_here() -> None:
     with tiny_server(*ANYWHERE) as server:
         (said,) = (line for line in server.lines if OPEN in line)
         assert "administrate" not in said
-        assert httpx.get(server.url + "/v1/models", headers={"host": "any.example"}).status_code == 200
-        assert httpx.delete(server.url + "/v1/cache").status_code == 204
+        assert server.get("/v1/models", headers={"host": "any.example"}).status_code == 200
+        assert server.delete("/v1/cache").status_code == 204
         elsewhere = server.url.replace("127.0.0.1", own_address())
         assert httpx.get(elsewhere + "/v1/models").status_code == 200
         assert httpx.delete(elsewhere + "/v1/cache").status_code == 403

@@ -9,9 +9,7 @@ import os
 import signal
 import ssl
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -53,7 +51,7 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
                 as_ann.delete("/cache", cast_to=object)
             with pytest.raises(openai.AuthenticationError):
                 say(as_bob)
-            assert httpx.get(server.url + "/health").status_code == 200
+            assert server.get("/health").status_code == 200
 
             stream = as_ann.completions.create(
                 model="tiny", prompt="a", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
@@ -73,8 +71,8 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
             os.kill(server.process.pid, signal.SIGHUP)
             server.wait_for("(the keys stay as they were: .*keys.toml)")
             assert say(as_bob).choices
-        httpx.get(server.url + "/v1/models", headers={"authorization": f"Basic {ann}"})
-        httpx.get(server.url + "/v1/models", params={"key": ann})
+        server.get("/v1/models", headers={"authorization": f"Basic {ann}"})
+        server.get("/v1/models", params={"key": ann})
     log = "".join(server.lines)
     assert "POST /v1/completions" in log
     assert ann not in log
@@ -85,9 +83,8 @@ def test_sighup_while_the_model_is_downloaded_waits_until_it_is_there(tmp_path: 
     path = key_file(tmp_path / "keys.toml", {"ann": ""})
     with hub_running({"acme/tiny": Repo({"tiny.gguf": tiny_model_path().read_bytes()})}) as hub:
         hub.stall_after = 1000
-        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        env = {**own, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        server = ServerProcess("--model", "hf:acme/tiny/tiny.gguf", "--api-keys", str(path), env=env)
+        options = ("--model", "hf:acme/tiny/tiny.gguf", "--api-keys", str(path))
+        server = ServerProcess(*options, env=hub.environment(tmp_path, HF_HUB_DISABLE_TELEMETRY="1"))
         try:
             assert hub.stalled.wait(DEADLINE_S)
             os.kill(server.process.pid, signal.SIGHUP)
@@ -131,44 +128,20 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     assert "hunter2" not in log
 
 
-@pytest.fixture(scope="module")
-def two_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    keys = key_file(tmp_path_factory.mktemp("keys") / "keys.toml", {"ann": "", "bob": ""})
+def test_usage_shows_no_key_the_cached_prompt_of_another(tmp_path: Path) -> None:
+    """One function makes the namespace for all families: tests/api/test_cache_routes.py."""
+    keys = key_file(tmp_path / "keys.toml", {"ann": "", "bob": ""})
     with tiny_server("--api-keys", str(keys)) as server:
-        yield server
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            text = " ".join([path, *(f"word{number}" for number in range(40))])
+            body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
+            def num_cached(key: str, path: str = path, body: object = body) -> int:
+                usage = server.post(path, json=body, headers={"x-api-key": key}).json()["usage"]
+                cached = usage.get("cache_read_input_tokens")
+                return int(usage["prompt_tokens_details"]["cached_tokens"] if cached is None else cached)
 
-@pytest.mark.parametrize(
-    ("path", "field", "more"),
-    [
-        ("/v1/chat/completions", "messages", {"max_tokens": 1}),
-        ("/v1/completions", "prompt", {"max_tokens": 1}),
-        ("/v1/responses", "input", {"max_output_tokens": 1}),
-        ("/v1/messages", "messages", {"max_tokens": 1}),
-        ("/generate", "prompt", {"max_tokens": 1}),
-    ],
-)
-def test_usage_shows_no_key_the_cached_prompt_of_another(
-    two_keys: ServerProcess, path: str, field: str, more: dict[str, object]
-) -> None:
-    text = " ".join([path, *(f"word{number}" for number in range(40))])
-    said = [{"role": "user", "content": text}] if field == "messages" else text
-
-    def num_cached(key: str) -> int:
-        body = {"model": "tiny", field: said, **more}
-        answer = httpx.post(two_keys.url + path, json=body, headers={"x-api-key": key}, timeout=DEADLINE_S)
-        assert answer.status_code == 200, answer.text
-        return cached_in(answer.json())
-
-    template_tokens = num_cached("ann")
-    assert num_cached("bob") == template_tokens < 20
-    assert num_cached("ann") > 40
-    assert num_cached("bob") > 40
-
-
-def cached_in(usage: Any) -> int:
-    """Cached tokens of an answer, under whatever name its API has for them."""
-    if not isinstance(usage, dict):
-        return 0
-    own = sum(usage.get(name) or 0 for name in ("cached_tokens", "cache_read_input_tokens"))
-    return own + sum(map(cached_in, usage.values()))
+            template_tokens = num_cached("ann")
+            assert num_cached("bob") == template_tokens < 20
+            assert num_cached("ann") > 40
+            assert num_cached("bob") > 40

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
-import psutil
 import pytest
 
 from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 from tests.wire import connect, everything, everything_until, is_read
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -77,16 +76,12 @@ def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
     assert " 0 output tokens" in server.lines[-1]  # none of the four came to its end
 
 
-def test_a_client_that_sends_nothing_is_dropped(strict: ServerProcess) -> None:
-    with connect(strict) as sock:
-        assert everything(sock) == b""
-
-
-def test_a_client_that_sends_headers_drop_by_drop_is_dropped(strict: ServerProcess) -> None:
-    with connect(strict) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
-        sock.settimeout(0.1)
-        wait_until(lambda: not drip(sock))
+def test_a_client_that_sends_nothing_or_headers_drop_by_drop_is_dropped(strict: ServerProcess) -> None:
+    with connect(strict) as silent, connect(strict) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
+        slow.settimeout(0.1)
+        wait_until(lambda: not drip(slow))
+        assert everything(silent) == b""
 
 
 def drip(sock: socket.socket) -> bool:
@@ -129,52 +124,16 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_refused() -> N
                 assert answer.startswith(b"HTTP/1.1 503")
                 assert b"\r\nretry-after: 1\r\n" in answer
                 assert error_in(answer)["code"] == "too_many_connections"
-            assert httpx.get(server.url + "/health").status_code == 200
-        wait_until(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+            assert server.get("/health").status_code == 200
+        wait_until(lambda: server.get("/v1/models").status_code == 200)
 
 
-# -- limits of requests and of large bodies --------------------------------------------------------------
+# -- limits of large bodies -------------------------------------------------------------------------------
 
 LARGE = b" " * (4 * MIB - 100) + json.dumps(SHORT).encode().ljust(100)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(LARGE)
 MEDIUM = LARGE[-400 * 1024 :]
 """More than is left beside two large bodies of which the last byte is missing."""
-
-
-@pytest.fixture(scope="module")
-def tight() -> Iterator[ServerProcess]:
-    options = ("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096")
-    options += ("--max-seqs", "1", "--max-queue", "1")
-    with tiny_server(*options, "--hang-seconds", "0") as process:
-        yield process
-        assert process.status()["restarts"] == 0
-
-
-def complete(server: ServerProcess, **fields: object) -> httpx.Response:
-    return httpx.post(server.url + "/v1/completions", json={**SHORT, **fields}, timeout=DEADLINE_S)
-
-
-def test_a_full_queue_and_a_deadline(tight: ServerProcess) -> None:
-    """The engine is stopped meanwhile: what is waiting goes on waiting."""
-    tight.engine.suspend()
-    try:
-        with connect(tight) as first:
-            first.sendall(post({**LONG, "max_tokens": 1}))
-            wait_until(lambda: num_live(tight) == 1)
-            refused = complete(tight)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-            assert int(refused.headers["retry-after"]) >= 1
-            late = complete(tight, priority="batch", timeout=0.2)  # the other queue has room
-            assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
-            assert "0.2 seconds" in late.json()["error"]["message"]
-            assert late.headers["x-should-retry"] == "false"
-    finally:
-        tight.engine.resume()
-
-
-def rss_bytes(server: ServerProcess) -> int:
-    """Memory of the API process, which reads the bodies."""
-    return int(psutil.Process(server.process.pid).memory_info().rss)
 
 
 def almost_all(server: ServerProcess) -> socket.socket:
@@ -188,20 +147,24 @@ def almost_all(server: ServerProcess) -> socket.socket:
 def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
     """None where the answer is lost: refused while it was sent."""
     try:
-        return httpx.post(server.url + "/v1/completions", content=body, timeout=DEADLINE_S)
+        return server.post("/v1/completions", content=body)
     except httpx.TransportError:
         return None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
-def test_a_flood_of_large_bodies(tight: ServerProcess) -> None:
+def test_a_flood_of_large_bodies() -> None:
     """What they hold together is bounded, and small ones pass."""
-    server = tight
+    with tiny_server("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096") as server:
+        flood(server)
+
+
+def flood(server: ServerProcess) -> None:
     for _ in range(3):
         answer = posted(server, LARGE)
         assert answer is not None
         assert answer.status_code == 200
-    before = rss_bytes(server)
+    before = server.status()["memory"]["rss_bytes"]
     with ExitStack() as stack:
         first, second = (stack.enter_context(almost_all(server)) for _ in range(2))
         wait_until(lambda: is_read(first) and is_read(second))
@@ -211,8 +174,10 @@ def test_a_flood_of_large_bodies(tight: ServerProcess) -> None:
             assert refused.json()["error"]["code"] == "too_many_bodies"
         for _ in range(40):
             stack.enter_context(almost_all(server))
-        assert rss_bytes(server) - before < 64 * MIB  # without a bound: 160 MiB, and as much to join them
-        assert complete(server).status_code == 200
+        assert (
+            server.status()["memory"]["rss_bytes"] - before < 64 * MIB
+        )  # without a bound: 160 MiB, and as much to join them
+        assert server.post("/v1/completions", json=SHORT).status_code == 200
         for sock in (first, second):
             sock.sendall(LARGE[-1:])
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
 from tests.e2e.serving import num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -87,19 +85,3 @@ def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number:
     assert max(held, tree_bytes(busy)) - before < number * 256 * 1024
     assert any(b": queued position=" in answer for answer in answers)
     assert busy.status()["restarts"] == 0
-
-
-def test_half_open_connections_hold_nobody_up(busy: ServerProcess) -> None:
-    """Hundreds that say nothing more, some behind half a request, some behind a stream's beginning."""
-    port = int(busy.url.rsplit(":", 1)[1])
-    starts = (b"", b"POST /v1/chat", ASK, ASK + BODY[:10], ASK + BODY)
-    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-    try:
-        for index, sock in enumerate(held):
-            sock.sendall(starts[index % len(starts)])
-        answer = httpx.post(busy.url + "/v1/chat/completions", content=BODY, timeout=DEADLINE_S)
-        assert "data: [DONE]" in answer.text
-    finally:
-        for sock in held:
-            sock.close()
-    wait_until(lambda: num_live(busy) == 0)

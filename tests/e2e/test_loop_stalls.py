@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from websockets.sync.client import connect
 
@@ -92,7 +91,7 @@ def check_no_stall(server: ServerProcess, send: Callable[[], None]) -> None:
     for _ in range(3):
         before = len(server.lines)
         send()
-        assert httpx.get(server.url + "/health", timeout=DEADLINE_S).status_code == 200
+        assert server.get("/health").status_code == 200
         stalls = [line for line in server.lines[before:] if MARK in line]
         if not stalls:
             return
@@ -101,7 +100,7 @@ def check_no_stall(server: ServerProcess, send: Callable[[], None]) -> None:
 
 def status(server: ServerProcess, name: str) -> int:
     path, body = POSTS[name]
-    return httpx.post(server.url + path, content=body(), timeout=DEADLINE_S).status_code
+    return server.post(path, content=body()).status_code
 
 
 @pytest.mark.parametrize("name", POSTS)

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import psutil
 import pytest
 from PIL import Image
@@ -17,7 +16,7 @@ from openai_cpu_server.llama.host import usable_cpus
 from tests.fuzz.pictures import encoded
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.native,
@@ -42,14 +41,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def nodes(server: ServerProcess) -> dict[str, dict[str, object]]:
-    (model,) = httpx.get(server.url + "/health").json()["models"].values()
+    (model,) = server.get("/health").json()["models"].values()
     found: dict[str, dict[str, object]] = model["nodes"]
     return found
 
 
 def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str, object]:
     body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
-    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
+    answer = server.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -71,9 +70,9 @@ def busy_engines(server: ServerProcess) -> list[psutil.Process]:
 
 
 def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> None:
-    assert len(httpx.get(server.url + "/v1/models").json()["data"]) == 1
+    assert len(server.get("/v1/models").json()["data"]) == 1
     assert nodes(server).keys() == {"0", "1"}
-    metrics = httpx.get(server.url + "/metrics").text
+    metrics = server.get("/metrics").text
     assert metrics.count("ocs_node_ready{") == 2
     assert len(engines(server)) == 2
     assert not set.intersection(*(set(one.cpu_affinity()) for one in engines(server)))
@@ -95,7 +94,7 @@ def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -
 
     def ask(_: object = None) -> tuple[str, int]:
         body = {"messages": said, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=DEADLINE_S)
+        answer = server.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]["prompt_tokens_details"]
         return answer.json()["choices"][0]["message"]["content"], usage["image_tokens"]

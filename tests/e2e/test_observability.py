@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-import httpx
 import openai
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -61,14 +61,14 @@ class Collector:
 
 def ask(client: openai.OpenAI, **more: object) -> str:
     """Returns the request's id."""
-    raw = client.chat.completions.with_raw_response.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "a secret of mine"}],
-        max_tokens=5,
-        extra_body=more or {"ignore_eos": True},
-        extra_headers={"traceparent": f"00-{TRACE}-{'cd' * 8}-01"},
-    )
-    return raw.headers["x-request-id"]
+    said: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a secret of mine"}],
+        "max_tokens": 5,
+    }
+    said |= {"extra_body": more or {"ignore_eos": True}}
+    said |= {"extra_headers": {"traceparent": f"00-{TRACE}-{'cd' * 8}-01"}}
+    return str(client.chat.completions.with_raw_response.create(**said).headers["x-request-id"])
 
 
 def test_a_server_is_watched_from_its_start_to_its_end() -> None:
@@ -82,7 +82,7 @@ def test_a_server_is_watched_from_its_start_to_its_end() -> None:
                 request_id = ask(client)
                 with pytest.raises(openai.BadRequestError):
                     ask(client, colour="red")
-            refused = httpx.get(server.url + "/metrics")
+            refused = server.get("/metrics")
             assert refused.status_code == 401
         finally:
             code = server.stop(signal.SIGTERM)

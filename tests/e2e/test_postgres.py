@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
@@ -13,7 +12,6 @@ from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, chat_row, ended, ids_of, jsonl, names, slow_row, until_some_are_done
 from tests.postgres import PostgresServer
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -41,7 +39,7 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
         postgres.stop()
         try:
             for _ in range(2):
-                refused = httpx.get(server.url + "/v1/batches", timeout=DEADLINE_S)
+                refused = server.get("/v1/batches")
                 assert refused.status_code == 503, refused.text
                 assert refused.json()["error"]["code"] == "jobs_unavailable"
                 assert int(refused.headers["retry-after"]) > 0
@@ -49,10 +47,8 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
                 client.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
             assert upload.value.status_code == 503
             body = {"prompt": "x", "max_tokens": 3}
-            assert (
-                httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S).status_code == 200
-            )
-            assert httpx.get(server.url + "/ready").status_code == 200
+            assert server.post("/v1/completions", json=body).status_code == 200
+            assert server.get("/ready").status_code == 200
             assert any("the jobs database failed: " in line for line in server.lines)
             server.wait_for("(the jobs database is away): ")
         finally:
@@ -66,18 +62,18 @@ def test_ids_with_a_nul_are_none(postgres: PostgresServer) -> None:
         body = {"input_file_id": "a\0", "endpoint": "/v1/completions", "completion_window": "1h"}
         for nul in ("%00", "a%00b"):
             answers = [
-                httpx.get(f"{server.url}/v1/files/{nul}"),
-                httpx.get(f"{server.url}/v1/batches/{nul}"),
-                httpx.get(f"{server.url}/v1/batches?after={nul}"),
-                httpx.delete(f"{server.url}/v1/files/{nul}"),
-                httpx.post(f"{server.url}/v1/batches", json=body),
+                server.get(f"/v1/files/{nul}"),
+                server.get(f"/v1/batches/{nul}"),
+                server.get(f"/v1/batches?after={nul}"),
+                server.delete(f"/v1/files/{nul}"),
+                server.post("/v1/batches", json=body),
             ]
             # In a path they are refused before anybody looks what it names.
             assert [answer.status_code for answer in answers] == [400, 400, 404, 400, 404]
         form, rows = {"purpose": "batch"}, {"file": ("rows\0.jsonl", jsonl([chat_row(0)]))}
-        made = httpx.post(server.url + "/v1/files", data=form, files=rows)
+        made = server.post("/v1/files", data=form, files=rows)
         assert made.status_code == 200, made.text
         words = {"metadata": {"a": "\0"}, "endpoint": "/v1/chat/completions", "completion_window": "1h"}
-        begun = httpx.post(f"{server.url}/v1/batches", json={"input_file_id": made.json()["id"], **words})
+        begun = server.post("/v1/batches", json={"input_file_id": made.json()["id"], **words})
         assert begun.status_code == 200, begun.text
         assert begun.json()["metadata"] == {"a": "\0"}

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.serving import key_file, tiny_server
 from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -38,9 +38,7 @@ def two_servers(
 
 def ask(server: ServerProcess, key: str, max_tokens: int = 2) -> httpx.Response:
     body = {"prompt": "x", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    return httpx.post(
-        server.url + "/v1/completions", json=body, headers={"x-api-key": key}, timeout=DEADLINE_S
-    )
+    return server.post("/v1/completions", json=body, headers={"x-api-key": key})
 
 
 def remaining(answer: httpx.Response, unit: str) -> int:

@@ -13,18 +13,13 @@ from pydantic import BaseModel
 pytestmark = pytest.mark.native
 
 HI: Any = {"model": "tiny", "input": "Tell me about the river.", "max_output_tokens": 12}
+RIVERS: Any = {"type": "object", "properties": {"river": {"enum": ["Rhine", "Elbe"]}}, "required": ["river"]}
 TOOL: Any = {
     "type": "function",
     "name": "water_level",
-    "description": "The level of a river",
-    "parameters": {
-        "type": "object",
-        "properties": {"river": {"enum": ["Rhine", "Elbe"]}},
-        "required": ["river"],
-        "additionalProperties": False,
-    },
-    "strict": True,
+    "parameters": {**RIVERS, "additionalProperties": False},
 }
+TOOL |= {"description": "The level of a river", "strict": True}
 
 
 class Answer(BaseModel):
@@ -100,15 +95,9 @@ def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
     instructions = "The river and the bridge. " * 30
     previous, seen = None, 0
     for turn in range(6):
-        response = client.responses.create(
-            model="tiny",
-            input=f"{turn}?",
-            instructions=instructions,
-            previous_response_id=previous,
-            max_output_tokens=30,
-            temperature=1.5,
-            extra_body={"seed": turn},
-        )
+        asked: Any = {"model": "tiny", "input": f"{turn}?", "instructions": instructions, "temperature": 1.5}
+        asked |= {"max_output_tokens": 30, "extra_body": {"seed": turn}}
+        response = client.responses.create(**asked, previous_response_id=previous)
         usage = response.usage
         if previous is not None:
             assert usage.input_tokens_details.cached_tokens >= seen - 1  # the last token was never computed

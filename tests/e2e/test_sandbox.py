@@ -13,7 +13,6 @@ import pytest
 from tests.llama.odd_models import split
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
 
 pytestmark = [
     pytest.mark.native,
@@ -40,7 +39,7 @@ def threads(process: psutil.Process, field: str) -> set[str]:
 
 def answered(server: ServerProcess, model: str) -> httpx.Response:
     body = {"model": model, "prompt": "The quick brown fox " * 30, "max_tokens": 4, "temperature": 0}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=DEADLINE_S)
+    return server.post("/v1/completions", json=body)
 
 
 def test_an_engine_knows_no_secrets_and_has_few_rights() -> None:
@@ -56,7 +55,7 @@ def test_an_engine_knows_no_secrets_and_has_few_rights() -> None:
         if any("seccomp" in line.partition("(")[0] for line in server.lines if "sandbox: " in line):
             assert threads(server.engine, "Seccomp") == {"2"}
         assert {int(caps, 16) & ~0b110 for caps in threads(server.engine, "CapEff")} == {0}
-        assert httpx.get(f"{server.url}/v1/models", headers=AUTH).status_code == 200
+        assert server.get("/v1/models", headers=AUTH).status_code == 200
 
 
 def test_it_can_be_switched_off() -> None:

@@ -35,7 +35,7 @@ def replace(path: Path, by: Path | str) -> None:
 
 
 def card(server: ServerProcess, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server.url}/v1/models/{name}").json()
+    found: dict[str, Any] = server.get(f"/v1/models/{name}").json()
     return found
 
 
@@ -45,13 +45,13 @@ def state(server: ServerProcess, name: str) -> str:
 
 def answer(server: ServerProcess, model: str, **fields: object) -> str:
     body = {**QUESTION, "model": model, **fields}
-    reply = httpx.post(server.url + "/v1/completions", json=body, timeout=DEADLINE_S)
+    reply = server.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
 
 
 def post(server: ServerProcess, path: str) -> httpx.Response:
-    return httpx.post(server.url + path, timeout=DEADLINE_S)
+    return server.post(path)
 
 
 def num_engines(server: ServerProcess) -> int:
@@ -69,7 +69,7 @@ def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
         assert "data: [DONE]" in lines
         assert answer(server, "one") == answer(server, "two")
         wait_until(lambda: num_engines(server) == 0)
-        assert httpx.get(server.url + "/ready").status_code == 200
+        assert server.get("/ready").status_code == 200
         assert answer(server, "one") == answer(server, "two")
 
 
@@ -116,7 +116,7 @@ def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
         for name in ("two", "one"):
             assert answer(server, name) == alone
             assert num_engines(server) == 1
-        refused = httpx.post(server.url + "/v1/completions", json={**QUESTION, "model": "large"})
+        refused = server.post("/v1/completions", json={**QUESTION, "model": "large"})
         assert refused.status_code == 503
         assert "the model 'large' needs" in refused.text
         assert card(server, "large")["state"] == "failed"
@@ -154,12 +154,12 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
     shutil.copy(TINY, path)
     with ServerProcess("--model", f"one={TINY}", "--model", f"two={path}", "--cache-mb", "8") as server:
         tokens = {"model": "two", "prompt": "seven stones"}
-        before = httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"]
+        before = server.post("/tokenize", json=tokens).json()["tokens"]
         replace(path, "no model")
         server.wait_for("(stays unread)")
-        assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] == before
+        assert server.post("/tokenize", json=tokens).json()["tokens"] == before
         replace(path, DEMO)
         server.wait_for("(has changed, and was read anew)")
-        assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] != before
+        assert server.post("/tokenize", json=tokens).json()["tokens"] != before
         assert state(server, "two") == "asleep"
         assert answer(server, "two")

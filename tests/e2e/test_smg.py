@@ -85,13 +85,8 @@ async def chats(url: str, *, at_once: int, on_answer=lambda number: None) -> lis
 
     async def ask(http: httpx.AsyncClient, group: int, row: int) -> None:
         system = {"role": "system", "content": BEGINNINGS[group]}
-        body = {
-            "model": "demo",
-            "messages": [system, {"role": "user", "content": f"{row}"}],
-            "max_tokens": 8,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        said = {"model": "demo", "messages": [system, {"role": "user", "content": f"{row}"}]}
+        body = {**said, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         async with turns:
             answers.append(await http.post(url + "/v1/chat/completions", json=body))
             on_answer(len(answers))
@@ -123,7 +118,7 @@ def test_affinity_keeps_the_hit_rate_of_one_server() -> None:
 
 
 def num_served(server: ServerProcess) -> float:
-    text = httpx.get(server.url + "/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    text = server.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return sum(
         sample.value

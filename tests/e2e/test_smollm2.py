@@ -15,30 +15,19 @@ from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-PERSON: Any = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "city": {"type": "string", "maxLength": 40},
-    },
-    "required": ["name", "age", "city"],
-    "additionalProperties": False,
-}
+SHORT = {"type": "string", "maxLength": 40}
 
 
-def tool(name: str, parameter: str) -> Any:
-    properties = {parameter: {"type": "string", "maxLength": 40}}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": [parameter],
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
+def schema(**properties: object) -> Any:
+    fields = {"type": "object", "properties": properties, "required": [*properties]}
+    return {**fields, "additionalProperties": False}
 
 
-TOOLS = [tool("get_weather", "city"), tool("send_email", "to")]
+PERSON = schema(name=SHORT, age={"type": "integer", "minimum": 0, "maximum": 120}, city=SHORT)
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": schema(**{parameter: SHORT})}}
+    for name, parameter in (("get_weather", "city"), ("send_email", "to"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +51,6 @@ def answer(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:
     return client.chat.completions.create(**asked)
 
 
-def by_schema(schema: Any) -> Any:
-    return {"type": "json_schema", "json_schema": {"name": "wanted", "strict": True, "schema": schema}}
-
-
 def test_it_answers_and_stops_by_itself(client: openai.OpenAI) -> None:
     choice = answer(client, said("Tell me the capital of France.")).choices[0]
     assert choice.finish_reason == "stop"
@@ -74,7 +59,8 @@ def test_it_answers_and_stops_by_itself(client: openai.OpenAI) -> None:
 
 def test_it_fills_in_a_schema(client: openai.OpenAI) -> None:
     asked = said("Extract the person: Maria Lopez is 34 years old and lives in Madrid.")
-    read = answer(client, asked, response_format=by_schema(PERSON)).choices[0].message.content
+    form = {"type": "json_schema", "json_schema": {"name": "wanted", "strict": True, "schema": PERSON}}
+    read = answer(client, asked, response_format=form).choices[0].message.content
     assert json.loads(read) == {"name": "Maria Lopez", "age": 34, "city": "Madrid"}
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import collections
 import random
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -18,10 +15,10 @@ import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 
+from tests.e2e.serving import attack
 from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, spoilt, tone, wav
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
-from tests.waiting import DEADLINE_S
 
 Json = dict[str, Any]
 HOSTILE = 16
@@ -30,12 +27,8 @@ MOST_S = 100
 
 def played(data: bytes, said: str = "What is it?", kind: str = "wav") -> list[Json]:
     sound = {"data": base64.b64encode(data).decode(), "format": kind}
-    return [
-        {
-            "role": "user",
-            "content": [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": said}],
-        }
-    ]
+    parts = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": said}]
+    return [{"role": "user", "content": parts}]
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +43,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def asked(server: ServerProcess, messages: list[Json], **more: object) -> httpx.Response:
     body = {"messages": messages, "max_tokens": 8, "temperature": 0, **more}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
+    return server.post("/v1/chat/completions", json=body)
 
 
 def answer(server: ServerProcess, messages: list[Json]) -> str:
@@ -71,20 +58,11 @@ def answer(server: ServerProcess, messages: list[Json]) -> str:
 def test_a_model_that_hears_says_so_and_counts_what_it_hears(client: openai.OpenAI) -> None:
     (card,) = client.models.list().data
     assert card.architecture["input_modalities"] == ["text", "audio"]  # type: ignore[attr-defined]
-    once, again = (
-        client.chat.completions.create(
-            model="model",
-            messages=played(wav(tone(2))),  # type: ignore[arg-type]
-            max_tokens=8,
-            temperature=0,
-        )
-        for _ in range(2)
-    )
-    assert again.usage is not None
+    asked: Any = {"model": "model", "messages": played(wav(tone(2))), "max_tokens": 8, "temperature": 0}
+    once, again = (client.chat.completions.create(**asked) for _ in range(2))
     details = again.usage.prompt_tokens_details
-    assert details is not None
     assert details.audio_tokens
-    assert details.audio_seconds == 2  # type: ignore[attr-defined]
+    assert details.audio_seconds == 2
     assert details.cached_tokens == again.usage.prompt_tokens - 1
     assert once.choices[0].message.content == again.choices[0].message.content
 
@@ -137,7 +115,7 @@ def heard(server: ServerProcess, number: int, data: bytes) -> httpx.Response:
     if number % 3:
         return asked(server, played(data))
     form = {"file": ("a.wav", data), "max_completion_tokens": (None, "8")}
-    return httpx.post(f"{server.url}/v1/audio/transcriptions", files=form, timeout=DEADLINE_S)
+    return server.post("/v1/audio/transcriptions", files=form)
 
 
 SHORT = {"max_completion_tokens": 6, "ignore_eos": True}
@@ -167,28 +145,14 @@ def test_a_recording_is_written_down_whole_and_as_a_stream(client: openai.OpenAI
 def test_whatever_is_sent_is_answered_or_refused_and_others_never_notice(
     server: ServerProcess, number: int
 ) -> None:
-    """A sound of others' beside them gets the same answer throughout."""
     source = random.Random(number)
     floats = wav(tone(0.3), kind="<f4", rate=44_100, channels=2)
     good = [wav(tone(0.3)), floats, mp3_frames(12), *FILES.values()]
     sent = [spoilt(source.choice(good), source) for _ in range(number)]
-    calm, over = played(wav(tone(1)), "Say something calm."), threading.Event()
-
-    def beside() -> set[str]:
-        found = {answer(server, calm)}
-        while not over.is_set():
-            found.add(answer(server, calm))
-        return found
-
-    with ThreadPoolExecutor(5) as pool:
-        others = pool.submit(beside)
-        try:
-            got = list(pool.map(partial(heard, server), range(number), sent))
-        finally:
-            over.set()
-        assert len(others.result()) == 1
-    codes = collections.Counter(
-        (one.status_code, one.json()["error"]["code"] if one.status_code != 200 else "") for one in got
-    )
-    assert codes.keys() <= {(200, ""), (400, "invalid_audio"), (400, "audio_too_large")}
+    calm = played(wav(tone(1)), "Say something calm.")
+    answers = attack(lambda index: heard(server, index, sent[index]), number, lambda: answer(server, calm))
+    codes = {
+        (one.status_code, one.json()["error"]["code"] if one.status_code != 200 else "") for one in answers
+    }
+    assert codes <= {(200, ""), (400, "invalid_audio"), (400, "audio_too_large")}
     assert len(codes) >= 2

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -71,20 +70,6 @@ def test_parse_gives_pydantic_models_also_of_a_stream(client: openai.OpenAI) -> 
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Review)
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(**{**ASKED, "max_tokens": 5}, response_format=Review)
-
-
-@pytest.mark.parametrize(
-    ("fields", "pattern"),
-    [
-        ({"choice": ["north", "south pole"]}, r"north|south pole"),
-        ({"guided_regex": r"\d{3}-[a-f]{2}"}, r"\d{3}-[a-f]{2}"),
-        ({"grammar": 'root ::= ("ab" | "c"){2,4} "."'}, r"(ab|c){2,4}\."),
-    ],
-)
-def test_extensions(client: openai.OpenAI, fields: Any, pattern: str) -> None:
-    for choice in client.chat.completions.create(**ASKED, n=4, extra_body=fields).choices:
-        assert choice.finish_reason == "stop"
-        jsonschema.validate(choice.message.content, {"pattern": f"^(?:{pattern})$"})
 
 
 def test_calls_fit_their_tools_and_streamed_ones_are_the_whole_ones(any_format: openai.OpenAI) -> None:

@@ -16,7 +16,6 @@ import pytest
 from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -56,28 +55,11 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
         assert num_tokens(told) == 300
         assert not engine.is_running()
         plain = {**body(300), "stream": False, "stream_options": None}
-        whole = httpx.post(server.url + "/v1/completions", json=plain, timeout=DEADLINE_S).json()
+        whole = server.post("/v1/completions", json=plain).json()
         chunks = [json.loads(line.removeprefix("data: ")) for line in told if line.startswith("data: {")]
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         assert text == whole["choices"][0]["text"]
         assert "no progress for 2 s" in "".join(server.lines)
-
-
-def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(tiny_model_path().read_bytes())
-    reasons = list[str]()
-
-    def is_given_up() -> bool:
-        answer = httpx.get(server.url + "/ready").json()
-        reasons.append(answer.get("reason") or "")
-        return "a minute" in reasons[-1] or "in a row that failed" in reasons[-1]
-
-    with ServerProcess("--model", str(model)) as server:
-        model.unlink()
-        os.kill(server.engine.pid, signal.SIGKILL)
-        wait_until(is_given_up)
-    assert "model.gguf" in reasons[-1]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
@@ -125,12 +107,10 @@ def test_a_signal_drains(number: signal.Signals) -> None:
             assert http.get("/health").status_code == 200
             window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
             rows = {"file": ("rows.jsonl", jsonl([slow_row(0)] * 5000))}
+            again = {**window, "input_file_id": batch.input_file_id}
             for refused, why in (
                 (http.post("/v1/completions", json=body(5)), "draining"),
-                (
-                    http.post("/v1/batches", json={**window, "input_file_id": batch.input_file_id}),
-                    "about to end",
-                ),
+                (http.post("/v1/batches", json=again), "about to end"),
                 (http.post("/v1/files", data={"purpose": "batch"}, files=rows), "about to end"),
             ):
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
@@ -154,7 +134,7 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
             engine.suspend()  # else the stream might come to its end before the signal
             server.process.send_signal(signal.SIGTERM)
             for _ in range(more_signals):
-                wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+                wait_until(lambda: server.get("/ready").status_code == 503)
                 server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert "shutting down" in rest[-2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ ASKED: Any = {
     "messages": [{"role": "user", "content": "Tell me about the river and the bridge."}],
     "temperature": 0,
 }
-SCHEMA = {
-    "type": "object",
-    "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}},
-    "required": ["rating"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "strict": True, "schema": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +41,3 @@ def test_a_budget_ends_the_thoughts_and_the_answer_follows(thinker: openai.OpenA
     thoughts = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
     assert thoughts == message.model_extra["reasoning"]
     assert "".join(delta.content or "" for delta in deltas) == message.content
-
-
-def test_a_schema_is_for_what_follows_the_thoughts(thinker: openai.OpenAI) -> None:
-    asked = {**ASKED, "max_tokens": 300, "extra_body": {"thinking_budget": 10}}
-    choice = thinker.chat.completions.create(**asked, response_format=FORMAT).choices[0]
-    assert choice.finish_reason == "stop"
-    assert 1 <= json.loads(choice.message.content)["rating"] <= 5
-    assert choice.message.model_extra["reasoning"]

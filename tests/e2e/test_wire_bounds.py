@@ -8,13 +8,12 @@ import socket
 import sys
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
+from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 from tests.wire import (
     CHAT,
     END,
@@ -41,7 +40,7 @@ CHUNKED = b"host: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     limits = ("--max-body-mb", "1", "--max-bodies-mb", "2", "--read-timeout-s", "2")
-    with ServerProcess("--model", str(tiny_model_path()), "--ctx-size", "4096", *limits) as process:
+    with tiny_server("--ctx-size", "4096", *limits) as process:
         yield process
         assert not any("Traceback" in line for line in process.lines), "".join(process.lines)
 
@@ -51,7 +50,7 @@ def resident(server: ServerProcess) -> int:
 
 
 def check_serves(server: ServerProcess) -> None:
-    assert httpx.post(server.url + CHAT, content=BODY, timeout=DEADLINE_S).status_code == 200
+    assert server.post(CHAT, content=BODY).status_code == 200
 
 
 # -- headers and trailers ---------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ def test_headers_and_trailers_are_bounded_however_they_come(
     assert b"headers_too_large" in answer or where == "trailers"
 
 
-def test_headers_and_trailers_count_together(server: ServerProcess) -> None:
+def test_headers_and_trailers_count_together_and_anew_for_each_request(server: ServerProcess) -> None:
     half = b"a: " + b"x" * 40_000 + b"\r\n"
     head = b"POST /tokenize HTTP/1.1\r\n" + half
     assert status_of(answered(server, head + CHUNKED + b"0\r\n" + half + b"\r\n")) == 431
@@ -91,13 +90,9 @@ def test_headers_and_trailers_count_together(server: ServerProcess) -> None:
     # That one is served; that an empty body is no JSON is said.
     assert status_of(answered(server, kept + b"!")) == 400
     assert status_of(answered(server, b"GET /?" + b"a" * 70_000 + b" HTTP/1.1" + END)) == 431, "a long line"
-
-
-def test_each_request_of_a_connection_counts_anew(server: ServerProcess) -> None:
-    one = b"GET /version HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * 30_000 + b"\r\n\r\n"
     with connect(server) as sock:
         for _ in range(5):
-            sock.sendall(one)
+            sock.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + half + b"\r\n")
             assert status_of(everything_until(sock, b'"version"')) == 200
 
 
@@ -163,6 +158,11 @@ def test_so_many_requests_wait_and_no_more_are_read(server: ServerProcess) -> No
         assert 1 <= answer.count(b"HTTP/1.1 200 OK") <= 9
         assert b"HTTP/1.1 4" not in answer
     assert resident(server) - before < 10 * MIB
+    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")
+    assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200, 1), (
+        "what is wrong behind it costs nothing"
+    )
+    assert status_of(answered(server, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nabc")) == 400
 
 
 def test_a_few_that_wait_are_all_answered_in_their_order(server: ServerProcess) -> None:
@@ -176,11 +176,6 @@ def test_a_few_that_wait_are_all_answered_in_their_order(server: ServerProcess) 
             found = everything_until(sock, b"x-request-id", len(paths))
             ids = [line.split(b": ")[1] for line in found.split(b"\r\n") if line.startswith(b"x-request-id")]
             assert [one.decode() for one in ids] == paths
-
-
-def test_what_is_wrong_behind_a_good_request_costs_that_one_nothing(server: ServerProcess) -> None:
-    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")
-    assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200, 1)
 
 
 # -- an Upgrade to anything but a WebSocket ---------------------------------------------------------------
@@ -199,22 +194,15 @@ ASKED = {
 
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("body", [LENGTH, PIECES], ids=["length", "chunks"])
-@pytest.mark.parametrize("size", [None, 7, "body later"])
 def test_an_upgrade_to_what_is_not_spoken_here_is_ignored(
-    server: ServerProcess, name: str, body: bytes, size: int | str | None
+    server: ServerProcess, name: str, body: bytes
 ) -> None:
-    request = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + ASKED[name] + body
-    head, _, rest = request.partition(b"\r\n\r\n")
-    pieces = [head + b"\r\n\r\n", rest] if isinstance(size, str) else _cut(request, size)
-    with connect(server) as sock:
-        for _ in range(2):  # the connection goes on
+    head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + ASKED[name]
+    with connect(server) as sock:  # which goes on
+        for pieces in ([head + body], _cut(head + body, 7), [head + body[:-20], body[-20:]]):
             for piece in pieces:
                 sock.sendall(piece)
             assert status_of(everything_until(sock, b'"usage"')) == 200
-
-
-def test_a_tunnel_is_refused(server: ServerProcess) -> None:
-    assert status_of(answered(server, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nabc")) == 400
 
 
 # -- WebSockets -------------------------------------------------------------------------------------------
@@ -268,14 +256,14 @@ def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path:
             sock = held.enter_context(upgraded(server, path))
             sock.sendall(data)
             wait_until(lambda sock=sock: is_read(sock))  # type: ignore[misc]
-        assert httpx.post(server.url + "/tokenize", content=large).status_code == 503
+        assert server.post("/tokenize", content=large).status_code == 503
         with upgraded(server, path) as third:
             third.sendall(header(1, MIB) + large)
             assert close_code(third) == 1013
-        assert httpx.post(server.url + CHAT, content=BODY, timeout=DEADLINE_S).status_code == 200
+        assert server.post(CHAT, content=BODY).status_code == 200
         idle.sendall(frame(9, b"?"))
         assert idle.recv(64) == b"\x8a\x01?"
-    wait_until(lambda: httpx.post(server.url + "/tokenize", content=large).status_code == 400)
+    wait_until(lambda: server.post("/tokenize", content=large).status_code == 400)
 
 
 def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
@@ -297,7 +285,7 @@ def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
         assert b"request_id" in idle.recv(4096)
 
 
-def test_a_message_in_too_many_pieces_ends_its_socket(server: ServerProcess) -> None:
+def test_a_message_in_too_many_pieces_ends_its_socket_and_a_letter_may_be_cut(server: ServerProcess) -> None:
     before = resident(server)
     with upgraded(server) as sock:
         with contextlib.suppress(ConnectionError):
@@ -309,14 +297,11 @@ def test_a_message_in_too_many_pieces_ends_its_socket(server: ServerProcess) -> 
         sock.sendall(frame(1, b"", fin=False) + b"".join(frame(0, one, fin=False) for one in pieces))
         sock.sendall(frame(0, b""))
         assert b"request_id" in sock.recv(4096)
-
-
-def test_letters_may_be_cut_between_pieces(server: ServerProcess) -> None:
     body = BODY.replace(b'"a"', '"ä"'.encode())
     at = body.index(b"\xc3") + 1
     with upgraded(server) as sock:
         sock.sendall(frame(1, body[:at], fin=False) + frame(0, body[at:]))
-        assert b'"error"' not in sock.recv(4096)
+        assert b'"error"' not in sock.recv(4096), "a letter may be cut"
 
 
 def _cut(data: bytes, size: int | None) -> list[bytes]:

@@ -100,9 +100,9 @@ def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> 
     with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE_S) as answer:
         events = answer.iter_lines()
         assert next(events).startswith("data: ")
-        running = httpx.get(server.url + "/v1/requests").json()
+        running = server.get("/v1/requests").json()
         assert [one["state"] for one in running["data"]] == ["running"], running
-    wait_until(lambda: httpx.get(server.url + "/v1/requests").json()["data"] == [])
+    wait_until(lambda: server.get("/v1/requests").json()["data"] == [])
 
 
 def test_whole_answers_streams_and_errors_pass(url: str) -> None:

@@ -46,6 +46,19 @@ def test_a_url_is_fetched_within_its_bounds() -> None:
     }
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("[::1]", "[::ffff:127.0.0.1]", "2130706433", "10.0.0.1", "169.254.169.254", "0.0.0.0"),
+        *("[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::1]", "[::127.0.0.1]", "[fec0::1]"),
+    ],
+)
+async def test_nothing_is_fetched_from_private_addresses(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="its address is a private one"):
+        await fetch(Fetched(f"http://{host}/x.png", ("*",), 100_000, "too_large", DEADLINE_S))
+
+
 _OK, _FOUND = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: "
 REPLIES: dict[str, Iterable[bytes]] = {
     "sized": [_OK + b"Content-Length: 7\r\n\r\npicture"],

@@ -62,22 +62,15 @@ $$\\int_0^1 x\\,dx = \\frac12$$
 """
 
 
-def test_an_answer_says_what_it_took(visit: Visit) -> None:
-    page = visit.page
-    limit(page, 12)
-    say(page, "Tell a story.")
-    figures = whole_answer(page).locator(".figures")
-    expect(figures.locator("summary")).to_contain_text("12 tokens")
-    figures.locator("summary").click()
-    expect(figures).to_contain_text("Queue")
-    expect(figures).to_contain_text("Of it cached")
-
-
-def test_an_edit_and_another_answer_are_branches(visit: Visit) -> None:
+def test_an_answer_says_what_it_took_and_an_edit_and_another_answer_are_branches(visit: Visit) -> None:
     page = visit.page
     limit(page, 6)
     say(page, "One")
-    whole_answer(page)
+    figures = whole_answer(page).locator(".figures")
+    expect(figures.locator("summary")).to_contain_text("6 tokens")
+    figures.locator("summary").click()
+    expect(figures).to_contain_text("Queue")
+    expect(figures).to_contain_text("Of it cached")
     page.get_by_role("button", name="Another answer").click()
     expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
     whole_answer(page)
@@ -94,7 +87,7 @@ def test_an_edit_and_another_answer_are_branches(visit: Visit) -> None:
     expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
 
 
-def test_an_answer_obeys_its_schema(visit: Visit) -> None:
+def test_an_answer_obeys_its_schema_and_one_that_is_refused_is_told(visit: Visit) -> None:
     page = visit.page
     settings(page, "JSON schema").get_by_role("button", name="Person").click()
     say(page, "Ann is 31 and likes tea.")
@@ -103,12 +96,6 @@ def test_an_answer_obeys_its_schema(visit: Visit) -> None:
     expect(answer.locator(".json-form dt")).to_have_text(["name", "age", "likes"])
     answer.get_by_role("radio", name="JSON").check()
     assert set(json.loads(answer.locator("pre").inner_text())) == {"name", "age", "likes"}
-
-
-def test_a_schema_that_the_server_refuses_is_told(visit: Visit) -> None:
-    page = visit.page
-    part = settings(page, "JSON schema")
-    part.get_by_label("Answers are JSON").check()
     part = settings(page, "JSON schema")
     part.get_by_label("Schema", exact=True).fill("{")
     expect(part.get_by_role("alert")).to_be_visible()

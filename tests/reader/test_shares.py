@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import io
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -13,8 +12,6 @@ from functools import partial
 
 import psutil
 import pytest
-from pypdf import PdfWriter
-from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
@@ -23,6 +20,7 @@ from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
+from tests.pdfs import pdf
 from tests.tiny_model import tiny_model_path
 from tests.waiting import wait_until
 
@@ -63,23 +61,6 @@ def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[
     return threads.submit(context.run, work)
 
 
-def slow_pdf() -> bytes:
-    """One page with more operators than anyone reads within the share."""
-    writer = PdfWriter()
-    page, content = writer.add_blank_page(100, 100), StreamObject()
-    content._data = b"BT /F1 12 Tf\n" + b"(Hello hello) Tj\n" * 200_000 + b"ET"
-    names = {"Type": "Font", "Subtype": "Type1", "BaseFont": "Helvetica"}
-    font = DictionaryObject(
-        {NameObject(f"/{name}"): NameObject(f"/{value}") for name, value in names.items()}
-    )
-    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
-    page[NameObject("/Contents")] = writer._add_object(content.flate_encode())
-    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-    file = io.BytesIO()
-    writer.write(file)
-    return file.getvalue()
-
-
 @contextmanager
 def stopped(pids: list[int]) -> Iterator[None]:
     """A gate: whatever these processes do ends behind it."""
@@ -93,13 +74,13 @@ def stopped(pids: list[int]) -> Iterator[None]:
 
 
 def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
-    pdf = slow_pdf()
+    slow = pdf("Hello hello\n" * 150_000)  # more operators than anyone reads within the share
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
-        model.document(pdf, 10_000_000)
+        model.document(slow, 10_000_000)
     assert pool.deaths == 0
     wait_until(lambda: len(pool.pids) == 2)
     with stopped(pool.pids), pytest.raises(InvalidRequest):
-        model.document(pdf, 10_000_000)
+        model.document(slow, 10_000_000)
     assert model.document(b"a short text", 100) == "a short text"
 
 

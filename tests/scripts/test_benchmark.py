@@ -22,7 +22,6 @@ from bench.results import Circumstances, Direction, Goal, Line, Report, Workload
 from bench.servers import environment
 from bench.stats import Rounds, percentile, ratios
 from bench.workloads import WORKLOADS
-from benchmark import main
 
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
@@ -159,19 +158,6 @@ def test_the_report_tells_pass_from_miss() -> None:
         "| two | no such option |  |  | not measured |",
     ):
         assert row in rows
-
-
-@pytest.mark.parametrize(
-    "argument",
-    ["--workloads=tea", "--servers=ours,tea", "--rounds=0", "--model=no.gguf", "--shape=1b:tea", "--quant=x"],
-)
-def test_wrong_arguments_are_refused_by_name(
-    argument: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", argument])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert argument.partition("=")[0] in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -60,13 +60,6 @@ def expect_varied_outputs(model: llama_cpp.Llama, count: int, num_tokens: int) -
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("quant", ["f32", "f16", "q8_0", "q4_0", "q4_k_m"])
-def test_a_quantised_model_answers(quant: str) -> None:
-    with loaded(tiny_model_path(quant)) as model:
-        expect_varied_outputs(model, 100, 30)
-
-
-@pytest.mark.native
 def test_a_model_of_each_architecture_is_small_and_has_its_kind_of_memory(architecture: Architecture) -> None:
     path = tiny_model_path(shape=architecture.name)
     assert path.stat().st_size < 2_000_000
@@ -168,11 +161,9 @@ def test_wrong_arguments_are_refused_by_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shape, quant, *more = arguments
-    asked = ["make_model.py", "--output", "x.gguf", "--shape", shape, "--quant", quant, *more]
-    monkeypatch.setattr(sys, "argv", asked)
-    try:
-        found = main()
-    except SystemExit as leaving:
-        found = int(leaving.code or 0)
-    assert (found, line in capsys.readouterr().err) == (code, True)
+    options = ["--output", "x.gguf", "--shape", shape, "--quant", quant, *more]
+    monkeypatch.setattr(sys, "argv", ["make_model.py", *options])
+    with pytest.raises(SystemExit, match=str(code)):
+        sys.exit(main())
+    assert line in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

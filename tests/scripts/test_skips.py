@@ -36,18 +36,10 @@ def test_a_skip_fails_with_its_reason_unless_it_may_be_skipped(
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(content)
     (tmp_path / "test_other.py").write_text("def test_that_passes(): pass")
-    options = (
-        "-p",
-        "tests.skips",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(tmp_path),
-        "--import-mode",
-        "importlib",
-    )
+    plugins = ("-p", "tests.skips", "-p", "no:cacheprovider", "--import-mode", "importlib")
     env = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = completed(PYTEST, ["-p", "no:cacheprovider", *options, str(tmp_path)], env=env)
+    folder = str(tmp_path)
+    done = completed(PYTEST, [*plugins, "-c", os.devnull, "--rootdir", folder, folder], env=env)
     assert (done.returncode != 0) is fails, done.stdout
     assert line in done.stdout
     assert ("does not allow" in done.stdout) is fails

@@ -7,14 +7,19 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import openai_cpu_server
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.server.options import api_options, job_options
-from openai_cpu_server.server.run import serve
+from openai_cpu_server.server.run import embedding_model, serve
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import named
 
 
 def test_without_settings_the_api_is_as_its_own_options_have_it() -> None:
@@ -43,3 +48,11 @@ def test_what_only_a_running_server_reads_is_an_option_of_servers() -> None:
     only_here = set(re.findall(r"\bsettings\.(\w+)", running.read_text())) - known_elsewhere
     assert "drain_seconds" in only_here
     assert only_here & Settings.model_fields.keys() <= OPTIONS_OF_SERVERS
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [(None, "no model embeds: add --model minilm"), ("x", "no model 'x'")]
+)
+def test_a_model_that_compares_questions_must_be_there(name: str | None, why: str) -> None:
+    with pytest.raises(StartupError, match=f"--semantic-cache.*{why}"):
+        embedding_model(ModelRegistry([named(FakeEngine(), "m")]), name)

@@ -1,0 +1,30 @@
+"""Small PDF files with text."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from pypdf import PdfWriter
+from pypdf.generic import DictionaryObject, NameObject, NumberObject, StreamObject
+
+
+def pdf(*pages: str, compressed: bool = True, repeated: int = 1) -> bytes:
+    """A page for each text, a line for each of its lines. All of them stand there so many times."""
+    writer = PdfWriter()
+    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    for text in pages:
+        page, content = writer.add_blank_page(612, 792), StreamObject()
+        lines = "".join(f"({line}) Tj 0 -14 Td\n" for line in text.splitlines())
+        content.set_data(f"BT /F1 12 Tf 72 720 Td\n{lines}ET".encode())
+        one = writer._add_object(content.flate_encode() if compressed else content)
+        names = DictionaryObject({NameObject(name): NameObject(value) for name, value in font.items()})
+        fonts = DictionaryObject({NameObject("/F1"): names})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        page[NameObject("/Contents")] = one
+    tree: Any = writer._pages.get_object()
+    tree["/Kids"].extend([*tree["/Kids"]] * (repeated - 1))
+    tree[NameObject("/Count")] = NumberObject(len(tree["/Kids"]))
+    file = io.BytesIO()
+    writer.write(file)
+    return file.getvalue()
