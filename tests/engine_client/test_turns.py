@@ -49,7 +49,7 @@ class Machine:
         return self.act()
 
     def act(self) -> Decision | None:
-        decision = self.turns.decide(self.now_s)
+        self.decision = decision = self.turns.decide(self.now_s)
         match decision:
             case Decision(command=GrantTurn(limit_ms=limit_ms)):
                 self.until_s = None if limit_ms is None else self.now_s + limit_ms / 1000
@@ -179,7 +179,7 @@ def test_the_share_is_one_step_that_knows_of_the_others_and_is_not_interrupted()
     machine.join("b", BATCH)
     while machine.turns.holder == "a":
         machine.step()
-    assert machine.until_s == machine.now_s
+    assert machine.decision == Decision("b", GrantTurn(limit_ms=0.0, beside_interactive=True))
     assert machine.join("c", INTERACTIVE) is None
     machine.step()
     assert machine.turns.holder == "c"

@@ -263,11 +263,13 @@ class Driver:
             self.scheduler.sequences.finish(sequence)
             self.scheduler.check()
 
-    def step(self, *requests: GenerationRequest, interrupt: bool = False) -> Spans:
+    def step(
+        self, *requests: GenerationRequest, interrupt: bool = False, beside_interactive: bool = False
+    ) -> Spans:
         """`requests`: are submitted before, as those of `run`."""
         self.submit(*requests)
         self.now_s += 0.1
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(beside_interactive=beside_interactive)
         names = [s.request.id for s in self.scheduler.participants(step)]
         self.predicted_ms.append(self.scheduler.predicted_ms(step))
         self.interruptible.append(step.may_be_interrupted)

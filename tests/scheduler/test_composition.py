@@ -202,6 +202,15 @@ def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
     assert not driver.scheduler.schedule().may_be_interrupted
 
 
+@pytest.mark.parametrize(("priority", "num_tokens"), [(Priority.INTERACTIVE, 64), (BATCH, 32)])
+def test_beside_another_models_interactive_work_a_prompt_makes_no_longer_step_than_beside_a_stream(
+    priority: Priority, num_tokens: int
+) -> None:
+    driver = Driver(decoding=32, stall=64, idle=256)
+    one = request("p", prompt=500, priority=priority)
+    assert driver.step(one, beside_interactive=True) == {"p": num_tokens}
+
+
 def test_forced_tokens_are_computed_with_the_token_before_them_or_with_the_prompt() -> None:
     for constraint, steps in (
         (under("?bcd?f"), [{"a": 6}, {"a": 4}, {}]),
