@@ -86,6 +86,8 @@ async def test_what_is_refused_leaves_nothing() -> None:
         story.culprits.book("ann", f"killer-{number}")
     with pytest.raises(CulpritsLimited):
         story.admission.generate(FAKE_INFO, [request("a", account="ann")])
+    with pytest.raises(CulpritsLimited):
+        story.admission.embed(FAKE_EMBEDDER, EmbedRequest(id="a", inputs=((1,),), account="ann"))
     assert not len(story.carrier.live)
     story.admission.generate(FAKE_INFO, [request("b"), request("c")])
     with pytest.raises(QueueFull):

@@ -16,7 +16,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.deaths import MemoryKiller
@@ -320,8 +320,9 @@ async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
     ],
 )
 async def test_a_poisonous_request_fails_alone(
-    flags: tuple[str, ...], said: str, deaths: int, gate: Gate
+    flags: tuple[str, ...], said: str, deaths: int, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     innocent = [request(f"r{i}", output=30) for i in range(4)]
     async with running(client(gate.steps, "kill_on=300", *flags)) as engine:
         streams = begun(engine, *innocent)
@@ -332,26 +333,10 @@ async def test_a_poisonous_request_fails_alone(
         with pytest.raises(GenerationFailed, match=said):
             await poison
         assert await are_whole(streams, innocent)
-        assert engine.status().restarts == deaths
-
-
-async def test_a_culprit_among_many_is_found_while_the_server_goes_on(
-    gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All have made progress when it strikes first; the search takes five deaths of the engine at most."""
-    caplog.set_level(logging.INFO)
-    innocent = [request(f"r{i}", output=80) for i in range(15)]
-    pattern = Constraint(grammar=30 * "?" + chr(298) + "?")
-    async with running(client(gate.steps, "kill_on=300", max_seqs=16)) as engine:
-        *streams, poison = begun(engine, *innocent, request("poison", output=80, constraint=pattern))
-        await advanced(engine, gate, 16)
-        gate.open()
-        with pytest.raises(GenerationFailed, match="died each time"):
-            await poison
-        assert await are_whole(streams, innocent)
-        assert 2 <= engine.status().restarts <= 6
-        assert engine.state is EngineState.READY
-    assert [line for line in caplog.messages if line.startswith("recovered") and "suspects: 16" in line]
+        assert (engine.status().restarts, engine.state) == (deaths, EngineState.READY)
+    assert [
+        line for line in caplog.messages if line.startswith("recovered") and f"(deaths: {deaths}, " in line
+    ]
 
 
 async def test_an_engine_that_keeps_dying_is_given_up() -> None:
@@ -364,18 +349,6 @@ async def test_an_engine_that_keeps_dying_is_given_up() -> None:
         with pytest.raises(EngineUnavailable) as caught:
             engine.generate([request("too late")])
         assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s > 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals, gate: Gate) -> None:
-    requests = [request(f"r{i}", prompt=20 + i, output=40) for i in range(4)]
-    async with running(client(gate.steps)) as engine:
-        streams = begun(engine, *requests)
-        await advanced(engine, gate, 4)
-        kill_engine(engine, number)
-        gate.open()
-        assert await are_whole(streams, requests)
-        assert engine.status().restarts == 1
 
 
 async def test_signals_to_the_whole_group_do_not_end_the_engine() -> None:
@@ -493,25 +466,6 @@ async def test_draining_accepts_nothing_and_finishes_what_runs(dies: bool, gate:
         assert await are_whole(streams, requests)
         await draining
         assert dies or engine.kv_stats().prompt_tokens == sum(len(one.tokens) for one in requests)
-
-
-async def test_draining_ends_in_time() -> None:
-    async with running(client("step_s=0.05")) as engine:
-        (stream,) = begun(engine, request("a", output=3000))
-        await eventually(lambda: engine.status().running["interactive"] == 1)
-        await engine.drain(0.2)
-        assert not stream.done()
-    with pytest.raises(GenerationFailed, match="shutting down"):
-        await stream
-
-
-async def test_what_steps_cost_is_measured_in_quiet_moments_and_whoever_comes_is_served(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "begun"
-    async with running(client(f"measuring={path}")) as engine:
-        await eventually(path.exists)
-        assert await is_served(engine, request("r", output=4))
 
 
 async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_that_does_not(
