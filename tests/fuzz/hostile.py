@@ -113,9 +113,8 @@ class Bodies:
         name = random.choice(list(value))
         spoiled = {key: self._spoiled(item) if key == name else item for key, item in value.items()}
         if random.random() < 0.05:
-            spoiled[random.choice(["\u0000", "\ud800", "x" * 300, "__proto__", ""])] = Raw(
-                random.choice(VALUES)
-            )
+            odd = random.choice(["\u0000", "\ud800", "x" * 300, "__proto__", ""])
+            spoiled[odd] = Raw(random.choice(VALUES))
         return spoiled
 
     def _mangled(self, data: bytes) -> bytes:
