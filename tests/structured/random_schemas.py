@@ -8,10 +8,28 @@ from hypothesis import strategies as st
 
 NAMES = ["a", "b", "ab", "c", 'd"x', "é"]
 TEXTS = ["", "a", "b", "abc", "ab", "abab", "x", "é\n", "12", "2024-02-29", "1.2.3.4", " "]
-NUMBERS = [0, 1, 2, -3, 5, 7, 10, 15, 100, 0.5, 1.5, -0.5, 3.25]
+NUMBERS = [0, 1, 2, -3, 5, 7, 10, 15, 100, 0.5, 1.5, -0.5, 3.25, 99, 12345, -0.1, -12.75, 0.001]
+BOUNDS = [0, -0.0, 0.5, -0.9, 1, -1, -5, 2.5, 7, 10, 99, 100, -100, 0.001, -12.75, 3.25, 1e3, 12345, 1e-7]
+STEPS = [1, 2, 3, 5, 7, 10, 25, 100, 0.5, 0.25, 0.1, 0.01, 1.5]
 PATTERNS = ["^a", "b$", "^[a-c]+$", "x|y", "^(ab)*$", "[^a]", "^.{2,4}$", "^\\d+$", "é"]
 
-scalars = st.sampled_from([None, True, False, *TEXTS, *NUMBERS])
+atoms = st.sampled_from(["a", "b", "1", "_", "-", " ", "é", ".", "[ab]", "[^a]", r"\d", r"\w", r"\S", r"\W"])
+repeated = st.tuples(atoms, st.sampled_from(["", "", "", "?", "*", "+", "{2}", "{1,3}"])).map("".join)
+parts = st.recursive(
+    repeated,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map("(?:{0[0]}|{0[1]})".format),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{0,2}"])).map("(?:{0[0]}){0[1]}".format),
+        st.tuples(st.sampled_from("=!"), inner, atoms).map("(?{0[0]}{0[1]}){0[2]}".format),
+        inner.map(r"\b{}".format),
+    ),
+    max_leaves=4,
+)
+patterns = st.sampled_from(PATTERNS) | st.tuples(
+    st.sampled_from(["", "^"]), parts, st.sampled_from(["", "$"])
+).map("".join)
+scalars = st.sampled_from([None, True, False, *TEXTS, *NUMBERS]) | st.text("ab1_- é\nz", max_size=8)
 values = st.recursive(
     scalars,
     lambda inner: (
@@ -27,15 +45,17 @@ def _some(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 _numeric = _some(
     type=st.sampled_from(["integer", "number"]),
-    minimum=st.sampled_from([0, 1, -5, 2.5]),
-    exclusiveMaximum=st.sampled_from([7, 100, 3.25]),
-    multipleOf=st.sampled_from([2, 3, 5, 0.5]),
+    minimum=st.sampled_from(BOUNDS),
+    exclusiveMinimum=st.sampled_from(BOUNDS),
+    maximum=st.sampled_from(BOUNDS),
+    exclusiveMaximum=st.sampled_from(BOUNDS),
+    multipleOf=st.sampled_from(STEPS),
 )
 _textual = _some(
     type=st.just("string"),
     minLength=st.integers(0, 3),
     maxLength=st.integers(2, 6),
-    pattern=st.sampled_from(PATTERNS),
+    pattern=patterns,
     format=st.sampled_from(["date", "ipv4", "uuid"]),
 )
 _leaves = st.one_of(
