@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.structured.making import check_schema
-from tests.structured.oracle import accepts, check, check_texts, compact
+from tests.structured.oracle import accepts, check, check_texts, compact, table
 
 D7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 INT, STR = {"type": "integer"}, {"type": "string"}
@@ -17,7 +17,7 @@ def array(**more):
     return {"type": "array", **more}
 
 
-CASES = {
+test_cases = table({
     "items": [
         (array(items=INT), [[], [1], [1, 2, 3]], [["a"], [1, "a"], 1]),
         (array(items=False), [[]], [[1]]),
@@ -84,13 +84,7 @@ CASES = {
     "one item is always unique": [
         (array(items=STR, uniqueItems=True, maxItems=1), [[], ["a"]], [["a", "b"]])],
     "unique items may be off": [(array(items=INT, uniqueItems=False), [[1, 1]], [])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cases(name):
-    for case in CASES[name]:
-        check(*case)
+})  # fmt: skip
 
 
 def test_values_that_several_alternatives_spell_are_one_value():

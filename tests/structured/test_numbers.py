@@ -6,7 +6,7 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from tests.structured.making import check_schema, schema_to_gbnf
-from tests.structured.oracle import accepts, check, check_ours
+from tests.structured.oracle import accepts, check, check_ours, table
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_integers_between(low, high):
     check({"type": "integer", "minimum": low, "maximum": high}, sorted(inside), sorted(outside))
 
 
-CASES = {
+test_cases = table({
     "every integer of a small range": [
         ({"type": "integer", "minimum": -12, "maximum": 25}, list(range(-12, 26)), [-13, 26, -100, 100])],
     "one sided integers": [
@@ -56,13 +56,7 @@ CASES = {
          [0, 1, 1000, 66560]),
         ({"type": "integer", "allOf": [{"multipleOf": 60}, {"multipleOf": 90}], "minimum": -200,
           "maximum": 400}, [-180, 0, 180, 360], [60, 90, 540])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cases(name):
-    for case in CASES[name]:
-        check(*case)
+})  # fmt: skip
 
 
 def test_a_decimal_next_to_an_open_bound_is_never_rounded_onto_it():

@@ -4,9 +4,9 @@ import pytest
 
 from openai_cpu_server.structured.options import UnsupportedSchema
 from tests.structured.making import check_schema, schema_to_gbnf
-from tests.structured.oracle import check_ours, check_texts
+from tests.structured.oracle import check_ours, check_texts, table
 
-OURS = {
+test_ours = table({
     "lengths count characters": [
         ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "éé", "😀😀😀", '\n"'],
          ["a", "", "abcd"]),
@@ -54,13 +54,7 @@ OURS = {
          ["2023-01-01", "2024-02-30"]),
         ({"type": "string", "format": "uri", "pattern": r"^https://[a-z.]+/[\w/]*$", "maxLength": 64},
          ["https://a.b/c/d"], ["http://a.b/", "https://a.b"])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_ours(name):
-    for case in OURS[name]:
-        check_ours(*case)
+}, check_ours)  # fmt: skip
 
 
 def test_a_character_may_be_escaped_and_counts_once():
