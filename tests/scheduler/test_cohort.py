@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step
-from tests.scheduler.driver import Driver, TokenCost, alone, request
+from tests.scheduler.driver import Driver, TokenCost, request
 
 BATCH = Priority.BATCH
 PROMPT = tuple(range(2, 152))
@@ -38,14 +38,6 @@ def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
         return step_ms + (switch_ms if step.adapter != before else 0.0)
 
     return elapsed_ms
-
-
-def test_outputs_are_those_of_each_alone() -> None:
-    driver = Driver()
-    letters = ("a", "one"), ("b", None), ("c", "two")
-    some = [asked(f"{letter}{n}", adapter, output=12) for letter, adapter in letters for n in range(3)]
-    assert {cohort(step) for step in driver.run(*some) if step} == {"a", "b", "c"}
-    assert len({tuple(alone(one)) for one in some}) == len(some)
 
 
 def test_the_base_alone_is_composed_as_if_there_were_no_adapters() -> None:
@@ -164,20 +156,6 @@ def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) ->
         for _ in range(num_steps):
             cohort(driver.step())
     driver.run(max_steps=40 * len(arrivals) + 50)
-
-
-def test_batch_work_ends_beside_endless_interactive_work_of_others() -> None:
-    driver = Driver(slots=8, kv_tokens=4096)
-    driver.submit(asked("x", "two", prompt=60, output=20, priority=BATCH))
-    number = 0
-    for _ in range(4000):
-        if sum(name.startswith("a") for name in driver.outputs) - len(driver.finished) < 3:
-            driver.submit(asked(f"a{number}", "one", output=6))
-            number += 1
-        cohort(driver.step())
-        if "x" in driver.finished:
-            return
-    raise AssertionError("starved")
 
 
 def test_a_cohort_that_gets_no_cells_does_not_keep_its_turn() -> None:

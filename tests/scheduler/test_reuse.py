@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from tests.scheduler.driver import Driver, request
 
@@ -53,13 +51,6 @@ def test_a_running_sequence_shares_its_cells_to_the_token() -> None:
     assert driver.ledger.num_used < 2 * used
     assert driver.ledger.num_shared == 6
     driver.run()
-
-
-def test_what_is_shared_survives_the_one_who_computed_it() -> None:
-    driver = Driver(idle=256)
-    driver.step(prefixed("a", 100, output=3))
-    driver.run(prefixed("b", 100, output=30))
-    assert driver.finished == ["a", "b"]
 
 
 def test_sixteen_equal_prompts_are_computed_once() -> None:
@@ -128,15 +119,6 @@ def test_cancelled_work_is_saved_too() -> None:
     assert driver.cached["b"] == 128
 
 
-def test_saved_blocks_that_give_way_to_those_of_who_is_released_are_not_restored() -> None:
-    driver = Driver(slots=1, cache_blocks=2, idle=256)
-    driver.run(prefixed("a", 128))
-    driver.submit(request("L", prompt=200, output=40, priority=BATCH))
-    driver.steps(3)
-    driver.run(prefixed("b", 128))
-    assert driver.scheduler.num_preemptions == 1
-
-
 def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
     driver = Driver(cache_blocks=20, idle=256)
     driver.run(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
@@ -153,9 +135,3 @@ def test_a_scored_prompt_is_computed_whole() -> None:
     driver.run(prefixed("b", 128, prompt_logprobs=True))
     assert driver.cached["b"] == 0
     assert driver.num_scores["b"] == 132
-
-
-@pytest.mark.parametrize("kv_tokens", [400, 416, 480])
-def test_sharing_in_a_pool_that_is_almost_full(kv_tokens: int) -> None:
-    driver = Driver(cache_blocks=30, idle=64, kv_tokens=kv_tokens)
-    driver.run(*(prefixed(f"r{i}", 200, own=10 * i + 1, output=60) for i in range(5)))

@@ -66,16 +66,6 @@ def test_batch_is_not_released_where_that_would_not_help() -> None:
     assert "b" in driver.step(request("j", prompt=200, output=16))
 
 
-def test_a_full_pool_releases_the_last_and_fails_nobody() -> None:
-    driver = Driver(kv_tokens=256)
-    driver.run(*(request(name, prompt=30, output=150) for name in "abc"))
-    assert driver.finished == ["a", "b", "c"]
-
-
-def test_two_half_read_prompts_cannot_lock_each_other_out() -> None:
-    Driver(kv_tokens=256, decoding=16, idle=16).run(*(request(name, prompt=120, output=100) for name in "ab"))
-
-
 def test_cancelling_frees_cells_in_the_next_step_and_the_last_still_gets_one() -> None:
     driver = Driver(slots=2)
     driver.step(request("a"), request("b"), request("waits"))
@@ -86,20 +76,6 @@ def test_cancelling_frees_cells_in_the_next_step_and_the_last_still_gets_one() -
         driver.step()
         assert len(driver.backend.cells) == num_left
     assert not driver.scheduler.has_work
-
-
-def test_an_interrupted_step_is_done_again() -> None:
-    driver = Driver()
-    driver.submit(request("a", prompt=10))
-    assert [driver.step(interrupt=True), driver.step()] == [{"a": 10}, {"a": 10}]
-    driver.run()
-
-
-def test_a_prompt_is_scored_once_even_if_it_is_computed_twice() -> None:
-    driver = Driver(slots=1, idle=64)
-    driver.step(request("b", prompt=150, output=2, priority=BATCH, prompt_logprobs=True))
-    driver.run(request("i"))
-    assert driver.num_scores["b"] == 149
 
 
 def test_scoring_needs_no_more_outputs_than_the_backend_has() -> None:

@@ -88,6 +88,10 @@ def check_ours(schema: Any, accepted: list[Any], rejected: list[Any], options: O
     check_texts(check_schema(schema, options), map(compact, accepted), map(compact, rejected))
 
 
+def check_spelling(schema: Any, accepted: Iterable[str], rejected: Iterable[str]) -> None:
+    check_texts(check_schema(schema), accepted, rejected)
+
+
 def check_texts(grammar: GrammarCheck, accepted: Iterable[str], rejected: Iterable[str]) -> None:
     assert [text for text in accepted if not grammar.check(text).fits] == []
     assert [text for text in rejected if grammar.check(text).fits] == []

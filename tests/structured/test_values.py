@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.structured.making import check_schema
-from tests.structured.oracle import check, check_ours, check_texts, table
+from tests.structured.oracle import check, check_ours, check_spelling, table
 
 ALL = [None, True, False, 0, -3, 1.5, 1e30, "", "a", [], [1, [2]], {}, {"a": {"b": None}}]
 
@@ -30,24 +29,33 @@ def test_type(name, accepted):
     check({"type": name}, accepted, others)
 
 
-def test_integer_is_written_without_a_point():
-    check_ours({"type": "integer"}, [0, -1, 10], [0.5, 1.0])
-    check_texts(check_schema({"type": "integer"}), [], ["01", "+1"])
+test_spelling = table({
+    "an integer has no point": [({"type": "integer"}, ["0", "-1", "10"], ["0.5", "1.0", "01", "+1"])],
+    "a number has every spelling of JSON and no other": [
+        ({"type": "number"}, ["0", "-0", "1.50", "1e5", "1E+5", "-1.5e-3"],
+         ["01", ".5", "1.", "+1", "1e", "NaN", "Infinity", "0x1", "--1"])],
+    "a string has escapes but no lone surrogate and no raw control character": [
+        ({"type": "string"},
+         ['"\\u00e9"', '"\\ud83d\\ude00"', '"\\/"', '"\\b\\f\\n\\r\\t\\"\\\\"', '"é😀"'],
+         ['"\\ud83d"', '"\\udc00"', '"\\x41"', '"\n"', '"a', "'a'", '"\\u12"'])],
+}, check_spelling)  # fmt: skip
 
 
-def test_number_takes_every_spelling_of_json_and_no_other():
-    numbers = ("0", "-0", "1.50", "1e5", "1E+5", "-1.5e-3")
-    others = ("01", ".5", "1.", "+1", "1e", "NaN", "Infinity", "0x1", "--1")
-    check_texts(check_schema({"type": "number"}), numbers, others)
-
-
-def test_string_takes_escapes_but_no_lone_surrogate_and_no_raw_control():
-    strings = ('"\\u00e9"', '"\\ud83d\\ude00"', '"\\/"', '"\\b\\f\\n\\r\\t\\"\\\\"', '"é😀"')
-    others = ('"\\ud83d"', '"\\udc00"', '"\\x41"', '"\n"', '"a', "'a'", '"\\u12"')
-    check_texts(check_schema({"type": "string"}), strings, others)
+test_nullable_is_of_openapi_and_adds_null = table({
+    "beside a type": [({"type": "string", "nullable": is_so}, ["a", None][:1 + is_so], [1, None][:2 - is_so])
+                      for is_so in (True, False)],
+    "beside other keywords": [
+        ({"type": "object", "nullable": True, "required": ["a"]}, [None, {"a": 1}], [{}, "a"])],
+    "of a property": [
+        ({"properties": {"a": {"type": "integer", "nullable": True}}}, [{"a": None}, {"a": 1}], [{"a": ""}])],
+}, check_ours)  # fmt: skip
 
 
 test_cases = table({
+    "enum of all kinds": [
+        ({"enum": ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}]},
+         ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}],
+         ["re", "redd", 2, False, [], [1], {"a": 1}, {"a": 1, "b": [None], "c": 1}])],
     "type list": [
         ({"type": ["integer", "null"]}, [1, None], ["a", 1.5, []]),
         ({"type": ["number", "integer"]}, [1, 1.5], ["a", None])],
@@ -65,17 +73,3 @@ test_cases = table({
     "an object of constants must be complete and closed": [
         ({"const": {"a": 1, "b": 2}}, [{"a": 1, "b": 2}], [{"a": 1}, {"b": 2}, {"a": 1, "b": 2, "c": 3}])],
 })  # fmt: skip
-
-
-def test_enum_of_all_kinds():
-    values = ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}]
-    others = ["re", "redd", 2, False, [], [1], {"a": 1}, {"a": 1, "b": [None], "c": 1}]
-    check({"enum": values}, values, others)
-
-
-def test_nullable_is_of_openapi_and_adds_null():
-    check_ours({"type": "string", "nullable": True}, ["a", None], [1])
-    check_ours({"type": "string", "nullable": False}, ["a"], [None])
-    check_ours({"type": "object", "nullable": True, "required": ["a"]}, [None, {"a": 1}], [{}, "a"])
-    within = {"properties": {"a": {"type": "integer", "nullable": True}}}
-    check_ours(within, [{"a": None}, {"a": 1}], [{"a": "x"}])
