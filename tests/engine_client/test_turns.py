@@ -131,25 +131,6 @@ def test_turns_of_one_class(work: Priority, names: str, step_s: float, seconds: 
     assert "".join(machine.run(seconds)) == turns
 
 
-def test_time_counts_and_not_steps() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE, step_s=0.5)
-    machine.join("b", INTERACTIVE, step_s=0.05)
-    machine.run(60)
-    assert machine.share("a", INTERACTIVE) == pytest.approx(0.5, abs=0.02)
-    waits = [end - start for (_, start), (who, end) in zip(machine.log, machine.log[1:], strict=False)]
-    assert max(waits) <= 0.5 + 1e-9
-
-
-def test_who_was_away_has_saved_up_nothing() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE)
-    machine.join("b", None)
-    machine.run(100)
-    machine.wants("b", INTERACTIVE)
-    assert "".join(machine.run(1)).count("a") == pytest.approx(5, abs=1)
-
-
 @pytest.mark.parametrize(("floor", "names"), [(0.1, "b"), (0.25, "b"), (0.1, "bc")])
 def test_batch_work_keeps_its_share_together_beside_endless_interactive_work(
     floor: float, names: str
