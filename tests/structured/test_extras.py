@@ -1,9 +1,9 @@
-"""json_object, regex, choice."""
+"""json_object, regex, choice; and where a text stops fitting a grammar."""
 
 import pytest
 
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, RefusedGrammar
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, TextFit
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, grammar_maker, regex_rules
 from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema
 from tests.structured.making import check_rules, check_schema
@@ -83,3 +83,16 @@ def test_a_long_list_of_patterns_is_followed_as_it_stands():
     schema = {"type": "string", "allOf": [{"pattern": p} for p in patterns], "maxLength": 10_000}
     whole = " ".join(c + "z" * 20 for c in "fedcba")
     check_ours(schema, [whole, whole * 60], [whole[22:], whole * 100, ""])
+
+
+def test_a_check_tells_where_a_text_stops_fitting():
+    grammar = check_schema(
+        {"properties": {"rating": {"enum": [1, 5]}}, "required": ["rating"], "type": "object"}
+    )
+    for text, accepted, is_complete in (
+        ('{"rating":5}', 12, True),
+        ('{"rating":6}', 10, False),
+        ('{"rating":5', 11, False),
+        ("", 0, False),
+    ):
+        assert grammar.check(text) == TextFit(accepted, len(text), is_complete)
