@@ -365,6 +365,7 @@ async def test_adapters_of_an_api_process_that_is_gone_reach_others_later_and_un
             await first.load_adapter(msgspec.msgpack.encode(adapter))
         await made.tell()
         assert not second.adapters, "not yet: it was just loaded"
+        await second.load_adapter(msgspec.msgpack.encode(PIRATE))
         del first.adapters["poet"]
         await made.tell()
         made.later_s = SETTLED_S
