@@ -12,72 +12,40 @@ from tests.fuzz.hostile import VALUES, Raw, text_of
 FORM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": FORM, "strict": True}
 _RESPONSE = {
-    "model": "fake",
-    "instructions": "Be short.",
+    "model": "fake", "instructions": "Be short.", "max_output_tokens": 5, "truncation": "auto", "store": True,
     "input": [
         {"role": "developer", "content": "x"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "so", "annotations": [], "logprobs": []}],
-        },
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "so", "annotations": [], "logprobs": []}]},
         {"role": "user", "content": "and?"},
     ],
-    "tools": [_FUNCTION, {"type": "web_search"}],
-    "tool_choice": "auto",
-    "parallel_tool_calls": False,
-    "text": {
-        "format": {"type": "json_schema", "name": "n", "schema": FORM, "strict": True},
-        "verbosity": "low",
-    },
-    "max_output_tokens": 5,
-    "truncation": "auto",
-    "metadata": {"a": "b"},
-    "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
-    "reasoning": {"effort": "low", "summary": "auto"},
-    "service_tier": "flex",
-    "store": True,
-    "top_logprobs": 2,
-    "temperature": 0.5,
-    "user": "u",
-    "prompt_cache_key": "k",
-}
+    "tools": [_FUNCTION, {"type": "web_search"}], "tool_choice": "auto", "parallel_tool_calls": False,
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": FORM, "strict": True},
+             "verbosity": "low"},
+    "include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "metadata": {"a": "b"},
+    "reasoning": {"effort": "low", "summary": "auto"}, "service_tier": "flex", "user": "u",
+    "top_logprobs": 2, "temperature": 0.5, "prompt_cache_key": "k",
+}  # fmt: skip
 _MESSAGES = {
-    "model": "fake",
-    "max_tokens": 5,
+    "model": "fake", "max_tokens": 5, "stop_sequences": ["x"], "temperature": 0.5, "top_k": 3,
     "system": [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}],
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "hm", "signature": "s"},
-                {"type": "text", "text": "so"},
-                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "1"}]},
-                {"type": "text", "text": "and?"},
-            ],
-        },
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "so"},
+            {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "1"}]},
+            {"type": "text", "text": "and?"}]},
     ],
     "tools": [{"name": "f", "description": "d", "input_schema": FORM}],
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-    "stop_sequences": ["x"],
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
-    "metadata": {"user_id": "u"},
-    "temperature": 0.5,
-    "top_k": 3,
-}
+    "thinking": {"type": "enabled", "budget_tokens": 1024}, "metadata": {"user_id": "u"},
+}  # fmt: skip
 _COUNTED_ITEMS = ("model", "instructions", "input", "tools", "tool_choice", "text", "reasoning", "truncation")
 _COUNTED = ("model", "system", "messages", "tools", "tool_choice", "thinking")
 _CHAT = {

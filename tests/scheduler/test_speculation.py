@@ -177,28 +177,20 @@ class CountingCost(CostModel):
         return super().predict_ms(num_tokens, attended)
 
 
-def times_asked(num_decoding: int, *drafts: SequenceDraft, budget_ms: float = math.inf) -> tuple[int, bool]:
-    """How often the cost model is asked to choose among these drafts, and whether any was chosen."""
-    made = plan(num_decoding, budget_ms=budget_ms, kind=CountingCost)
+@pytest.mark.parametrize(
+    ("num_decoding", "drafts", "most"),
+    [
+        (16, [SequenceDraft((7,) * 31, (0.95,) * 31)] * 15, 26),  # each choice is weighed once
+        (32, [SequenceDraft((7,) * 31, (0.99,) * 31)], 7),  # it could not pay if it were certain
+        (32, [SequenceDraft()], 0),
+    ],
+)
+def test_the_cost_model_is_asked_seldom(num_decoding: int, drafts: list[SequenceDraft], most: int) -> None:
+    made = plan(num_decoding, kind=CountingCost)
     CountingCost.num_asked = 0
     chosen = made.chosen(dict(zip(made.sequences, drafts, strict=False)))
-    return CountingCost.num_asked, bool(chosen)
-
-
-def test_quotations_are_weighed_once() -> None:
-    """With a draft of the draft model beside them there are two choices to weigh: with it, and without."""
-    quoted = [SequenceDraft((7,) * 31, (0.95,) * 31)] * 15
-    once, chosen = times_asked(16, *quoted)
-    twice, _ = times_asked(16, *quoted, generated(0.9, 0.1))
-    assert chosen
-    looks = 7 + 7 + 1  # ends of tiles up to 128 tokens, powers of two, and all
-    assert once <= looks + 11 < twice
-
-
-def test_what_could_not_pay_if_it_were_certain_is_not_weighed() -> None:
-    one = SequenceDraft((7,) * 31, (0.99,) * 31)
-    assert times_asked(32, one) == (7, False)  # without drafts; with 1, 2, 4, 8, 16, 31 tokens
-    assert times_asked(32, SequenceDraft()) == (0, False)
+    assert CountingCost.num_asked <= most
+    assert bool(chosen) == (num_decoding == 16)
 
 
 @pytest.mark.parametrize("curve", [PLAIN, REPACKED, FLAT])

@@ -54,15 +54,6 @@ def stream(
     return "".join(texts)
 
 
-def test_a_stream_comes_in_pieces(client: openai.OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(
-            model="chaos", messages=[{"role": "user", "content": "hello"}], max_tokens=8, stream=True
-        )
-    )
-    assert len(chunks) > 3
-
-
 def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI) -> None:
     prompts = [f"Story {number}: " for number in range(6)]
     quiet = [stream(client, prompt, 200) for prompt in prompts]
