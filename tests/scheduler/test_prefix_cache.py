@@ -134,29 +134,44 @@ def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
     assert found(cache, whole + part) == B + 10
 
 
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 70), st.sampled_from("ab"))),
-    st.integers(0, 12),
+STATE_BYTES = 100
+INSERTS = st.tuples(
+    st.lists(st.integers(0, 2), max_size=5), st.integers(0, 130), st.sampled_from("ab"), st.booleans()
 )
+
+
+@given(st.lists(INSERTS, max_size=25), st.integers(0, 12), st.booleans())
 def test_the_cache_agrees_with_what_was_saved_and_dropped(
-    inserts: list[tuple[list[int], int, str]], capacity: int
+    inserts: list[tuple[list[int], int, str, bool]], capacity: int, is_stateful: bool
 ) -> None:
     cache = SavedPrefixes(capacity)
-    held: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for blocks, extra, namespace in inserts:
-        tokens = text(*blocks, extra=extra)
-        insertion = cache.insert(tokens, namespace)
+    if is_stateful:
+        cache = SavedPrefixes(capacity * STATE_BYTES, state_bytes=STATE_BYTES, block_bytes=5)
+    states: dict[int, tuple[str, tuple[int, ...]]] = {}
+    blocks: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for parts, extra, namespace, pin in inserts:
+        tokens = text(*parts, extra=extra)
+        insertion = cache.insert(tokens, namespace, pin=pin and is_stateful and capacity > 4)
         for number, start, end in insertion.saved:
             assert start % B == 0
-            held[number] = (namespace, tokens[:end])
+            blocks[number] = (namespace, tokens[:end])
+        if insertion.state is not None:
+            states[insertion.state] = (namespace, tokens)
         for number in insertion.dropped:
-            del held[number]
+            del (blocks if number in blocks else states)[number]
         cache.check()
-        assert len(cache) == len(held) <= capacity
+        assert (len(cache), cache.totals.states) == (len(blocks), len(states))
         match = cache.match(tokens, namespace, len(tokens))
-        assert match.num_tokens == len(tokens) or len(held) == capacity
+        begun = [len(t) for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
+        if is_stateful:
+            assert match.num_tokens == max(begun, default=0)
+        else:
+            assert len(blocks) <= capacity
+            assert match.num_tokens == len(tokens) or len(blocks) == capacity
+        if match.state is not None:
+            assert states[match.state] == (namespace, tokens[: match.num_tokens])
         for i, number in enumerate(match.blocks):
-            assert held[number] == (namespace, tokens[: (i + 1) * B])
+            assert blocks[number] == (namespace, tokens[: (i + 1) * B])
         if match.tail is not None:
-            whole = len(match.blocks) * B
-            assert held[match.tail][1][: whole + match.tail_tokens] == tokens[: match.num_tokens]
+            assert blocks[match.tail][0] == namespace
+            assert blocks[match.tail][1][: match.num_tokens] == tokens[: match.num_tokens]

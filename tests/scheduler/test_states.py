@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -164,43 +162,6 @@ def test_blocks_that_lead_to_no_state_are_not_adopted() -> None:
 
 def text(seed: int, *, length: int) -> tuple[int, ...]:
     return tuple(2 + (seed * 37 + i) % 200 for i in range(length))
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(0, 1), max_size=3), st.integers(0, 130), st.sampled_from("ab"), st.booleans()
-        ),
-        max_size=25,
-    ),
-    st.integers(0, 8),
-)
-def test_the_cache_agrees_with_what_was_saved_and_dropped(
-    inserts: list[tuple[list[int], int, str, bool]], capacity: int
-) -> None:
-    cache = SavedPrefixes(capacity * STATE, state_bytes=STATE, block_bytes=5)
-    states: dict[int, tuple[str, tuple[int, ...]]] = {}
-    blocks: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for parts, extra, namespace, pin in inserts:
-        tokens = (*(t for part in parts for t in text(part, length=BLOCK_TOKENS)), *text(7, length=extra))
-        insertion = cache.insert(tokens, namespace, pin=pin and capacity > 4)
-        for number, _, end in insertion.saved:
-            blocks[number] = (namespace, tokens[:end])
-        if insertion.state is not None:
-            states[insertion.state] = (namespace, tokens)
-        for number in insertion.dropped:
-            del (blocks if number in blocks else states)[number]
-        cache.check()
-        assert (len(cache), cache.totals.states) == (len(blocks), len(states))
-        match = cache.match(tokens, namespace, len(tokens))
-        begins = [t for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
-        assert match.num_tokens == max(map(len, begins), default=0)
-        if match.state is not None:
-            assert states[match.state] == (namespace, tokens[: match.num_tokens])
-        for i, number in enumerate(match.blocks):
-            assert blocks[number] == (namespace, tokens[: (i + 1) * BLOCK_TOKENS])
-        if match.tail is not None:
-            assert blocks[match.tail] == (namespace, tokens[: match.num_tokens])
 
 
 def test_a_step_is_as_many_passes_as_it_has_lengths() -> None:
