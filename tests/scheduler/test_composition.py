@@ -277,7 +277,7 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
 
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
     """A step has time for all their tokens, but not a row of logits for each of them."""
-    driver = Driver(decoding=400, idle=400, outputs=40, kv_tokens=4096)
+    driver = Driver(decoding=400, idle=400, rows=40, kv_tokens=4096)
     driver.submit(request("b", prompt=20, output=10, priority=BATCH))
     steps = driver.run(*(request(f"s{n}", prompt=300, output=0, prompt_logprobs=True) for n in range(4)))
     assert max(number for number, step in enumerate(steps) if "b" in step) < 15

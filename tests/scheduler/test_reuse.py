@@ -130,7 +130,7 @@ def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
 
 
 def test_a_scored_prompt_is_computed_whole() -> None:
-    driver = Driver(cache_blocks=20, idle=256, outputs=256)
+    driver = Driver(cache_blocks=20, idle=256, rows=256)
     driver.run(prefixed("a", 128))
     driver.run(prefixed("b", 128, prompt_logprobs=True))
     assert driver.cached["b"] == 0

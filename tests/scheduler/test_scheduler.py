@@ -79,7 +79,7 @@ def test_cancelling_frees_cells_in_the_next_step_and_the_last_still_gets_one() -
 
 
 def test_scoring_needs_no_more_outputs_than_the_backend_has() -> None:
-    driver = Driver(slots=4, idle=64, outputs=20)
+    driver = Driver(slots=4, idle=64, rows=20)
     steps = driver.run(request("s", prompt=100, output=0, prompt_logprobs=True))
     assert max(step.get("s", 0) for step in steps) == 20
     assert driver.num_scores["s"] == 99
@@ -160,7 +160,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         kv_tokens=kv_tokens,
         decoding=24,
         idle=32,
-        outputs=30,
+        rows=30,
         cache_bytes=cache_blocks * (101 if stateful else 1),
         policy=policy(),
         tiles=tiles,
