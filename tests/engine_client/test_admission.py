@@ -30,8 +30,6 @@ CLERK = Adapter(name="clerk", path="c", digest="2" * 64)
 
 
 class Carrier:
-    """Nobody computes what it has."""
-
     def __init__(self) -> None:
         self.live = AcceptedRequests()
 

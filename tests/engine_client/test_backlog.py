@@ -21,8 +21,6 @@ EVENT = TokenEvent(id="a/0", tokens=(1,), text="x", logprobs=SCORES)
 
 
 class Reader:
-    """A generation with a clock of its own."""
-
     def __init__(self, max_held_bytes: int) -> None:
         self.now_s = 0.0
         self.cancelled: list[str] = []

@@ -117,7 +117,6 @@ def text(events: list[TokenEvent]) -> str:
 
 
 def finish_of(events: list[TokenEvent]) -> Finish:
-    """Told with the last one, and with no other."""
     *before, last = events
     assert not any(event.finish for event in before)
     assert last.finish is not None
@@ -131,30 +130,25 @@ def kill_engine(engine: EngineClient, number: signal.Signals = signal.SIGKILL) -
 
 
 def begun(engine: EngineClient, *requests: GenerationRequest) -> list[asyncio.Task[list[TokenEvent]]]:
-    """A call of each."""
     return [asyncio.create_task(collect(engine, one)) for one in requests]
 
 
 async def are_whole(
     streams: list[asyncio.Task[list[TokenEvent]]], requests: Sequence[GenerationRequest]
 ) -> bool:
-    """Wait for their ends: whether each has told all of its text, once."""
     results = await asyncio.gather(*streams)
     return [text(events) for events in results] == [expected_text(one) for one in requests]
 
 
 async def dead(engine: EngineClient, number: int) -> None:
-    """Wait for so many deaths in all."""
     await eventually(lambda: engine.status().restarts >= number)
 
 
 def num_tokens(engine: EngineClient) -> int:
-    """Of all that live, so far."""
     return sum(live.output_tokens for live in engine.requests())
 
 
 def have_advanced(engine: EngineClient, num: int) -> bool:
-    """So many requests live, and all have some tokens."""
     tokens = [live.output_tokens for live in engine.requests()]
     return len(tokens) == num and min(tokens) > 3
 
@@ -444,7 +438,6 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
 
 @pytest.mark.parametrize("dies", [True, False])
 async def test_draining_accepts_nothing_and_finishes_what_runs(dies: bool, gate: Gate) -> None:
-    """Batch work that has not begun is refused, and is not computed either."""
     requests = [request("a", prompt=5, output=40), request("c", output=10)]
     async with running(client(gate.steps, max_seqs=1, scheduling=Scheduling(policy="fifo"))) as engine:
         streams = begun(engine, requests[0])

@@ -86,7 +86,6 @@ async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -
 
 @pytest.mark.anyio
 async def test_others_are_heard_before_who_hung_up_is_found_out() -> None:
-    """All whom the death accuses; those who are left must prove themselves, and they do."""
     async with running(client("step_s=0.02", "kill_on=300")) as engine:
         streams = [asyncio.create_task(collect(engine, good(f"good{i}/0", f"key:{i}"))) for i in range(3)]
         for number in range(LIMIT):

@@ -39,8 +39,6 @@ class Observer:
 
 
 class Story:
-    """A process that is ready, for requests of which there are none."""
-
     def __init__(self, *adapters: Adapter) -> None:
         self.observer = Observer()
         options = EngineOptions(model_path="m.gguf", adapters=adapters)

@@ -61,7 +61,6 @@ class Engine:
         self.send()
 
     def live_through(self, told: str) -> None:
-        """One word of a story."""
         what, names = told[0], told[1:]
         if what in "!~*":
             deed, _, guilty = names.partition(">")

@@ -43,8 +43,6 @@ LOADING = EngineWants(work=BATCH, is_loading=True)
 
 
 class RecordedCores(SharedCores):
-    """Names the engines that had the turn, in their order."""
-
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(batch_floor=batch_floor, clock=clock)
         self.held: list[str] = []
@@ -56,8 +54,6 @@ class RecordedCores(SharedCores):
 
 
 class Shared:
-    """Cores, and the engines on them."""
-
     def __init__(self, *, batch_floor: float = 0.1) -> None:
         self.cores = RecordedCores(batch_floor=batch_floor)
         self.partners: dict[str, CoresPartner] = {}

@@ -61,7 +61,6 @@ class Bodies:
         ]
 
     def one(self) -> tuple[str, bytes]:
-        """A path, and what to send there."""
         path, schema = self._random.choice(self._operations)
         text = text_of(self._spoiled(self._value(schema, 0)))
         data = text.encode("utf-8", errors="surrogatepass")
@@ -103,7 +102,6 @@ class Bodies:
         return found
 
     def _spoiled(self, value: Any) -> Any:
-        """With something hostile in about one place."""
         random = self._random
         if not isinstance(value, (dict, list)) or not value or random.random() < 0.1:
             return Raw(random.choice(VALUES)) if random.random() < 0.7 else value

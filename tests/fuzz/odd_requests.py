@@ -54,7 +54,6 @@ class OddRequests:
         return httpx.Request(method, url, headers=self._headers())
 
     def upload(self) -> httpx.Request:
-        """Of a form that is right, wrong in a field, or no form."""
         random = self._random
         boundary = random.choice([b"b", b"x" * 70, b"-", b"'()+_,-.:"])
         is_recording = random.random() < 1 / 3

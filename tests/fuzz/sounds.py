@@ -34,7 +34,6 @@ def mp3_frames(number: int) -> bytes:
 
 
 def oddities() -> Iterator[tuple[str, bytes]]:
-    """What is no sound, or says of itself what is not so."""
     second = tone(1)
     yield "nothing", b""
     yield "text", b"Listen to this! " * 100
@@ -49,7 +48,6 @@ def oddities() -> Iterator[tuple[str, bytes]]:
 
 
 def spoilt(good: bytes, source: random.Random) -> bytes:
-    """With bytes flipped, cut, repeated or put in."""
     data = bytearray(good)
     for _ in range(source.randint(1, 8)):
         at = source.randrange(len(data) + 1)

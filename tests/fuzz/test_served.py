@@ -116,7 +116,6 @@ async def test_odd_uploads(server: ServerProcess, document: Json) -> None:
 @pytest.mark.parametrize("examples", [1, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)  # most of it goes into making the examples
 def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples: int) -> None:
-    """No 5xx, no hang, and answers as they are described."""
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]
     assert len(operations) > 20

@@ -33,8 +33,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 class TakenSpending(CpuSpending):
-    """Keeps what was taken."""
-
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[dict[str, float]] = []

@@ -45,8 +45,6 @@ FOREIGN = msgspec.structs.replace(FAKE_LIVE, id="foreign/0", priority=Priority.B
 
 
 class Cluster:
-    """An engine and its replicas, a name each."""
-
     def __init__(self, *, lease_s: float = 60.0, max_queue: int = 100) -> None:
         self.later_s = 0.0
         """So much later it is than the clock says."""
@@ -66,13 +64,11 @@ class Cluster:
         self.engine.replicas_are(dict(self.replicas))
 
     def remove(self, name: str) -> FakeReplica:
-        """The replica is to go."""
         replica = self.replicas.pop(name)
         self.engine.replicas_are(dict(self.replicas))
         return replica
 
     def ask(self, *requests: GenerationRequest) -> asyncio.Task[str]:
-        """The text that comes."""
         task = asyncio.create_task(self._read(*requests))
         self._readers.add(task)
         return task
@@ -90,13 +86,11 @@ class Cluster:
         return [task.result() for task in tasks]
 
     async def asked(self, *requests: GenerationRequest) -> list[asyncio.Task[str]]:
-        """A call of each, at the replicas that compute them."""
         tasks = [self.ask(one) for one in requests]
         await settle()
         return tasks
 
     async def step(self, name: str) -> None:
-        """One of the replica that computes the request."""
         self.replicas[self.holder(name)].step()
         await settle()
 
@@ -108,7 +102,6 @@ class Cluster:
         await settle()
 
     def holder(self, name: str) -> str:
-        """The replica that computes the request."""
         (holder,) = [
             replica
             for replica, fake in self.replicas.items()

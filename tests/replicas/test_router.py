@@ -57,7 +57,6 @@ def choose(router: ReplicaRouter, one: RoutedRequest, now_s: float = 0.0) -> Rep
 
 
 def spread(router: ReplicaRouter, requests: Iterable[RoutedRequest], now_s: float = 0.0) -> Counter[str]:
-    """How many of these go to each replica, sent one after the other."""
     counts = Counter[str]()
     for one in requests:
         choice = choose(router, one, now_s)
@@ -67,7 +66,6 @@ def spread(router: ReplicaRouter, requests: Iterable[RoutedRequest], now_s: floa
 
 
 def fleet(*waits_ms: float) -> ReplicaRouter:
-    """Replicas a, b, ... with these waits."""
     router = ReplicaRouter(Random(1))
     for name, wait_ms in zip("abcdefgh", waits_ms, strict=False):
         tell(router, name, forecast(wait_ms))

@@ -30,7 +30,6 @@ def cohort(step: dict[str, int]) -> str:
 
 
 def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
-    """What steps really take: more where the adapter is another than before."""
     last: list[str | None] = [None]
 
     def elapsed_ms(step: Step) -> float:
@@ -72,7 +71,6 @@ def spent_ms(driver: Driver, num_steps: int) -> Counter[str]:
 
 
 def test_interactive_cohorts_share_the_time() -> None:
-    """Whether they have one sequence or many."""
     driver = Driver(slots=16, cost=TokenCost(step_ms=30.0), decoding=200)
     driver.submit(*(asked(f"a{i}", "one", output=200) for i in range(8)), asked("b", None, output=200))
     spent = spent_ms(driver, 100)
@@ -145,7 +143,6 @@ Arrival = tuple[int, int, bool, int]
 )
 @settings(max_examples=100)
 def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) -> None:
-    """While others keep coming, a cohort with work is served again within a bound."""
     driver = Driver(slots=6, kv_tokens=2048, cost=TokenCost(step_ms=float(step_ms)))
     everything = []
     for number, (which, prompt, is_batch, num_steps) in enumerate(arrivals):

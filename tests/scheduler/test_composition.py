@@ -16,7 +16,6 @@ BATCH = Priority.BATCH
 
 
 def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
-    """Submit them, and go on until their prompts are read."""
     driver.submit(*requests)
     driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 

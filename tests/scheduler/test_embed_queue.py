@@ -35,7 +35,6 @@ def told(parts: list[EmbedPart]) -> list[tuple[str, int, int]]:
 
 
 def steps(waiting: EmbedQueue, room: EmbedRoom = ROOM) -> list[list[tuple[str, int, int]]]:
-    """All steps until nothing waits."""
     found = []
     while len(waiting):
         parts = waiting.compose(room)

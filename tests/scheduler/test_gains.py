@@ -10,7 +10,6 @@ QUOTES, BY_MODEL = DraftingKind.of(1, uses_model=False), DraftingKind.of(1, uses
 def step(
     elapsed_ms: float, accepted: int = 0, *, plain_ms: float = 10.0, predicted_ms: float = 20.0
 ) -> ComparedStep:
-    """A step with one sequence."""
     return ComparedStep(1, accepted, plain_ms, predicted_ms, elapsed_ms)
 
 

@@ -58,7 +58,6 @@ def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
 
 
 def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
-    """A step's time is shared out by its tokens."""
     batch_ms = 0.0
     for step, ms in zip(steps, predicted_ms, strict=True):
         tokens = sum(n for name, n in step.items() if name.startswith("b"))

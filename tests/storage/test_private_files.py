@@ -35,7 +35,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 @pytest.fixture(autouse=True)
 def _wide_umask() -> Iterator[None]:
-    """What a service manager or a container may have set: nothing is narrow by itself."""
     before = os.umask(0)
     yield
     os.umask(before)

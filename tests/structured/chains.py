@@ -78,7 +78,6 @@ _ENDS: list[Schema] = [{"type": "integer"}, {}, {"type": "array", "items": {"$re
 
 
 def chain(length: int, link: Callable[[Schema], Schema], last: Schema) -> Schema:
-    """Definitions, each of which refers to the next one."""
     links = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
     return {"$defs": {**links, f"d{length}": last}, "$ref": "#/$defs/d0"}
 

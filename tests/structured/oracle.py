@@ -24,7 +24,6 @@ def compact(value: Any) -> str:
 
 
 def accepts(schema: Any, text: str, options: Options | None = None) -> bool:
-    """Whether the schema's grammar takes the text, to its end."""
     return check_schema(schema, options).check(text).fits
 
 
@@ -50,8 +49,6 @@ class Sampler:
 
 
 class _Allowed(NamedTuple):
-    """The bytes that may come next."""
-
     may_end: bool
     all: list[int]
     plain: list[int]

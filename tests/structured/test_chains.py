@@ -16,7 +16,6 @@ _AT_ONCE = 5
 
 
 def compiled(kind, first, count=_AT_ONCE):
-    """What became of each, in a process of its own."""
     command = [sys.executable, "-m", "tests.structured.chains", kind, str(first), str(first + count)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()

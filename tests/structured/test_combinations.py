@@ -8,7 +8,6 @@ INT, STR, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
 
 
 def kinds(*values, name="kind", **more):
-    """Schemas of objects that differ by a constant."""
     return [{"properties": {name: {"const": value}}, "required": [name], **more} for value in values]
 
 
@@ -140,7 +139,6 @@ def test_one_of_many_kinds_of_objects():
 
 
 def switch(number):
-    """A condition on the kind, and what it asks of the value."""
     test = {"properties": {"kind": {"const": f"k{number}"}}}
     return {"if": test, "then": {"properties": {"v": (INT, STR)[number % 2]}, "required": ["v"]}}
 

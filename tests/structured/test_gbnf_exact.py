@@ -125,7 +125,6 @@ WORDS += ["è", "èé", "xè", "éèx", "xyxyxy", "yxéyx", "x\nx\nx", "éééé
 
 
 def is_refused(text):
-    """A grammar that is not translated has nothing to compare."""
     try:
         gbnf_to_lark(text)
     except InvalidGrammar as error:

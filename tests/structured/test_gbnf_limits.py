@@ -72,7 +72,6 @@ def test_what_is_counted_does_not_depend_on_what_has_been_translated_before(name
 
 
 def translated(name):
-    """The Lark text, or why there is none."""
     try:
         return gbnf_to_lark(HOSTILE[name]), ""
     except InvalidGrammar as error:

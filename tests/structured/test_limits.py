@@ -27,7 +27,6 @@ def nested(wrap, depth, inner):
 
 
 def doubling(length, word):
-    """Each definition mentions the next one twice."""
     return chain(length, lambda n: {word: [n, n]}, {"minimum": 1})
 
 
@@ -134,7 +133,6 @@ SMALL = Options(
 
 
 def outcome(schema, options=None):
-    """The grammar and the limit that was met."""
     try:
         return schema_to_gbnf(schema, options), None
     except SchemaTooLarge as error:

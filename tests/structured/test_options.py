@@ -148,7 +148,6 @@ def test_what_depends_on_what_is_left_out_is_named_too():
 
 
 def within(schema):
-    """The schema three levels deep, where it must be fitted."""
     inner = {"type": "object", "properties": {"c": schema}, "required": ["c"]}
     inner = {"type": "array", "items": inner, "minItems": 1}
     return {"type": "object", "properties": {"a/b": inner}, "required": ["a/b"]}

@@ -83,7 +83,6 @@ def test_deep_patterns_do_not_nest_groups_too_deep():
 
 @pytest.fixture(scope="module")
 def parses():
-    """llama.cpp's own parser: it gives a grammar, or null."""
     import llama_cpp
 
     parameters = llama_cpp.llama_model_default_params()

@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # importing Ray takes longer
 
 
 class Router(EngineRequestRouter):
-    """Without what Ray Serve gives it."""
-
     def __init__(self, *names: str) -> None:
         self._replicas = {SimpleNamespaceKey(name): None for name in names}
 
