@@ -126,14 +126,6 @@ def test_batch_cohorts_alone_share_the_time_in_longer_turns() -> None:
     assert sum(one != other for one, other in pairwise(steps)) < 40
 
 
-def test_steps_with_adapters_teach_the_base_nothing() -> None:
-    driver = Driver()
-    driver.run(asked("a", "one", output=10))
-    assert driver.cost.learned == []
-    driver.run(asked("b", None, output=10))
-    assert len(driver.cost.learned) == 9  # the first had to switch back
-
-
 Arrival = tuple[int, int, bool, int]
 
 

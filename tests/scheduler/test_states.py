@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import RestoreState, SavedBlock, SaveState, Step
+from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.scheduler.plan import Pass, equal_passes
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from tests.scheduler.driver import Driver, TokenCost, request
@@ -201,21 +201,3 @@ def test_batch_steps_alone_may_be_interrupted(priority: Priority) -> None:
     driver = stateful()
     driver.step(request("a", prompt=100, priority=priority))
     assert driver.interruptible == [priority is Priority.BATCH]
-
-
-def test_states_are_saved_before_they_change() -> None:
-    """The verbs come with the next step, before its spans are computed."""
-    driver = stateful()
-    steps: list[Step] = []
-    execute = driver.backend.execute
-
-    def watched(step: Step) -> object:
-        steps.append(step)
-        return execute(step)
-
-    driver.backend.execute = watched  # type: ignore[assignment,method-assign]
-    driver.run(prefixed("a", 128, own=100, borders=(128,)))
-    first = next(step for step in steps if any(isinstance(verb, SaveState) for verb in step.verbs))
-    assert first.spans[0].start == 128
-    driver.run(prefixed("b", 128, own=100))
-    assert any(isinstance(verb, RestoreState) for step in steps for verb in step.verbs)
