@@ -249,7 +249,14 @@ def test_whoever_wants_the_turn_gets_it_whatever_the_history(
     for name, seconds in zip(NAMES, step_s, strict=True):
         machine.join(name, None, seconds)
     for what, about, work in history:
-        _happen(machine, what, about, work)
+        if isinstance(about, int):
+            for _ in range(about):
+                machine.step()
+        elif what == "dies":
+            machine.turns.leave(str(about), machine.now_s)
+            machine.join(str(about), None, machine.step_s[str(about)])
+        else:
+            machine.wants(str(about), work)
         assert machine.turns.holder is not None or not any(work is not None for work in machine.work.values())
     for name in NAMES:
         waiting = machine.work[name]
@@ -262,18 +269,3 @@ def test_whoever_wants_the_turn_gets_it_whatever_the_history(
 def _batch_bound_s() -> float:
     """Each of up to three others saves for a step of its own and takes its longer turn before."""
     return 4 * (LONGEST_STEP_S / 0.1 + LONGEST_COURTESY_S + BATCH_TURN_S + 4 * LONGEST_STEP_S)
-
-
-def _happen(machine: Machine, what: str, about: object, work: Priority | None) -> None:
-    if isinstance(about, int):
-        for _ in range(about):
-            machine.step()
-        return
-    name = str(about)
-    if what == "wants":
-        machine.wants(name, work)
-        return
-    machine.turns.leave(name, machine.now_s)
-    machine.work[name] = None
-    machine.turns.join(name, machine.now_s)
-    machine.act()

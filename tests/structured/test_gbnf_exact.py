@@ -5,6 +5,7 @@ Grammars are plain tuples, printed as text, and matched in a way that is slow an
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -53,69 +54,49 @@ def printed(grammar: dict[str, Node]) -> str:
 
 
 def _shown(node: Node) -> str:
-    kind = node[0]
-    if kind == "text":
-        return '"' + "".join(map(_escaped, node[1])) + '"'
-    if kind == "class":
-        return f"[{'^' if node[2] else ''}{''.join(map(_escaped, node[1]))}]"
-    if kind in ("any", "ref"):
-        return node[1] if kind == "ref" else "."
-    if kind == "seq":
-        return "(" + " ".join(map(_shown, node[1])) + ")"
-    if kind == "alt":
-        return "(" + " | ".join(map(_shown, node[1])) + ")"
-    return f"{_shown(node[1])}{{{node[2]},{'' if node[3] is None else node[3]}}}"
+    match node:
+        case ("text", text):
+            return '"' + "".join(map(_escaped, text)) + '"'
+        case ("class", chars, is_negated):
+            return f"[{'^' if is_negated else ''}{''.join(map(_escaped, chars))}]"
+        case ("any",):
+            return "."
+        case ("ref", name):
+            return name
+        case ("seq" | "alt" as kind, items):
+            return "(" + (" " if kind == "seq" else " | ").join(map(_shown, items)) + ")"
+    _, item, low, high = node
+    return f"{_shown(item)}{{{low},{'' if high is None else high}}}"
 
 
 def _escaped(char: str) -> str:
     return {"\n": "\\n", "é": "\\u00e9", "è": "\\xe8"}.get(char, char)
 
 
-class Matcher:
-    def __init__(self, grammar: dict[str, Node]) -> None:
-        self._grammar = grammar
-
-    def matches(self, text: str) -> bool:
-        self._known: dict[tuple[Node, int], frozenset[int]] = {}
-        return len(text) in self._ends(("ref", "root"), 0, text)
-
-    def _ends(self, node: Node, start: int, text: str) -> frozenset[int]:
-        key = (node, start)
-        if key not in self._known:
-            self._known[key] = frozenset(self._compute(node, start, text))
-        return self._known[key]
-
-    def _compute(self, node: Node, start: int, text: str) -> set[int]:
-        kind = node[0]
-        if kind == "text":
-            return {start + len(node[1])} if text.startswith(node[1], start) else set()
-        if kind in ("class", "any"):
-            fits = start < len(text) and (kind == "any" or (text[start] in node[1]) != node[2])
-            return {start + 1} if fits else set()
-        if kind == "ref":
-            return set(self._ends(self._grammar[node[1]], start, text))
-        if kind == "alt":
-            return {end for item in node[1] for end in self._ends(item, start, text)}
-        if kind == "seq":
-            return self._sequence(node[1], start, text)
-        return self._times(node, start, text)
-
-    def _sequence(self, items: tuple[Node, ...], start: int, text: str) -> set[int]:
-        ends = {start}
-        for item in items:
-            ends = {end for each in ends for end in self._ends(item, each, text)}
-        return ends
-
-    def _times(self, node: Node, start: int, text: str) -> set[int]:
-        """Empty repetitions add nothing once there are enough."""
+def matches(grammar: dict[str, Node], text: str) -> bool:
+    @functools.cache
+    def ends(node: Node, start: int) -> set[int]:
+        match node:
+            case ("text", part):
+                return {start + len(part)} if text.startswith(part, start) else set()
+            case ("any",) | ("class", _, _):
+                fits = node[0] == "any" or (text[start : start + 1] in node[1]) != node[2]
+                return {start + 1} if fits and start < len(text) else set()
+            case ("ref", name):
+                return ends(grammar[name], start)
+            case ("alt", items):
+                return {end for item in items for end in ends(item, start)}
+            case ("seq", items):
+                return functools.reduce(after, items, {start})
         _, item, low, high = node
-        ends, fresh, count = {start} if low == 0 else set(), {start}, 0
-        while fresh and (high is None or count < high) and count <= low + len(text):
-            fresh = {end for each in fresh for end in self._ends(item, each, text)}
-            count += 1
-            if count >= low:
-                ends |= fresh
-        return ends
+        steps = range(low + len(text) if high is None else high)  # empty ones add nothing in the end
+        reached = [*itertools.accumulate(steps, lambda found, _: after(found, item), initial={start})]
+        return set().union(*reached[low:])
+
+    def after(starts: set[int], item: Node) -> set[int]:
+        return {end for start in starts for end in ends(item, start)}
+
+    return len(text) in ends(("ref", "root"), 0)
 
 
 _SOME = LETTERS[:3] + LETTERS[4]
@@ -137,6 +118,6 @@ def is_refused(text):
 def test_random_grammars(grammar):
     text = printed(grammar)
     assume(not is_refused(text))
-    check, matcher = check_gbnf(text), Matcher(grammar)
-    wrong = [w for w in WORDS if check.check(w).fits != matcher.matches(w)]
+    check = check_gbnf(text)
+    wrong = [w for w in WORDS if check.check(w).fits != matches(grammar, w)]
     assert not wrong, gbnf_to_lark(text)
