@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
@@ -12,11 +10,20 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
 from tests.clock import Clock
-from tests.engine_client.test_client import Ticks, client, collect, expected_text, running, text, until
+from tests.engine_client.test_client import (
+    Ticks,
+    are_whole,
+    begun,
+    client,
+    collect,
+    is_served,
+    running,
+    until,
+)
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 POISON = 300
 
 
@@ -55,7 +62,6 @@ def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
     culprits.check("")
 
 
-@pytest.mark.anyio
 async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_served() -> None:
     """Nobody answers for the last three, so they come again: ten deaths within a minute do not end it."""
     async with running(client("kill_on=300", clock=Ticks())) as engine:
@@ -66,41 +72,32 @@ async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_
             with pytest.raises(GenerationFailed, match="died each time"):
                 await collect(engine, killer(f"unknown{number}/0", account=""))
         assert engine.status().restarts == 2 * LIMIT + 6
-        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
+        assert await is_served(engine, good("good/0"))
         assert engine.state is EngineState.READY
 
 
-@pytest.mark.anyio
 async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -> None:
-    async with running(client("step_s=0.005", "kill_on=300")) as engine:
+    async with running(client("kill_on=300")) as engine:
         for number in range(LIMIT):
             await hang_up(engine, killer(f"bad{number}/0"))
-            await until(engine, EngineState.READY)
         with pytest.raises(CulpritsLimited):
             await collect(engine, killer("bad/0"))
         for number in range(4):
             await hang_up(engine, killer(f"unknown{number}/0", account=""))
-            await until(engine, EngineState.READY)
-        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
+        assert await is_served(engine, good("good/0"))
 
 
-@pytest.mark.anyio
 async def test_others_are_heard_before_who_hung_up_is_found_out() -> None:
+    others = [good(f"good{i}/0", f"key:{i}") for i in range(3)]
     async with running(client("step_s=0.02", "kill_on=300")) as engine:
-        streams = [asyncio.create_task(collect(engine, good(f"good{i}/0", f"key:{i}"))) for i in range(3)]
+        streams = begun(engine, *others)
         for number in range(LIMIT):
             await hang_up(engine, killer(f"bad{number}/0"))
-            await until(engine, EngineState.READY)
-            if number == 0:
-                for stream in streams:
-                    await stream
+            assert await are_whole(streams, others)
         with pytest.raises(CulpritsLimited):
             await collect(engine, killer("bad/0"))
-        assert [text(stream.result()) for stream in streams] == [
-            expected_text(good(f"good{i}/0")) for i in range(3)
-        ]
-        for number in range(3):
-            await collect(engine, good(f"again{number}/0", f"key:{number}"))
+        for one in others:
+            assert await is_served(engine, one)
 
 
 async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
@@ -108,3 +105,4 @@ async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
     deaths = engine.status().restarts
     async with engine.generate([one]):
         await eventually(lambda: engine.status().restarts > deaths)
+    await until(engine, EngineState.READY)
