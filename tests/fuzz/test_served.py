@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.access_table import ENDLESS
 from tests.api.talking import told_error
-from tests.fuzz.hostile import Bodies, Json
+from tests.fuzz.hostile import Bodies, Json, RichBodies
 from tests.fuzz.odd_requests import OddRequests
-from tests.fuzz.rich_bodies import RichBodies
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
