@@ -1,4 +1,4 @@
-"""Hostile bodies: nearly right, wrong in one place, no JSON at all; or rich ones with something odd in them."""
+"""Hostile bodies: nearly right, wrong in one place, no JSON at all; or rich, with something odd in them."""
 
 from __future__ import annotations
 
