@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import pytest
@@ -9,15 +10,15 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
+from openai_cpu_server.engine_client.culprits import LIMIT, AbsentSuspects, CulpritLedger
 from openai_cpu_server.engine_client.deaths import Death
+from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
 from tests.clock import Clock
 from tests.engine_client.test_client import (
     Ticks,
-    are_whole,
-    begun,
     client,
     collect,
     is_served,
@@ -67,6 +68,29 @@ def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
     culprits.check("")
 
 
+def suspect(name: str, account: str) -> AcceptedRequest:
+    one = good(f"{name}/0", account)
+    live = AcceptedRequest(one, GenerationAnswer([one], cancel=lambda _: None, clock=Clock()), 0.0)
+    live.suspicion = 3
+    return live
+
+
+@pytest.mark.parametrize("accounts", [("key:a",), ("key:a", "key:b")])
+def test_who_has_left_is_to_blame_when_all_others_are_cleared_if_it_is_one(accounts: tuple[str, ...]) -> None:
+    culprits, present = CulpritLedger(Clock()), suspect("present", "key:c")
+    culprits.book("key:a", "before")
+    absent = AbsentSuspects(culprits)
+    absent.left(suspect(account, account) for account in accounts)
+    absent.conclude([present])
+    culprits.check("key:a")
+    present.suspicion = 0
+    absent.conclude([present])
+    with pytest.raises(CulpritsLimited) if len(accounts) == 1 else contextlib.nullcontext():
+        culprits.check("key:a")
+    for account in ("key:b", "key:c"):
+        culprits.check(account)
+
+
 async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_served() -> None:
     """Nobody answers for the last three, so they come again: ten deaths within a minute do not end it."""
     async with running(client("kill_on=300", clock=Ticks())) as engine:
@@ -90,19 +114,6 @@ async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -
         for number in range(4):
             await hang_up(engine, killer(f"unknown{number}/0", account=""))
         assert await is_served(engine, good("good/0"))
-
-
-async def test_others_are_heard_before_who_hung_up_is_found_out() -> None:
-    others = [good(f"good{i}/0", f"key:{i}") for i in range(3)]
-    async with running(client("step_s=0.02", "kill_on=300")) as engine:
-        streams = begun(engine, *others)
-        for number in range(LIMIT):
-            await hang_up(engine, killer(f"bad{number}/0"))
-            assert await are_whole(streams, others)
-        with pytest.raises(CulpritsLimited):
-            await collect(engine, killer("bad/0"))
-        for one in others:
-            assert await is_served(engine, one)
 
 
 async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
