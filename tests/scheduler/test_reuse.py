@@ -20,7 +20,7 @@ def prefixed(name: str, shared: int, own: int = 5, output: int = 4, **more: obje
 LONG = prefixed("long", 100, own=200)
 ABC = [prefixed(name, 128) for name in "abc"]
 IN_NAMESPACES = [
-    prefixed(name, 128, cache_namespace=space) for name, space in (("a", "x"), ("b", "y"), ("c", ""))
+    prefixed(name, 128, cache_namespace=space) for name, space in (("a", ""), ("b", "x"), ("c", "y"))
 ]
 CACHED: dict[str, tuple[dict[str, int], list[GenerationRequest], dict[str, int]]] = {
     "a finished prompt is restored to the token, and one is computed at least": (
