@@ -136,11 +136,9 @@ Arrival = tuple[int, int, bool, int]
 @settings(max_examples=100)
 def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) -> None:
     driver = Driver(slots=6, kv_tokens=2048, cost=TokenCost(step_ms=float(step_ms)))
-    everything = []
     for number, (which, prompt, is_batch, num_steps) in enumerate(arrivals):
         adapter = None if which == 0 else f"adapter{which}"
         one = asked(f"{which}-{number}", adapter, prompt=prompt, output=8, priority=Priority(is_batch))
-        everything.append(one)
         driver.submit(one)
         for _ in range(num_steps):
             cohort(driver.step())
