@@ -21,7 +21,6 @@ MAY_BE_SKIPPED = {
     "tests/observe/test_documents.py": "only Linux tells a process's figures",
     "tests/page/test_accessibility.py": "axe comes with npm, which is not on every machine",
     "tests/page/test_build.py": "npm and what it fetches are not on every machine",
-    "tests/replicas/test_partition.py": "network namespaces take root and iproute2",
     "tests/structured/test_maskbench.py": "its cases are not part of this repository",
 }
 """Files of tests -> why some of them may be skipped even there."""

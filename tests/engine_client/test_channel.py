@@ -46,7 +46,6 @@ async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
 
 @asynccontextmanager
 async def linked() -> AsyncIterator[tuple[ClientChannel, asyncio.StreamWriter, asyncio.StreamReader]]:
-    """A channel, its writer, and the engine's end of the socket."""
     ours, theirs = socket.socketpair()
     engine, engine_writer = await asyncio.open_connection(sock=theirs)
     reader, writer = await asyncio.open_connection(sock=ours)

@@ -16,7 +16,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.deaths import MemoryKiller
@@ -117,7 +117,6 @@ def text(events: list[TokenEvent]) -> str:
 
 
 def finish_of(events: list[TokenEvent]) -> Finish:
-    """Told with the last one, and with no other."""
     *before, last = events
     assert not any(event.finish for event in before)
     assert last.finish is not None
@@ -131,30 +130,25 @@ def kill_engine(engine: EngineClient, number: signal.Signals = signal.SIGKILL) -
 
 
 def begun(engine: EngineClient, *requests: GenerationRequest) -> list[asyncio.Task[list[TokenEvent]]]:
-    """A call of each."""
     return [asyncio.create_task(collect(engine, one)) for one in requests]
 
 
 async def are_whole(
     streams: list[asyncio.Task[list[TokenEvent]]], requests: Sequence[GenerationRequest]
 ) -> bool:
-    """Wait for their ends: whether each has told all of its text, once."""
     results = await asyncio.gather(*streams)
     return [text(events) for events in results] == [expected_text(one) for one in requests]
 
 
 async def dead(engine: EngineClient, number: int) -> None:
-    """Wait for so many deaths in all."""
     await eventually(lambda: engine.status().restarts >= number)
 
 
 def num_tokens(engine: EngineClient) -> int:
-    """Of all that live, so far."""
     return sum(live.output_tokens for live in engine.requests())
 
 
 def have_advanced(engine: EngineClient, num: int) -> bool:
-    """So many requests live, and all have some tokens."""
     tokens = [live.output_tokens for live in engine.requests()]
     return len(tokens) == num and min(tokens) > 3
 
@@ -320,8 +314,9 @@ async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
     ],
 )
 async def test_a_poisonous_request_fails_alone(
-    flags: tuple[str, ...], said: str, deaths: int, gate: Gate
+    flags: tuple[str, ...], said: str, deaths: int, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     innocent = [request(f"r{i}", output=30) for i in range(4)]
     async with running(client(gate.steps, "kill_on=300", *flags)) as engine:
         streams = begun(engine, *innocent)
@@ -332,26 +327,10 @@ async def test_a_poisonous_request_fails_alone(
         with pytest.raises(GenerationFailed, match=said):
             await poison
         assert await are_whole(streams, innocent)
-        assert engine.status().restarts == deaths
-
-
-async def test_a_culprit_among_many_is_found_while_the_server_goes_on(
-    gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All have made progress when it strikes first; the search takes five deaths of the engine at most."""
-    caplog.set_level(logging.INFO)
-    innocent = [request(f"r{i}", output=80) for i in range(15)]
-    pattern = Constraint(grammar=30 * "?" + chr(298) + "?")
-    async with running(client(gate.steps, "kill_on=300", max_seqs=16)) as engine:
-        *streams, poison = begun(engine, *innocent, request("poison", output=80, constraint=pattern))
-        await advanced(engine, gate, 16)
-        gate.open()
-        with pytest.raises(GenerationFailed, match="died each time"):
-            await poison
-        assert await are_whole(streams, innocent)
-        assert 2 <= engine.status().restarts <= 6
-        assert engine.state is EngineState.READY
-    assert [line for line in caplog.messages if line.startswith("recovered") and "suspects: 16" in line]
+        assert (engine.status().restarts, engine.state) == (deaths, EngineState.READY)
+    assert [
+        line for line in caplog.messages if line.startswith("recovered") and f"(deaths: {deaths}, " in line
+    ]
 
 
 async def test_an_engine_that_keeps_dying_is_given_up() -> None:
@@ -364,18 +343,6 @@ async def test_an_engine_that_keeps_dying_is_given_up() -> None:
         with pytest.raises(EngineUnavailable) as caught:
             engine.generate([request("too late")])
         assert caught.value.retry_after_s == EngineState.DRAINING.retry_after_s > 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals, gate: Gate) -> None:
-    requests = [request(f"r{i}", prompt=20 + i, output=40) for i in range(4)]
-    async with running(client(gate.steps)) as engine:
-        streams = begun(engine, *requests)
-        await advanced(engine, gate, 4)
-        kill_engine(engine, number)
-        gate.open()
-        assert await are_whole(streams, requests)
-        assert engine.status().restarts == 1
 
 
 async def test_signals_to_the_whole_group_do_not_end_the_engine() -> None:
@@ -471,7 +438,6 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
 
 @pytest.mark.parametrize("dies", [True, False])
 async def test_draining_accepts_nothing_and_finishes_what_runs(dies: bool, gate: Gate) -> None:
-    """Batch work that has not begun is refused, and is not computed either."""
     requests = [request("a", prompt=5, output=40), request("c", output=10)]
     async with running(client(gate.steps, max_seqs=1, scheduling=Scheduling(policy="fifo"))) as engine:
         streams = begun(engine, requests[0])
@@ -493,25 +459,6 @@ async def test_draining_accepts_nothing_and_finishes_what_runs(dies: bool, gate:
         assert await are_whole(streams, requests)
         await draining
         assert dies or engine.kv_stats().prompt_tokens == sum(len(one.tokens) for one in requests)
-
-
-async def test_draining_ends_in_time() -> None:
-    async with running(client("step_s=0.05")) as engine:
-        (stream,) = begun(engine, request("a", output=3000))
-        await eventually(lambda: engine.status().running["interactive"] == 1)
-        await engine.drain(0.2)
-        assert not stream.done()
-    with pytest.raises(GenerationFailed, match="shutting down"):
-        await stream
-
-
-async def test_what_steps_cost_is_measured_in_quiet_moments_and_whoever_comes_is_served(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "begun"
-    async with running(client(f"measuring={path}")) as engine:
-        await eventually(path.exists)
-        assert await is_served(engine, request("r", output=4))
 
 
 async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_that_does_not(

@@ -1,23 +1,35 @@
-"""Requests that engines die of: they count against who has sent them, not against the engine."""
+"""Requests that engines die of, and devices: they count against who has sent them, or the device."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import signal
 
 import pytest
 
-from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
+from openai_cpu_server.engine_client.culprits import LIMIT, AbsentSuspects, CulpritLedger
+from openai_cpu_server.engine_client.deaths import Death
+from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
 from tests.clock import Clock
-from tests.engine_client.test_client import Ticks, client, collect, expected_text, running, text, until
+from tests.engine_client.test_client import (
+    Ticks,
+    client,
+    collect,
+    is_served,
+    running,
+    until,
+)
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
+
 POISON = 300
 
 
@@ -56,60 +68,52 @@ def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
     culprits.check("")
 
 
-@pytest.mark.anyio
+def suspect(name: str, account: str) -> AcceptedRequest:
+    one = good(f"{name}/0", account)
+    live = AcceptedRequest(one, GenerationAnswer([one], cancel=lambda _: None, clock=Clock()), 0.0)
+    live.suspicion = 3
+    return live
+
+
+@pytest.mark.parametrize("accounts", [("key:a",), ("key:a", "key:b")])
+def test_who_has_left_is_to_blame_when_all_others_are_cleared_if_it_is_one(accounts: tuple[str, ...]) -> None:
+    culprits, present = CulpritLedger(Clock()), suspect("present", "key:c")
+    culprits.book("key:a", "before")
+    absent = AbsentSuspects(culprits)
+    absent.left(suspect(account, account) for account in accounts)
+    absent.conclude([present])
+    culprits.check("key:a")
+    present.suspicion = 0
+    absent.conclude([present])
+    with pytest.raises(CulpritsLimited) if len(accounts) == 1 else contextlib.nullcontext():
+        culprits.check("key:a")
+    for account in ("key:b", "key:c"):
+        culprits.check(account)
+
+
 async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_served() -> None:
-    async with running(client("step_s=0.005", "kill_on=300")) as engine:
+    """Nobody answers for the last three, so they come again: ten deaths within a minute do not end it."""
+    async with running(client("kill_on=300", clock=Ticks())) as engine:
         for number in range(LIMIT + 3):
             with pytest.raises(GenerationFailed if number < LIMIT else CulpritsLimited):
                 await collect(engine, killer(f"bad{number}/0"))
-        assert engine.status().restarts == 2 * LIMIT
-        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
+        for number in range(3):
+            with pytest.raises(GenerationFailed, match="died each time"):
+                await collect(engine, killer(f"unknown{number}/0", account=""))
+        assert engine.status().restarts == 2 * LIMIT + 6
+        assert await is_served(engine, good("good/0"))
         assert engine.state is EngineState.READY
 
 
-@pytest.mark.anyio
-async def test_deaths_whose_culprits_were_found_do_not_end_the_engine() -> None:
-    """Nobody answers for these, so they come again and again: six deaths within a minute."""
-    async with running(client("kill_on=300", clock=Ticks())) as engine:
-        for number in range(3):
-            with pytest.raises(GenerationFailed, match="died each time"):
-                await collect(engine, killer(f"bad{number}/0", account=""))
-        assert engine.status().restarts == 6
-        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
-
-
-@pytest.mark.anyio
 async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -> None:
-    async with running(client("step_s=0.005", "kill_on=300")) as engine:
+    async with running(client("kill_on=300")) as engine:
         for number in range(LIMIT):
             await hang_up(engine, killer(f"bad{number}/0"))
-            await until(engine, EngineState.READY)
         with pytest.raises(CulpritsLimited):
             await collect(engine, killer("bad/0"))
         for number in range(4):
             await hang_up(engine, killer(f"unknown{number}/0", account=""))
-            await until(engine, EngineState.READY)
-        assert text(await collect(engine, good("good/0"))) == expected_text(good("good/0"))
-
-
-@pytest.mark.anyio
-async def test_others_are_heard_before_who_hung_up_is_found_out() -> None:
-    """All whom the death accuses; those who are left must prove themselves, and they do."""
-    async with running(client("step_s=0.02", "kill_on=300")) as engine:
-        streams = [asyncio.create_task(collect(engine, good(f"good{i}/0", f"key:{i}"))) for i in range(3)]
-        for number in range(LIMIT):
-            await hang_up(engine, killer(f"bad{number}/0"))
-            await until(engine, EngineState.READY)
-            if number == 0:
-                for stream in streams:
-                    await stream
-        with pytest.raises(CulpritsLimited):
-            await collect(engine, killer("bad/0"))
-        assert [text(stream.result()) for stream in streams] == [
-            expected_text(good(f"good{i}/0")) for i in range(3)
-        ]
-        for number in range(3):
-            await collect(engine, good(f"again{number}/0", f"key:{number}"))
+        assert await is_served(engine, good("good/0"))
 
 
 async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
@@ -117,17 +121,53 @@ async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
     deaths = engine.status().restarts
     async with engine.generate([one]):
         await eventually(lambda: engine.status().restarts > deaths)
+    await until(engine, EngineState.READY)
 
 
-@pytest.mark.anyio
-async def test_so_it_is_with_embeddings() -> None:
-    async with running(client("embeds=1", "kill_on=300")) as engine:
-        for number in range(LIMIT):
-            bad = EmbedRequest(id=f"bad{number}", inputs=((2, POISON),), account="key:evil")
-            with pytest.raises(GenerationFailed, match="died each time"):
-                async with engine.embed(bad) as embedding:
-                    await embedding.vectors()
-        with pytest.raises(CulpritsLimited):
-            engine.embed(EmbedRequest(id="c", inputs=((2, 3),), account="key:evil"))
-        async with engine.embed(EmbedRequest(id="d", inputs=((2, 3),), account="key:good")) as embedding:
-            assert await embedding.vectors()
+ALL = Offload(gpu_layers="all")
+
+
+def why_not(engine: EngineClient) -> str | None:
+    info = engine.info
+    return None if info.placement is None else info.placement.why
+
+
+async def test_a_device_that_ends_the_process_while_the_model_is_loaded_is_left_alone() -> None:
+    async with running(client("device_kills=load", offload=ALL)) as engine:
+        assert "crashed in native code (SIGABRT)" in (why_not(engine) or "")
+        assert await is_served(engine, request("a", output=20))
+
+
+async def test_a_device_that_is_lost_costs_no_request_anything() -> None:
+    one = request("a", tokens=(2, 3, 300), output=30)
+    async with running(client("device_kills=300", offload=ALL)) as engine:
+        assert why_not(engine) is None
+        assert await is_served(engine, one)
+        assert "crashed in native code" in (why_not(engine) or "")
+        assert engine.status().restarts == 1
+
+
+async def test_a_request_that_kills_the_engine_without_it_too_does_not_cost_the_device() -> None:
+    async with running(client("kill_on=300", offload=ALL)) as engine:
+        with pytest.raises(GenerationFailed, match="died each time"):
+            await collect(engine, request("poison", tokens=(2, 3, 300), output=5))
+        assert await is_served(engine, request("a", output=20))
+        assert engine.status().restarts == 2
+        assert why_not(engine) is None
+
+
+@pytest.mark.parametrize(
+    ("death", "may_be"),
+    [
+        (Death.of(-signal.SIGABRT, hang_s=None), True),
+        (Death.of(1, hang_s=None), True),
+        (Death.of(-signal.SIGKILL, hang_s=9.0), True),
+        (Death.of(-signal.SIGKILL, hang_s=None), False),
+        (Death.of(-signal.SIGKILL, hang_s=None, ran_out_of_memory=True), False),
+        (Death.not_started(OSError("no memory")), False),
+        (Death.of_bad_message("truncated"), False),
+    ],
+    ids=lambda value: getattr(value, "message", None),
+)
+def test_which_deaths_a_device_may_have_caused(death: Death, may_be: bool) -> None:
+    assert death.may_be_device == may_be

@@ -25,37 +25,34 @@ class Story:
         return False
 
 
-def test_silence_beyond_the_limit_is_a_hang_and_any_news_begins_anew() -> None:
+@pytest.mark.parametrize("is_loading", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "now", "limits_s"),
+    [
+        (HangLimits(step_s=10, load_s=100), {}, (10, 100)),
+        (HangLimits(step_s=10, load_s=100), {"owes": False}, (None, 100)),
+        (HangLimits(step_s=10, load_s=10), {"is_waiting": True}, (None, None)),  # for its turn
+        (HangLimits(step_s=None, load_s=None), {}, (None, None)),
+    ],
+)
+def test_silence_beyond_the_limit_is_a_hang(
+    limits: HangLimits, now: dict[str, bool], limits_s: tuple[float | None, ...], is_loading: bool
+) -> None:
+    story, limit_s = Story(limits), limits_s[is_loading]
+    assert not story.hung_after(limit_s or 1000, is_loading=is_loading, **now)
+    assert story.hung_after(1, is_loading=is_loading, **now) == (limit_s is not None)
+    if limit_s is None:
+        assert story.hung_after(11, is_loading=is_loading) == (limits.step_s is not None)
+
+
+def test_any_news_begin_anew_and_a_long_step_gets_300_times_what_it_should_take() -> None:
     story = Story(HangLimits(step_s=10))
     for _ in range(5):
         assert not story.hung_after(9)
         story.detector.news()
-    assert not story.hung_after(10)
-    assert story.hung_after(1)
-
-
-def test_a_long_step_gets_300_times_what_it_should_take_and_an_idle_engine_may_be_silent() -> None:
-    story = Story(HangLimits(step_s=10))
-    assert not story.hung_after(1000, owes=False)
-    assert not story.hung_after(9)
-    story.detector.news()
     story.detector.step_begins(expected_ms=1000)
     assert not story.hung_after(300)
     assert story.hung_after(1)
-
-
-@pytest.mark.parametrize("is_loading", [True, False])
-def test_an_engine_that_waits_for_its_turn_may_be_silent(is_loading: bool) -> None:
-    story = Story(HangLimits(step_s=10, load_s=10))
-    assert not story.hung_after(1000, is_loading=is_loading, is_waiting=True)
-    assert not story.hung_after(9, is_loading=is_loading)
-    assert story.hung_after(2, is_loading=is_loading)
-
-
-def test_loading_has_its_own_limit() -> None:
-    story = Story(HangLimits(step_s=10, load_s=100))
-    assert not story.hung_after(100, is_loading=True, owes=False)
-    assert story.hung_after(1, is_loading=True, owes=False)
 
 
 def test_a_request_that_is_handled_for_too_long_is_a_hang_though_steps_go_on() -> None:
@@ -71,11 +68,6 @@ def test_a_request_that_is_handled_for_too_long_is_a_hang_though_steps_go_on() -
     story.detector.news()
     assert story.hung_after(6)
     assert story.detector.stuck_s == 10.5
-
-
-@pytest.mark.parametrize("is_loading", [True, False])
-def test_without_limits_nothing_is_a_hang(is_loading: bool) -> None:
-    assert not Story(HangLimits(step_s=None, load_s=None)).hung_after(10_000, is_loading=is_loading)
 
 
 def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine() -> None:
@@ -105,37 +97,29 @@ def test_what_an_exit_status_means(status: int | None, kind: DeathKind, said: st
 
 
 def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing_and_that_of_a_hang_is_none() -> None:
-    hang = Death.of(-9, hang_s=61.2)
-    assert (hang.kind, hang.cause) == (DeathKind.HANG, "hang")
-    assert "61 s" in hang.message
+    hang = Death.of(-9, hang_s=61.2, ran_out_of_memory=True)
+    assert (hang.kind, hang.cause, "61 s" in hang.message) == (DeathKind.HANG, "hang", True)
     death = Death.of(-9, hang_s=None, ran_out_of_memory=True)
     assert (death.kind, death.cause) == (DeathKind.MEMORY, "out_of_memory")
     assert "--cache-mb" in death.message
     assert Death.of(-11, hang_s=None, ran_out_of_memory=True).kind is DeathKind.FAULT
-    assert Death.of(-9, hang_s=9.0, ran_out_of_memory=True).kind is DeathKind.HANG
 
 
-def test_the_memory_killers_count_is_what_tells(tmp_path: Path) -> None:
+def test_the_memory_killers_count_is_what_tells_for_a_while(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
-    vmstat.write_text("pgfault 9\noom_kill 3\nthp_oom_kill 8\n")
     killer = MemoryKiller(vmstat)
-    assert not killer.has_struck
-    killer.look()
-    vmstat.write_text("pgfault 9\noom_kill 4\nthp_oom_kill 8\n")
-    assert killer.has_struck
-    killer.look()
-    assert killer.has_struck
+    for content in ("", "pgfault 3\n", "pgfault 9\noom_kill 3\nthp_oom_kill 8\n"):
+        killer.look()
+        assert not killer.has_struck
+        vmstat.write_text(content)
     for _ in range(50):
         killer.look()
-    assert not killer.has_struck
-
-
-@pytest.mark.parametrize("content", [None, "", "pgfault 3\n"])
-def test_where_nobody_counts_it_has_not_struck(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "vmstat").write_text(content)
-    killer = MemoryKiller(tmp_path / "vmstat")
-    killer.look()
+    vmstat.write_text("pgfault 9\noom_kill 4\nthp_oom_kill 8\n")
+    for _ in range(2):
+        assert killer.has_struck
+        killer.look()
+    for _ in range(50):
+        killer.look()
     assert not killer.has_struck
 
 

@@ -9,8 +9,6 @@ from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Finish, FinishReason, QueuePlace, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.answers import GenerationAnswer
-from openai_cpu_server.engine_client.culprits import OutsideRequests
-from openai_cpu_server.engine_client.deaths import DeathKind
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import RequestCancelled
 from tests.scheduler.driver import request
@@ -54,14 +52,6 @@ def test_left_out_of_a_step_is_still_running_but_preempted_is_waiting() -> None:
     live.computing(())
     assert states(live) == {"a/0": RUNNING}
     live.waiting([QueuePlace("a/0", 1, 50.0)], now_s=1.0)
-    assert states(live) == {"a/0": WAITING}
-
-
-def test_all_wait_while_the_engine_is_restarting() -> None:
-    live = AcceptedRequests()
-    accept(live, "a/0")
-    live.computing(("a/0",))
-    assert OutsideRequests(live).crashed(DeathKind.FAULT).guilty == []
     assert states(live) == {"a/0": WAITING}
 
 

@@ -78,7 +78,6 @@ async def test_a_first_engine_that_cannot_be_spawned_ends_the_start_with_a_line(
 
 
 async def test_an_engine_that_cannot_be_read_is_replaced(tmp_path: Path) -> None:
-    """As one of another version may be, after an upgrade under a running server."""
     babbling = tmp_path / "babbling"
     async with running(client(f"babble_if={babbling}", clock=MINUTES)) as engine:
         babbling.touch()

@@ -19,18 +19,19 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedReques
 from tests.scheduler.driver import request
 
 FAULT, HANG, KILL = DeathKind.FAULT, DeathKind.HANG, DeathKind.KILL
+KINDS = {"": FAULT, "f": FAULT, "h": HANG, "k": KILL, "m": DeathKind.MEMORY}
 INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 
 
 class Engine:
     """What the client does with its bookkeeping, and an engine that computes all that it has at once."""
 
-    def __init__(self, *ids: str) -> None:
+    def __init__(self, names: str = "") -> None:
         self.live = AcceptedRequests()
         self.outside = OutsideRequests(self.live)
         self.has: list[str] = []
-        for name in ids:
-            self.add(name)
+        for name in names:
+            self.add(name, Priority(name.isupper()))
 
     def add(self, name: str, priority: Priority = INTERACTIVE) -> None:
         one = request(name, priority=priority)
@@ -59,9 +60,33 @@ class Engine:
             self.outside.advanced(live)
         self.send()
 
-    def die_in_a_step(self, kind: DeathKind) -> list[str]:
-        self.outside.computing(tuple(self.has))
-        return self.die(kind)
+    def live_through(self, told: str) -> None:
+        what, names = told[0], told[1:]
+        if what in "!~*":
+            deed, _, guilty = names.partition(">")
+            self._die(what, deed.rstrip("?"), loads="?" in deed, guilty=list(guilty))
+        elif what == ".":
+            self.step(*names)
+        elif what == "-":
+            self.has.remove(names)
+            self.forget(names)
+            self.send()
+        elif what == "=":
+            assert self.has == list(names)
+        else:
+            for name in told:
+                self.add(name, Priority(name.isupper()))
+
+    def _die(self, what: str, deed: str, *, loads: bool, guilty: list[str]) -> None:
+        handled = deed if what == "*" else ""
+        if what != "~":
+            self.outside.computing(tuple(name for name in self.has if name != handled))
+        if handled:
+            self.outside.handling(handled)
+        if loads:
+            self.outside.crashed(FAULT)
+        kind = KILL if loads else FAULT if handled else KINDS[deed]
+        assert self.die(kind) == guilty
 
     def die(self, kind: DeathKind) -> list[str]:
         """Returns who is to blame. A new engine gets what is due."""
@@ -74,175 +99,50 @@ class Engine:
         return guilty
 
 
-def test_after_a_fault_one_half_goes_back_and_who_was_not_there_comes_beside_the_other() -> None:
-    engine = Engine(*"abcd")
-    engine.step()
-    assert engine.die_in_a_step(FAULT) == []
-    assert engine.has == ["c", "d"]
-    engine.add("new")
-    assert engine.has == ["c", "d"]
-    engine.step("d")
-    assert engine.has == ["c", "d"]
-    engine.step("c")
-    assert engine.has == ["c", "d", "b", "new"]
-    engine.step("b")
-    assert engine.has == ["c", "d", "b", "new", "a"]
+STORIES = {
+    "one half goes back after a fault, and a newcomer comes beside the other": (
+        "abcd . ! =cd n =cd .d =cd .c =cdbn .b =cdbna"),
+    "interactive suspects go before batch work, and newcomers do not wait for it": (
+        "ABCDEFGHIJKLMNOP i . ! =i -i =IJKLMNOP Q =IJKLMNOP n =IJKLMNOPn"),
+    "a newcomer that is killed beside a trial is suspected after those on trial": (
+        "abcdefgh . ! . p =efghcdp ! =d . .c =dcp ! =p !>p =abcdefgh"),
+    "who was handled when the engine died is tried alone before all others": "ab . P *P n =P *P>P =abn",
+    "it is cleared if it was only handled at that time": "pa . b *b . .a =bap ! !>p",
+    "it is still tried alone when the next engine dies loading": "ab . P *P? n =P",
+    "a death while the next engine loads changes nothing": "abcd . !? =cd",
+    "nobody is sentenced for another in the same step": "pab . ! =ab .b .a =abp ! =p !>p",
+    "a token between clears": "a" + 5 * " ! .",
+    "a suspect that leaves makes room for the next": "ab ! =b -b =a",
+    "a hang outside of steps accuses whom the engine had": "a ~h ~h>a",
+    **{f"the newcomer is tried first and fails after two, {kind}": f"ab . p !{kind} =p !{kind}>p =ab"
+       for kind in ("f", "h")},
+    **{f"after three, {kind}": f"ab . p !{kind} =p !{kind} =p !{kind}>p =ab" for kind in ("k", "m")},
+    **{f"kills from outside accuse nobody who had made progress, {kind}": "abc" + 200 * f" . !{kind} =abc"
+       for kind in ("k", "m")},
+}  # fmt: skip
+"""`ab`: these are submitted (a capital is batch work). `-a`: it leaves. `.`: all, or these, gain a token in a
+step. `=`: the engine has these. The engine dies in a step (`!`), outside of one (`~`) or while it handles a
+request (`*p`), of a fault, hang, kill or lack of memory; `?`: so does the next while it loads. `>p`: p is to
+blame, or else nobody."""
 
 
-def test_interactive_suspects_go_before_batch_work_and_newcomers_do_not_wait_for_it() -> None:
+@pytest.mark.parametrize("name", STORIES)
+def test_stories(name: str) -> None:
     engine = Engine()
-    for number in range(16):
-        engine.add(f"b{number}", BATCH)
-    engine.add("i")
-    engine.step()
-    engine.die_in_a_step(FAULT)
-    assert engine.has == ["i"]
-    engine.forget("i")
-    engine.send()
-    assert len(engine.has) == 1 + 8
-    engine.add("b16", BATCH)
-    assert engine.has[-1] != "b16"
-    engine.add("new")
-    assert engine.has[-1] == "new"
-
-
-def test_who_is_killed_beside_a_trial_is_suspected_after_those_on_trial() -> None:
-    engine = Engine(*"abcdefgh")
-    engine.step()
-    engine.die_in_a_step(FAULT)
-    engine.step()
-    engine.add("poison")
-    assert engine.has == [*"efgh", "c", "d", "poison"]
-    engine.die_in_a_step(FAULT)
-    assert engine.has == ["d"]
-    engine.step()
-    engine.step("c")
-    assert engine.has == ["d", "c", "poison"]
-    assert engine.die_in_a_step(FAULT) == []
-    assert engine.has == ["poison"]
-    assert engine.die_in_a_step(FAULT) == ["poison"]
-    assert sorted(engine.has) == list("abcdefgh")
-
-
-def test_who_was_handled_when_the_engine_died_is_tried_alone_before_all_others() -> None:
-    engine = Engine("a", "b")
-    engine.step()
-    engine.add("poison", BATCH)
-    engine.outside.computing(("a", "b"))
-    engine.outside.handling("poison")
-    assert engine.die(FAULT) == []
-    engine.add("new")
-    assert engine.has == ["poison"]
-    engine.outside.handling("poison")
-    assert engine.die(FAULT) == ["poison"]
-    assert engine.has == ["a", "b", "new"]
-
-
-def test_who_was_only_handled_at_that_time_is_cleared_and_the_others_are_tried() -> None:
-    engine = Engine("poison", "a")
-    engine.step()
-    engine.add("b")
-    engine.outside.computing(("poison", "a"))
-    engine.outside.handling("b")
-    engine.die(FAULT)
-    engine.step()
-    engine.step("a")
-    assert engine.has == ["b", "a", "poison"]
-    engine.die_in_a_step(FAULT)
-    assert engine.die_in_a_step(FAULT) == ["poison"]
-
-
-def test_who_is_to_be_tried_alone_still_is_when_the_next_engine_dies_loading() -> None:
-    engine = Engine("a", "b")
-    engine.step()
-    engine.add("poison", BATCH)
-    engine.outside.computing(("a", "b"))
-    engine.outside.handling("poison")
-    engine.outside.crashed(FAULT)
-    engine.outside.crashed(KILL)
-    engine.has = []
-    engine.add("new")
-    assert engine.has == ["poison"]
-
-
-def test_a_death_while_the_next_engine_loads_changes_nothing() -> None:
-    engine = Engine(*"abcd")
-    engine.step()
-    engine.outside.computing(tuple(engine.has))
-    engine.outside.crashed(FAULT)
-    engine.outside.crashed(KILL)
-    engine.has = []
-    engine.send()
-    assert engine.has == ["c", "d"]
-
-
-@pytest.mark.parametrize(("kind", "deaths"), [(FAULT, 2), (HANG, 2), (KILL, 3), (DeathKind.MEMORY, 3)])
-def test_the_newcomer_is_tried_first_and_fails(kind: DeathKind, deaths: int) -> None:
-    engine = Engine("a", "b")
-    engine.step()
-    engine.add("poison")
-    for _ in range(deaths - 1):
-        assert engine.die_in_a_step(kind) == []
-        assert engine.has == ["poison"]
-    assert engine.die_in_a_step(kind) == ["poison"]
-    assert engine.has == ["a", "b"]
-
-
-def test_nobody_is_sentenced_for_another() -> None:
-    """The poison is not the first on trial: who has passed is in the step too when it strikes again."""
-    engine = Engine("poison", "a", "b")
-    engine.step()
-    engine.die_in_a_step(FAULT)
-    assert engine.has == ["a", "b"]
-    engine.step("b")
-    engine.step("a")
-    assert engine.has == ["a", "b", "poison"]
-    assert engine.die_in_a_step(FAULT) == []
-    assert engine.has == ["poison"]
-    assert engine.die_in_a_step(FAULT) == ["poison"]
-
-
-@pytest.mark.parametrize("kind", [KILL, DeathKind.MEMORY])
-def test_kills_from_outside_accuse_nobody_who_had_made_progress(kind: DeathKind) -> None:
-    engine = Engine("a", "b", "c")
-    for _ in range(200):
-        engine.step()
-        assert engine.die_in_a_step(kind) == []
-        assert engine.has == ["a", "b", "c"]
+    for told in STORIES[name].split():
+        engine.live_through(told)
 
 
 def test_random_kills_fail_nobody() -> None:
     chance = random.Random(7)
-    engine = Engine(*"abcdefgh")
+    engine = Engine("abcdefgh")
     for number in range(2000):
         for _ in range(chance.choice((0, 0, 1, 2, 5))):
             engine.step(*chance.sample(engine.has, chance.randint(1, len(engine.has))))
         if number % 3:
             engine.step(engine.has[0])  # never three kills in a row before whoever is alone gets a token
-        assert (engine.die if chance.random() < 0.2 else engine.die_in_a_step)(KILL) == []
+        engine.live_through("~k" if chance.random() < 0.2 else "!k")
     assert len(engine.live) == 8
-
-
-def test_a_token_between_clears() -> None:
-    engine = Engine("a")
-    for _ in range(5):
-        assert engine.die_in_a_step(FAULT) == []
-        engine.step()
-
-
-def test_a_suspect_that_leaves_makes_room_for_the_next() -> None:
-    engine = Engine("a", "b")
-    engine.die_in_a_step(FAULT)
-    assert engine.has == ["b"]
-    engine.forget("b")
-    engine.send()
-    assert engine.has == ["b", "a"]
-
-
-def test_a_hang_outside_of_steps_accuses_whom_the_engine_had() -> None:
-    engine = Engine("a")
-    assert engine.die(HANG) == []
-    assert engine.die(HANG) == ["a"]
 
 
 def test_the_engine_owes_nothing_while_all_are_held() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,12 +27,10 @@ from tests.engine_client.test_client import (
     collect,
     dead,
     endless,
-    expected_text,
     finish_of,
     is_served,
     kill_engine,
     running,
-    text,
 )
 from tests.gates import Gate
 from tests.scheduler.driver import request
@@ -46,8 +43,6 @@ LOADING = EngineWants(work=BATCH, is_loading=True)
 
 
 class RecordedCores(SharedCores):
-    """Names the engines that had the turn, in their order."""
-
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(batch_floor=batch_floor, clock=clock)
         self.held: list[str] = []
@@ -59,8 +54,6 @@ class RecordedCores(SharedCores):
 
 
 class Shared:
-    """Cores, and the engines on them."""
-
     def __init__(self, *, batch_floor: float = 0.1) -> None:
         self.cores = RecordedCores(batch_floor=batch_floor)
         self.partners: dict[str, CoresPartner] = {}
@@ -131,19 +124,6 @@ async def test_streams_of_two_models_are_whole_and_take_turns() -> None:
         await eventually(lambda: shared.cores.holder is None)
 
 
-async def test_a_stream_goes_on_beside_batch_work_of_another_model_which_goes_on_too() -> None:
-    shared = Shared()
-    a, b = shared.engine("a"), shared.engine("b", step_s=0.05)
-    async with both(shared, a, b), endless(a, "x") as stream:
-        await eventually(lambda: stream)
-        async with endless(b, "y", priority=BATCH) as batch:
-            await eventually(lambda: len(batch) > 2)
-            num_before = len(stream)
-            await eventually(lambda: len(stream) > num_before + 20)
-        assert shared.partners["b"].used_s(BATCH) > 0
-        assert expected_text(request("x", output=200)).startswith(text(stream)[:200])
-
-
 async def test_a_long_step_of_batch_work_is_thrown_away_for_another_models_newcomer(gate: Gate) -> None:
     shared = Shared()
     gate.close()
@@ -172,22 +152,6 @@ async def test_who_waits_for_the_turn_can_be_cancelled_hears_of_the_queue_and_do
             await eventually(lambda: not shared.partners["b"].is_waiting)
             assert (a.status().restarts, b.status().restarts) == (0, 0)
         await eventually(lambda: shared.cores.holder is None)
-
-
-async def test_a_turn_that_comes_when_nothing_is_wanted_any_more_goes_back() -> None:
-    shared = Shared(batch_floor=0.0)
-    a, b = shared.engine("a"), shared.engine("b")
-    async with both(shared, a, b):
-        for number in range(5):
-            (first,) = begun(a, request(f"x{number}/0", output=3000))
-            await eventually(lambda: shared.is_holding("a"))
-            (second,) = begun(b, request(f"y{number}/0", output=3000, priority=BATCH))
-            await eventually(lambda: shared.partners["b"].is_waiting)
-            assert a.cancel(f"x{number}")  # the turn goes to b,
-            assert b.cancel(f"y{number}")  # which does not want it any more
-            await asyncio.gather(first, second, return_exceptions=True)
-            await eventually(lambda: shared.cores.holder is None)
-        assert await is_served(a, request("z", output=5))
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -232,17 +196,6 @@ async def test_an_adapter_is_tried_with_the_turn() -> None:
             await b.load_adapter(Adapter(name="one", path="one.gguf", digest="d"))
             assert shared.partners["b"].used_s(BATCH) > 0
         await eventually(lambda: shared.cores.holder is None)
-
-
-async def test_a_model_that_dies_while_it_loads_frees_the_turn() -> None:
-    shared = Shared()
-    a, b = shared.engine("a"), shared.engine("b", "load_pieces=100000")
-    async with running(a):
-        loading = asyncio.create_task(b.run())
-        await eventually(lambda: "b" in shared.cores.held)
-        await b.close()
-        await loading
-        assert await is_served(a, request("x", output=10))
 
 
 async def test_steps_are_measured_only_with_the_turn_and_only_until_it_is_recalled(tmp_path: Path) -> None:

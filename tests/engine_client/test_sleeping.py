@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 @asynccontextmanager
 async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[EngineClient]:
-    """It wakes itself when it is wanted."""
     engine = client(*flags, calibrate="never", cache_file=cache_file, begins_asleep=True, foretold=FAKE_INFO)
     engine.on_wanted = engine.residency.wake
     task = asyncio.create_task(engine.run())

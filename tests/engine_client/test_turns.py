@@ -49,7 +49,7 @@ class Machine:
         return self.act()
 
     def act(self) -> Decision | None:
-        decision = self.turns.decide(self.now_s)
+        self.decision = decision = self.turns.decide(self.now_s)
         match decision:
             case Decision(command=GrantTurn(limit_ms=limit_ms)):
                 self.until_s = None if limit_ms is None else self.now_s + limit_ms / 1000
@@ -131,25 +131,6 @@ def test_turns_of_one_class(work: Priority, names: str, step_s: float, seconds: 
     assert "".join(machine.run(seconds)) == turns
 
 
-def test_time_counts_and_not_steps() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE, step_s=0.5)
-    machine.join("b", INTERACTIVE, step_s=0.05)
-    machine.run(60)
-    assert machine.share("a", INTERACTIVE) == pytest.approx(0.5, abs=0.02)
-    waits = [end - start for (_, start), (who, end) in zip(machine.log, machine.log[1:], strict=False)]
-    assert max(waits) <= 0.5 + 1e-9
-
-
-def test_who_was_away_has_saved_up_nothing() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE)
-    machine.join("b", None)
-    machine.run(100)
-    machine.wants("b", INTERACTIVE)
-    assert "".join(machine.run(1)).count("a") == pytest.approx(5, abs=1)
-
-
 @pytest.mark.parametrize(("floor", "names"), [(0.1, "b"), (0.25, "b"), (0.1, "bc")])
 def test_batch_work_keeps_its_share_together_beside_endless_interactive_work(
     floor: float, names: str
@@ -179,7 +160,7 @@ def test_the_share_is_one_step_that_knows_of_the_others_and_is_not_interrupted()
     machine.join("b", BATCH)
     while machine.turns.holder == "a":
         machine.step()
-    assert machine.until_s == machine.now_s
+    assert machine.decision == Decision("b", GrantTurn(limit_ms=0.0, beside_interactive=True))
     assert machine.join("c", INTERACTIVE) is None
     machine.step()
     assert machine.turns.holder == "c"
@@ -268,7 +249,14 @@ def test_whoever_wants_the_turn_gets_it_whatever_the_history(
     for name, seconds in zip(NAMES, step_s, strict=True):
         machine.join(name, None, seconds)
     for what, about, work in history:
-        _happen(machine, what, about, work)
+        if isinstance(about, int):
+            for _ in range(about):
+                machine.step()
+        elif what == "dies":
+            machine.turns.leave(str(about), machine.now_s)
+            machine.join(str(about), None, machine.step_s[str(about)])
+        else:
+            machine.wants(str(about), work)
         assert machine.turns.holder is not None or not any(work is not None for work in machine.work.values())
     for name in NAMES:
         waiting = machine.work[name]
@@ -281,18 +269,3 @@ def test_whoever_wants_the_turn_gets_it_whatever_the_history(
 def _batch_bound_s() -> float:
     """Each of up to three others saves for a step of its own and takes its longer turn before."""
     return 4 * (LONGEST_STEP_S / 0.1 + LONGEST_COURTESY_S + BATCH_TURN_S + 4 * LONGEST_STEP_S)
-
-
-def _happen(machine: Machine, what: str, about: object, work: Priority | None) -> None:
-    if isinstance(about, int):
-        for _ in range(about):
-            machine.step()
-        return
-    name = str(about)
-    if what == "wants":
-        machine.wants(name, work)
-        return
-    machine.turns.leave(name, machine.now_s)
-    machine.work[name] = None
-    machine.turns.join(name, machine.now_s)
-    machine.act()

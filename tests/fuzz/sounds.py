@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.fuzz import pictures
+
 RATE = 16_000
 FILES = {path.suffix[1:]: path.read_bytes() for path in sorted(Path(__file__).parent.glob("tone.*"))}
 """0.4 seconds of 440 Hz, loudest at one half: FLAC, MP3 (of lame, 16 kbit/s) and Ogg Vorbis (of oggenc)."""
@@ -34,7 +36,6 @@ def mp3_frames(number: int) -> bytes:
 
 
 def oddities() -> Iterator[tuple[str, bytes]]:
-    """What is no sound, or says of itself what is not so."""
     second = tone(1)
     yield "nothing", b""
     yield "text", b"Listen to this! " * 100
@@ -49,20 +50,4 @@ def oddities() -> Iterator[tuple[str, bytes]]:
 
 
 def spoilt(good: bytes, source: random.Random) -> bytes:
-    """With bytes flipped, cut, repeated or put in."""
-    data = bytearray(good)
-    for _ in range(source.randint(1, 8)):
-        at = source.randrange(len(data) + 1)
-        match source.randrange(4):
-            case 0 if at < len(data):
-                data[at] ^= 1 << source.randrange(8)
-            case 1:
-                del data[at : at + source.randint(1, 1 + len(data) // 4)]
-            case 2:
-                data[at:at] = data[max(at - 64, 0) : at] * source.randint(1, 4)
-            case _:
-                data[at:at] = source.randbytes(source.randint(1, 16))
-    if source.random() < 0.5 and len(data) > 48:  # heads decide most
-        at = source.randrange(48)
-        data[at : at + 4] = struct.pack("<I", source.choice((0, 1, 2**31 - 1, 2**32 - 1)))
-    return bytes(data)
+    return pictures.spoilt(source, good)

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.access_table import ENDLESS
-from tests.fuzz.hostile import Bodies, Json
+from tests.api.talking import told_error
+from tests.fuzz.hostile import Bodies, Json, RichBodies
 from tests.fuzz.odd_requests import OddRequests
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 
 schemathesis, checks = Lazy("schemathesis"), Lazy("schemathesis.specs.openapi.checks")
 
@@ -31,7 +32,7 @@ OPTIONS = ("--ctx-size", "4096", "--max-output-tokens", "16", "--max-choices", "
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", str(tiny_model_path()), *OPTIONS) as process:
+    with ServerProcess("--model", f"fake={tiny_model_path()}", *OPTIONS) as process:
         yield process
 
 
@@ -55,11 +56,14 @@ async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Coun
         await asyncio.gather(*(send() for _ in range(AT_ONCE)))
         good = await http.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
     assert good.status_code == 200, good.text
-    status = server.status()
-    assert status["restarts"] == 0
-    assert not any(size["running"] + size["waiting"] for size in status["queue"].values())
+    await eventually(lambda: is_idle(server))  # some go on in the background
+    assert server.status()["restarts"] == 0
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)[-5000:]
     return statuses
+
+
+def is_idle(server: ServerProcess) -> bool:
+    return not any(size["running"] + size["waiting"] for size in server.status()["queue"].values())
 
 
 async def status_of(http: httpx.AsyncClient, request: httpx.Request) -> int:
@@ -69,11 +73,12 @@ async def status_of(http: httpx.AsyncClient, request: httpx.Request) -> int:
     if answer.status_code == 200:
         assert b'"internal_error"' not in answer.content, (shown, answer.text)
         assert b'"generation_failed"' not in answer.content, (shown, answer.text)
+    elif request.headers.get("content-type") == "application/json":
+        assert told_error(answer)["message"], shown
     return answer.status_code
 
 
-async def bodies(server: ServerProcess, document: Json, *, seed: int, number: int) -> Counter[int]:
-    made = Bodies(document, seed)
+async def post(server: ServerProcess, made: Bodies | RichBodies, number: int) -> Counter[int]:
     headers = {"content-type": "application/json"}
     pairs = [made.one() for _ in range(number)]
     return await send_all(
@@ -83,9 +88,14 @@ async def bodies(server: ServerProcess, document: Json, *, seed: int, number: in
 
 
 async def test_hostile_bodies(server: ServerProcess, document: Json) -> None:
-    statuses = await bodies(server, document, seed=7, number=300)
+    statuses = await post(server, Bodies(document, 7), 400)
     assert statuses[200] > 5, statuses
-    assert statuses[400] > 60, statuses
+    assert statuses[400] > 80, statuses
+
+
+async def test_responses_and_messages_with_something_odd_in_them(server: ServerProcess) -> None:
+    statuses = await post(server, RichBodies(7), 200)
+    assert statuses[200] > 20, "bodies that are refused at once test little"
 
 
 async def test_odd_paths_queries_and_headers(server: ServerProcess, document: Json) -> None:
@@ -105,7 +115,6 @@ async def test_odd_uploads(server: ServerProcess, document: Json) -> None:
 @pytest.mark.parametrize("examples", [1, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)  # most of it goes into making the examples
 def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples: int) -> None:
-    """No 5xx, no hang, and answers as they are described."""
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]
     assert len(operations) > 20
@@ -138,7 +147,8 @@ def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(200, 210))
 async def test_thousands_in_ten_parts(server: ServerProcess, document: Json, seed: int) -> None:
-    await bodies(server, document, seed=seed, number=1000)
+    await post(server, Bodies(document, seed), 1000)
+    await post(server, RichBodies(seed), 1000)
     odd = OddRequests(server.url, document, Random(seed))
     await send_all(server, [odd.without_body() for _ in range(1000)])
     await send_all(server, [odd.upload() for _ in range(1000)])

@@ -91,12 +91,7 @@ def children() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("tool", "why"),
-    [
-        ("die", "it has ended (exit_3)"),
-        ("flood", FLOODED),
-        ("chatter", FLOODED),
-    ],
+    ("tool", "why"), [("die", "it has ended (exit_3)"), ("flood", FLOODED), ("chatter", FLOODED)]
 )
 async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> None:
     async with connection(of_script()) as server:
@@ -148,11 +143,7 @@ async def test_its_words_go_to_the_log_and_not_all_of_them(caplog: pytest.LogCap
     [
         (McpServerOptions(command=("/nowhere/at-all",)), 20, "it has ended (exit_1)"),
         (of_script("import sys; sys.exit(4)"), 20, "it has ended (exit_4)"),
-        (
-            of_script("print('{}'); import threading; threading.Event().wait()"),
-            0.5,
-            "it has not told its tools within 0.5 seconds",
-        ),
+        (of_script("print('{}'); input(); input()"), 0.5, "it has not told its tools within 0.5 seconds"),
         (McpServerOptions(url="http://127.0.0.1:9/"), 20, "All connection attempts failed"),
     ],
 )

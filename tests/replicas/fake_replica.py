@@ -138,7 +138,6 @@ class FakeReplica:
         self._news.put_nowait(encode_news(news))
 
     def step(self) -> None:
-        """A token for each request, or the next vector."""
         events, embedded = [], []
         if any(origin(name) == self.killer for name in self.live):
             self.say(ReplicaNews(started=tuple(self.live)))
@@ -162,7 +161,6 @@ class FakeReplica:
         self._news.put_nowait(b"\xc1")
 
     def return_all(self) -> None:
-        """Its engine is gone."""
         ended = tuple(RequestEnd(name, EndReason.RETURNED, "gone") for name in self.live)
         self.live.clear()
         self.say(ReplicaNews(ended=ended))

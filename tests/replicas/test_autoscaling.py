@@ -23,7 +23,6 @@ def fleet(
 
 
 def asked(scaler: Autoscaler, one: ReplicaFleet, seconds: int, begin_s: int = 0) -> list[int]:
-    """What it decides in each of these seconds."""
     return [scaler.decide(one, begin_s + now_s) for now_s in range(seconds)]
 
 

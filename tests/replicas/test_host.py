@@ -1,4 +1,4 @@
-"""A replica's side with a real engine process, of which only the backend is a fake."""
+"""A replica's side and its door: real TCP and engine process, with a fake backend."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import anyio
-import msgspec
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Submit
-from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
-from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
-from openai_cpu_server.replicas.host.host import ReplicaHost
+from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
+from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.wire import encode_orders, read_news
+from openai_cpu_server.replicas.report import ReplicaLost
+from openai_cpu_server.replicas.wire import DoorAddress, encode_orders, read_news
 from tests.clock import Clock
 from tests.engine_client.test_client import expected_text
 from tests.fake_engine import COMMAND
@@ -33,28 +32,7 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
-class HostLink:
-    """The way to a replica in this process. A `Link`."""
-
-    def __init__(self, host: ReplicaHost) -> None:
-        self._host = host
-
-    async def attend(self, lessee: str) -> AsyncIterator[bytes]:
-        async with aclosing(self._host.attend(lessee)) as news:  # type: ignore[type-var]
-            async for payload in news:
-                yield payload
-
-    async def tell(self, lessee: str, orders: bytes) -> bool:
-        return self._host.tell(lessee, orders)
-
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        status: AdapterStatus = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))
-        return msgspec.msgpack.encode(status)
-
-
 class TakenSpending(CpuSpending):
-    """Keeps what was taken."""
-
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[dict[str, float]] = []
@@ -86,68 +64,83 @@ async def hosting(
 
 
 @asynccontextmanager
+async def opened(host: ReplicaHost, *, sending_s: float = 60.0) -> AsyncIterator[DoorAddress]:
+    door = ReplicaDoor(host, sending_s=sending_s)
+    try:
+        yield await door.open("127.0.0.1")
+    finally:
+        await door.close()
+
+
+def link(plate: DoorAddress) -> StreamLink:
+    async def door() -> DoorAddress:
+        return plate
+
+    async def load_adapter(adapter: bytes) -> bytes:
+        raise ReplicaLost("it loads none here")
+
+    return StreamLink(door, load_adapter)
+
+
+@asynccontextmanager
 async def remote(
-    *hosts: ReplicaHost, spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
+    *plates: DoorAddress,
+    lease_s: float = 60.0,
+    state: EngineState = EngineState.READY,
+    spent: Callable[[dict[str, float]], None] = lambda spent_ms: None,
 ) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(max_queue=100, lease_s=60.0, spent=spent)
+    engine = RemoteEngine(max_queue=100, lease_s=lease_s, spent=spent)
     running = asyncio.create_task(engine.run())
     try:
-        engine.replicas_are({f"r{number}": HostLink(host) for number, host in enumerate(hosts)})
+        engine.replicas_are({f"r{number}": link(plate) for number, plate in enumerate(plates)})
+        await eventually(lambda: engine.state is state)
         yield engine
     finally:
         running.cancel()
         await engine.close()
 
 
-async def until(engine: RemoteEngine, state: EngineState) -> None:
-    await eventually(lambda: engine.state is state)
-
-
-async def text_of(engine: RemoteEngine, one: GenerationRequest, at_5: Callable[[], Awaitable[None]]) -> str:
-    """`at_5` is called once, after five characters."""
-    text, is_called = "", False
+async def check_stream(
+    engine: RemoteEngine, name: str, *, at_5: Callable[[], Awaitable[None] | None] = lambda: None
+) -> None:
+    """Compare its text with what is to come. `at_5` is called once, after five characters."""
+    one, text, is_called = request(name, output=60), "", False
     with anyio.fail_after(DEADLINE_S):
         async with engine.generate([one]) as generation:
             async for event in generation:
                 text += event.text
                 if len(text) >= 5 and not is_called:
                     is_called = True
-                    await at_5()
-    return text
+                    if (deed := at_5()) is not None:
+                        await deed
+    assert text == expected_text(one)
 
 
 async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica(gate: Gate) -> None:
-    one = request("a", output=60)
-    async with hosting(gate.steps) as host, remote(host) as engine:
+    async with hosting(gate.steps) as host, opened(host) as plate, remote(plate) as engine:
 
-        async def crash() -> None:
+        def crash() -> None:
             os.kill(host.engine_pid or 0, signal.SIGSEGV)
             gate.open()
 
-        await until(engine, EngineState.READY)
-        assert await text_of(engine, one, crash) == expected_text(one)
+        await check_stream(engine, "a", at_5=crash)
         await eventually(lambda: engine.status().restarts >= 1)
 
 
 async def test_a_request_goes_on_at_another_replica_when_its_own_ends(gate: Gate) -> None:
-    one = request("a", output=60)
-    async with hosting(gate.steps) as first, hosting(gate.steps) as second, remote(first, second) as engine:
+    async with (
+        hosting(gate.steps) as first,
+        hosting(gate.steps) as second,
+        opened(first) as one,
+        opened(second) as other,
+        remote(one, other) as engine,
+    ):
 
         async def end() -> None:
             await (first if first.num_live else second).close()
             gate.open()
 
-        await until(engine, EngineState.READY)
-        assert await text_of(engine, one, end) == expected_text(one)
-
-
-async def test_cpu_time_is_told_by_client() -> None:
-    told: list[dict[str, float]] = []
-    async with hosting() as host, remote(host, spent=told.append) as engine:
-        await until(engine, EngineState.READY)
-        async with engine.generate([request("a", output=20, client="mine")]) as generation:
-            assert [event async for event in generation]
-        await eventually(lambda: any(spent_ms.get("mine") for spent_ms in told))
+        await check_stream(engine, "a", at_5=end)
 
 
 async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_told_to_another() -> None:
@@ -181,8 +174,9 @@ async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> Non
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_state_with_its_reason() -> None:
-    async with hosting("fail=it is no model") as host, remote(host) as engine:
-        await until(engine, EngineState.FAILED)
-        with pytest.raises(EngineUnavailable, match="it is no model"):
-            engine.generate([request("a")])
-        assert host.state is EngineState.FAILED
+    failed = EngineState.FAILED
+    async with hosting("fail=it is no model") as host, opened(host) as plate:
+        async with remote(plate, state=failed) as engine:
+            with pytest.raises(EngineUnavailable, match="it is no model"):
+                engine.generate([request("a")])
+        assert host.state is failed

@@ -45,8 +45,6 @@ FOREIGN = msgspec.structs.replace(FAKE_LIVE, id="foreign/0", priority=Priority.B
 
 
 class Cluster:
-    """An engine and its replicas, a name each."""
-
     def __init__(self, *, lease_s: float = 60.0, max_queue: int = 100) -> None:
         self.later_s = 0.0
         """So much later it is than the clock says."""
@@ -66,13 +64,11 @@ class Cluster:
         self.engine.replicas_are(dict(self.replicas))
 
     def remove(self, name: str) -> FakeReplica:
-        """The replica is to go."""
         replica = self.replicas.pop(name)
         self.engine.replicas_are(dict(self.replicas))
         return replica
 
     def ask(self, *requests: GenerationRequest) -> asyncio.Task[str]:
-        """The text that comes."""
         task = asyncio.create_task(self._read(*requests))
         self._readers.add(task)
         return task
@@ -90,13 +86,11 @@ class Cluster:
         return [task.result() for task in tasks]
 
     async def asked(self, *requests: GenerationRequest) -> list[asyncio.Task[str]]:
-        """A call of each, at the replicas that compute them."""
         tasks = [self.ask(one) for one in requests]
         await settle()
         return tasks
 
     async def step(self, name: str) -> None:
-        """One of the replica that computes the request."""
         self.replicas[self.holder(name)].step()
         await settle()
 
@@ -108,7 +102,6 @@ class Cluster:
         await settle()
 
     def holder(self, name: str) -> str:
-        """The replica that computes the request."""
         (holder,) = [
             replica
             for replica, fake in self.replicas.items()
@@ -209,33 +202,20 @@ async def test_what_arrives_late_from_a_replica_that_was_given_up_is_not_taken_t
         assert await made.run_until_done(asked) == [expected(one)]
 
 
-async def test_without_a_replica_requests_wait_for_the_next() -> None:
-    one = request("a", output=4)
-    async with cluster(1, max_queue=2) as made:
-        (asked,) = await made.asked(one)
+async def test_without_a_replica_requests_wait_for_the_next_and_interactive_ones_go_first() -> None:
+    one, late = request("a", output=4, priority=Priority.BATCH), request("b", output=2)
+    async with cluster(1, max_queue=1) as made:
+        asked = await made.asked(one)
         made.remove("r0").die()
         await eventually(lambda: made.engine.state is EngineState.RESTARTING)
-        late = made.ask(request("b", output=2))
-        await settle()
-        assert made.engine.status().waiting == {"interactive": 2, "batch": 0}
+        asked += await made.asked(late)
+        assert made.engine.status().waiting == {"interactive": 1, "batch": 1}
         with pytest.raises(QueueFull):
             made.engine.generate([request("c")])
         made.start(r1=FakeReplica())
-        assert (await made.run_until_done(asked, late))[0] == expected(one)
-
-
-async def test_a_replica_that_is_to_go_gives_its_requests_to_others() -> None:
-    one = request("a", output=6)
-    async with cluster(2) as made:
-        (asked,) = await made.asked(one)
-        holder = made.holder("a")
-        await made.step("a")
-        leaving = made.remove(holder)
-        await settle()
-        assert made.holder("a") != holder
-        leaving.step()
-        assert await made.run_until_done(asked) == [expected(one)]
-        assert made.engine.status().restarts == 0
+        await eventually(lambda: len(made.replicas["r1"].live) == 2)
+        assert [each.request.priority for each in made.replicas["r1"].submitted()] == list(Priority)
+        assert await made.run_until_done(*asked) == [expected(one), expected(late)]
 
 
 async def test_a_replica_that_is_to_go_goes_on_until_another_is_ready() -> None:
@@ -250,6 +230,7 @@ async def test_a_replica_that_is_to_go_goes_on_until_another_is_ready() -> None:
         made.start(r1=FakeReplica())
         await eventually(lambda: made.replicas["r1"].live)
         assert await made.run_until_done(asked[1]) == [expected(two)]
+        assert made.engine.status().restarts == 0
 
 
 async def test_what_a_replica_returns_is_computed_by_another() -> None:
@@ -315,16 +296,6 @@ async def test_a_prompt_goes_to_who_holds_its_beginning_and_keys_are_kept_apart(
         await made.run_until_done(*asked)
 
 
-async def test_interactive_requests_are_replayed_first() -> None:
-    async with cluster(1) as made:
-        asked = await made.asked(request("b", priority=Priority.BATCH), request("i"))
-        made.remove("r0").die()
-        made.start(r1=FakeReplica())
-        await eventually(lambda: len(made.replicas["r1"].live) == 2)
-        assert [one.request.priority for one in made.replicas["r1"].submitted()] == list(Priority)
-        await made.run_until_done(*asked)
-
-
 async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
     async with cluster(1) as made:
         asked = await made.asked(*(request(f"{i}", output=3) for i in range(4)))
@@ -378,42 +349,28 @@ async def test_adapters_are_loaded_everywhere_and_by_those_who_come_later() -> N
         assert not any(replica.adapters for replica in made.replicas.values())
 
 
-async def test_adapters_of_an_api_process_that_is_gone_reach_those_who_come_later() -> None:
+async def test_adapters_of_an_api_process_that_is_gone_reach_others_later_and_unloaded_ones_never() -> None:
     """It has loaded two; one of them was unloaded again."""
     gone = Adapter(name="poet", path="poet.gguf", digest="1" * 64)
-    async with cluster(1) as made:
-        first = made.replicas["r0"]
-        for adapter in (PIRATE, gone):
-            await first.load_adapter(msgspec.msgpack.encode(adapter))
-        await settle()
-        del first.adapters["poet"]
-        first.tell_state()
-        await settle()
-        made.later_s = SETTLED_S
-        made.start(r1=FakeReplica())
-        await eventually(lambda: "pirate" in made.replicas["r1"].adapters)
-        await settle()
-        assert "poet" not in made.replicas["r1"].adapters
-        first.tell_state()
-        await settle()
-        assert "poet" not in first.adapters
-
-
-async def test_what_was_just_loaded_elsewhere_is_not_passed_on_yet_and_what_was_unloaded_never() -> None:
     async with cluster(2) as made:
         first, second = made.replicas.values()
-        await first.load_adapter(msgspec.msgpack.encode(PIRATE))
-        await settle()
-        second.tell_state()
-        await settle()
-        assert not second.adapters
+        for adapter in (PIRATE, gone):
+            await first.load_adapter(msgspec.msgpack.encode(adapter))
+        await made.tell()
+        assert not second.adapters, "not yet: it was just loaded"
         await second.load_adapter(msgspec.msgpack.encode(PIRATE))
-        await settle()
-        second.adapters.clear()
+        del first.adapters["poet"]
+        await made.tell()
         made.later_s = SETTLED_S
-        second.tell_state()
-        await settle()
-        assert not second.adapters
+        await made.tell()
+        made.start(r2=FakeReplica())
+        await eventually(lambda: "pirate" in made.replicas["r2"].adapters)
+        await made.tell()
+        assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"]] * 3
+        second.adapters.clear()
+        made.later_s *= 2
+        await made.tell()
+        assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"], [], ["pirate"]]
 
 
 async def test_an_adapter_that_one_replica_refuses_is_loaded_nowhere_and_the_former_stays() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import anyio
@@ -13,12 +13,8 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.messages import Submit
-from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
-from openai_cpu_server.replicas.remote.carrier import StreamLink
-from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
@@ -28,32 +24,12 @@ from openai_cpu_server.replicas.wire import (
     encode_orders,
     read_news,
 )
-from tests.engine_client.test_client import expected_text
 from tests.gates import Gate
-from tests.replicas.test_host import hosting, text_of, until
+from tests.replicas.test_host import check_stream, hosting, link, opened, remote
 from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
-
-
-@asynccontextmanager
-async def opened(host: ReplicaHost, *, sending_s: float = 60.0) -> AsyncIterator[DoorAddress]:
-    door = ReplicaDoor(host, sending_s=sending_s)
-    try:
-        yield await door.open("127.0.0.1")
-    finally:
-        await door.close()
-
-
-def link(plate: DoorAddress) -> StreamLink:
-    async def door() -> DoorAddress:
-        return plate
-
-    async def load_adapter(adapter: bytes) -> bytes:
-        raise ReplicaLost("it loads none here")
-
-    return StreamLink(door, load_adapter)
 
 
 class Wire:
@@ -100,29 +76,6 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-@asynccontextmanager
-async def remote(*plates: DoorAddress, lease_s: float = 60.0) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(max_queue=100, lease_s=lease_s)
-    running = asyncio.create_task(engine.run())
-    try:
-        engine.replicas_are({f"r{number}": link(plate) for number, plate in enumerate(plates)})
-        await until(engine, EngineState.READY)
-        yield engine
-    finally:
-        running.cancel()
-        await engine.close()
-
-
-async def read(engine: RemoteEngine, name: str, *, at_5: Callable[[], None] = lambda: None) -> None:
-    """Compare all its text with what is to come. `at_5` is called once, after five characters."""
-
-    async def act() -> None:
-        at_5()
-
-    one = request(name, output=60)
-    assert await text_of(engine, one, act) == expected_text(one)
-
-
 async def test_a_cut_connection_is_made_again_and_nothing_is_lost_or_doubled(gate: Gate) -> None:
     async with hosting(gate.steps) as host, opened(host) as plate:
         wire = Wire(plate)
@@ -132,7 +85,7 @@ async def test_a_cut_connection_is_made_again_and_nothing_is_lost_or_doubled(gat
             gate.open()
 
         async with wire.laid() as way, remote(way) as engine:
-            await read(engine, "a", at_5=cut)
+            await check_stream(engine, "a", at_5=cut)
             assert wire.num_connections == 2
 
 
@@ -149,7 +102,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_the_other_replica_
             wire.laid() as way,
             remote(way, lease_s=1.0) as engine,
         ):
-            reading = asyncio.create_task(read(engine, "a", at_5=fall_silent))
+            reading = asyncio.create_task(check_stream(engine, "a", at_5=fall_silent))
             engine.replicas_are({"r0": link(way), "r1": link(way_to_other)})
             await reading
         with anyio.fail_after(DEADLINE_S):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -124,68 +125,52 @@ class SilentDrafter:
         pass
 
 
+@dataclass(kw_only=True)
 class Driver:
     """A scheduler, a backend, and what came out. Requests end when they have all their tokens.
 
     A step takes a millisecond a token: up to `decoding` while an interactive request decodes, else `idle`.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: int = 8,
-        kv_tokens: int = 1024,
-        decoding: int = 32,
-        stall: int | None = None,
-        idle: int = 64,
-        outputs: int = 64,
-        cache_blocks: int = 0,
-        policy: PriorityPolicy | None = None,
-        tiles: tuple[int, ...] = (),
-        reuses: bool = True,
-        stateful: bool = False,
-        snapshots: int = 0,
-        cache_bytes: int | None = None,
-        floor: float = 0.1,
-        mixes: bool = True,
-        continuous: bool = True,
-        drafter: Drafter | None = None,
-        always: bool = True,
-        cost: TokenCost | None = None,
-        elapsed_ms: Callable[[Step], float] = lambda step: 1.0,
-    ) -> None:
-        """`drafter`: every draft of it, or of the fake's draft model, is computed, as far as there is room.
+    slots: int = 8
+    kv_tokens: int = 1024
+    decoding: int = 32
+    stall: int | None = None
+    idle: int = 64
+    rows: int = 64
+    """Outputs of a step."""
+    cache_blocks: int = 0
+    policy: PriorityPolicy = field(default_factory=PriorityPolicy)
+    tiles: tuple[int, ...] = ()
+    reuses: bool = True
+    """Sequences may begin with what others have computed."""
+    stateful: bool = False
+    """Sequences have a state, of 100 times the size of a saved block."""
+    snapshots: int = 0
+    """Tokens by which sequences with a state can go back."""
+    cache_bytes: int | None = None
+    """In place of `cache_blocks`."""
+    floor: float = 0.1
+    mixes: bool = True
+    continuous: bool = True
+    drafter: Drafter | None = None
+    """Every draft of it, or of the fake's draft model, is computed, as far as there is room."""
+    always: bool = True
+    """Drafts are computed even where that does not pay; else there is no draft model."""
+    cost: TokenCost = None  # type: ignore[assignment]
+    elapsed_ms: Callable[[Step], float] = lambda step: 1.0
+    """What a step really takes."""
 
-        `reuses`: nobody begins with what others have computed if not. `stateful`: sequences have a state, of
-        100 times the size of a saved block, and can go back by `snapshots` tokens; `cache_bytes` in place of
-        `cache_blocks`.
-        `always`: even where that does not pay; else there is no draft model. `elapsed_ms`: what a step really
-        takes.
-        """
-        info = msgspec.structs.replace(
-            FAKE_INFO,
-            max_seqs=slots,
-            kv_tokens=kv_tokens,
-            max_step_tokens=max(idle, slots + 16),
-            **({**STATEFUL, "max_draft": snapshots} if stateful else {}),
-        )
+    def __post_init__(self) -> None:
         self.now_s = 0.0
-        self.cost = cost or TokenCost(tiles)
-        self._elapsed_ms = elapsed_ms
-        self._always = always
-        self._info = info
-        self._limits = StepLimits(slots, info.max_step_tokens, outputs, info.state_tokens, reuses)
-        self._cache_bytes = cache_blocks if cache_bytes is None else cache_bytes
-        self._options = StepOptions(
-            stream_rate=1000 / decoding,
-            stall_ms=stall or min(4 * decoding, idle),
-            batch_stall_ms=idle,
-            preempt_threshold_ms=decoding,
-            batch_floor=floor,
-            experiment=Experiment(mixed_steps=mixes, continuous_batching=continuous),
+        self.cost = self.cost or TokenCost(self.tiles)
+        self._info = msgspec.structs.replace(
+            FAKE_INFO,
+            max_seqs=self.slots,
+            kv_tokens=self.kv_tokens,
+            max_step_tokens=max(self.idle, self.slots + 16),
+            **({**STATEFUL, "max_draft": self.snapshots} if self.stateful else {}),
         )
-        self._policy = policy or PriorityPolicy()
-        self._drafter = drafter
         self._live: dict[str, GenerationRequest] = {}
         self.outputs: dict[str, list[int]] = {}
         self.num_scores: dict[str, int] = {}
@@ -198,26 +183,35 @@ class Driver:
         self._start()
 
     def _start(self) -> None:
-        self.backend = FakeBackend(self._info, fault_on=FAULTY)
-        self.ledger = KVLedger(self._info.kv_tokens // 16, 16)
-        self.cache = SavedPrefixes(self._cache_bytes, state_bytes=self._info.state_bytes)
+        info = self._info
+        cache_bytes = self.cache_blocks if self.cache_bytes is None else self.cache_bytes
+        self.backend = FakeBackend(info, fault_on=FAULTY)
+        self.ledger = KVLedger(info.kv_tokens // 16, 16)
+        self.cache = SavedPrefixes(cache_bytes, state_bytes=info.state_bytes)
         self.scheduler = Scheduler(
-            limits=self._limits,
+            limits=StepLimits(self.slots, info.max_step_tokens, self.rows, info.state_tokens, self.reuses),
             ledger=self.ledger,
             cache=self.cache,
             cost=self.cost,
-            options=self._options,
-            policy=self._policy,
+            options=StepOptions(
+                stream_rate=1000 / self.decoding,
+                stall_ms=self.stall or min(4 * self.decoding, self.idle),
+                batch_stall_ms=self.idle,
+                preempt_threshold_ms=self.decoding,
+                batch_floor=self.floor,
+                experiment=Experiment(mixed_steps=self.mixes, continuous_batching=self.continuous),
+            ),
+            policy=self.policy,
             speculator=self._speculator(),
         )
 
     def _speculator(self) -> Speculator | None:
         most = self._info.max_draft
-        if self._drafter is None or most == 0:
+        if self.drafter is None or most == 0:
             return None
-        draft_model = ModelDrafter(0.1) if self._always else None
+        draft_model = ModelDrafter(0.1) if self.always else None
         limit = {} if most is None else {"max_tokens": most}
-        return Speculator(self._drafter, draft_model, always=self._always, **limit)
+        return Speculator(self.drafter, draft_model, always=self.always, **limit)
 
     def crash(self, lost: int = 0) -> None:
         """Submit every live request to a new engine, with its output but for the last `lost` tokens."""
@@ -263,11 +257,13 @@ class Driver:
             self.scheduler.sequences.finish(sequence)
             self.scheduler.check()
 
-    def step(self, *requests: GenerationRequest, interrupt: bool = False) -> Spans:
+    def step(
+        self, *requests: GenerationRequest, interrupt: bool = False, beside_interactive: bool = False
+    ) -> Spans:
         """`requests`: are submitted before, as those of `run`."""
         self.submit(*requests)
         self.now_s += 0.1
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(beside_interactive=beside_interactive)
         names = [s.request.id for s in self.scheduler.participants(step)]
         self.predicted_ms.append(self.scheduler.predicted_ms(step))
         self.interruptible.append(step.may_be_interrupted)
@@ -304,7 +300,7 @@ class Driver:
 
     def _apply(self, step: Step) -> None:
         result = self.backend.execute(step)
-        for advance in self.scheduler.apply(step, result, self._elapsed_ms(step)):
+        for advance in self.scheduler.apply(step, result, self.elapsed_ms(step)):
             name = advance.sequence.request.id
             self.cached[name] = advance.sequence.cached_tokens
             self.num_scores[name] += len(advance.scores)

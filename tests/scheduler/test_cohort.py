@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step
-from tests.scheduler.driver import Driver, TokenCost, alone, request
+from tests.scheduler.driver import Driver, TokenCost, request
 
 BATCH = Priority.BATCH
 PROMPT = tuple(range(2, 152))
@@ -30,7 +30,6 @@ def cohort(step: dict[str, int]) -> str:
 
 
 def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
-    """What steps really take: more where the adapter is another than before."""
     last: list[str | None] = [None]
 
     def elapsed_ms(step: Step) -> float:
@@ -38,14 +37,6 @@ def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
         return step_ms + (switch_ms if step.adapter != before else 0.0)
 
     return elapsed_ms
-
-
-def test_outputs_are_those_of_each_alone() -> None:
-    driver = Driver()
-    letters = ("a", "one"), ("b", None), ("c", "two")
-    some = [asked(f"{letter}{n}", adapter, output=12) for letter, adapter in letters for n in range(3)]
-    assert {cohort(step) for step in driver.run(*some) if step} == {"a", "b", "c"}
-    assert len({tuple(alone(one)) for one in some}) == len(some)
 
 
 def test_the_base_alone_is_composed_as_if_there_were_no_adapters() -> None:
@@ -80,7 +71,6 @@ def spent_ms(driver: Driver, num_steps: int) -> Counter[str]:
 
 
 def test_interactive_cohorts_share_the_time() -> None:
-    """Whether they have one sequence or many."""
     driver = Driver(slots=16, cost=TokenCost(step_ms=30.0), decoding=200)
     driver.submit(*(asked(f"a{i}", "one", output=200) for i in range(8)), asked("b", None, output=200))
     spent = spent_ms(driver, 100)
@@ -136,14 +126,6 @@ def test_batch_cohorts_alone_share_the_time_in_longer_turns() -> None:
     assert sum(one != other for one, other in pairwise(steps)) < 40
 
 
-def test_steps_with_adapters_teach_the_base_nothing() -> None:
-    driver = Driver()
-    driver.run(asked("a", "one", output=10))
-    assert driver.cost.learned == []
-    driver.run(asked("b", None, output=10))
-    assert len(driver.cost.learned) == 9  # the first had to switch back
-
-
 Arrival = tuple[int, int, bool, int]
 
 
@@ -153,31 +135,14 @@ Arrival = tuple[int, int, bool, int]
 )
 @settings(max_examples=100)
 def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) -> None:
-    """While others keep coming, a cohort with work is served again within a bound."""
     driver = Driver(slots=6, kv_tokens=2048, cost=TokenCost(step_ms=float(step_ms)))
-    everything = []
     for number, (which, prompt, is_batch, num_steps) in enumerate(arrivals):
         adapter = None if which == 0 else f"adapter{which}"
         one = asked(f"{which}-{number}", adapter, prompt=prompt, output=8, priority=Priority(is_batch))
-        everything.append(one)
         driver.submit(one)
         for _ in range(num_steps):
             cohort(driver.step())
     driver.run(max_steps=40 * len(arrivals) + 50)
-
-
-def test_batch_work_ends_beside_endless_interactive_work_of_others() -> None:
-    driver = Driver(slots=8, kv_tokens=4096)
-    driver.submit(asked("x", "two", prompt=60, output=20, priority=BATCH))
-    number = 0
-    for _ in range(4000):
-        if sum(name.startswith("a") for name in driver.outputs) - len(driver.finished) < 3:
-            driver.submit(asked(f"a{number}", "one", output=6))
-            number += 1
-        cohort(driver.step())
-        if "x" in driver.finished:
-            return
-    raise AssertionError("starved")
 
 
 def test_a_cohort_that_gets_no_cells_does_not_keep_its_turn() -> None:

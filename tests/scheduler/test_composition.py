@@ -16,7 +16,6 @@ BATCH = Priority.BATCH
 
 
 def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
-    """Submit them, and go on until their prompts are read."""
     driver.submit(*requests)
     driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 
@@ -167,18 +166,11 @@ def test_where_cells_are_short_reasons_predictions_and_prices_are_of_the_tokens_
 
 def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themselves() -> None:
     """The turns themselves are shown in `tests/test_fairness.py`."""
-    many = [request(f"a{n}", client="a") for n in range(5)]
-    users = [request(f"a{n}", client=f"user{n}", group="here") for n in range(5)]
-    here = [*(request(f"a{n}", client="a", group="here") for n in range(3))]
-    here += [request("b0", client="b", group="here")]
-    for requests, others, finished in (
-        (many, [request("b0", client="b"), request("c0", client="c")], "a0 b0 c0 a1 a2 a3 a4"),
-        (users, [request("b0", client="b", group="x"), request("c0", client="c")], "a0 b0 c0 a1 a2 a3 a4"),
-        (here, [request(f"c{n}", client="a", group="there") for n in range(2)], "a0 c0 b0 c1 a1 a2"),
-    ):
-        driver = Driver(slots=1)
-        driver.run(*requests, *others)
-        assert driver.finished == finished.split()
+    driver = Driver(slots=1)
+    driver.submit(*(request(f"a{n}", client="a", group="here") for n in range(3)))
+    driver.submit(*(request(f"b{n}", client=f"b{n}", group="here") for n in range(2)))
+    driver.run(*(request(f"c{n}", client="a", group="there") for n in range(2)))
+    assert driver.finished == ["a0", "c0", "b0", "c1", "b1", "a1", "a2"]
 
 
 def test_shortest_first_and_nobody_for_ever_last() -> None:
@@ -200,6 +192,15 @@ def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
     assert driver.scheduler.schedule().may_be_interrupted
     driver.submit(request("i"))
     assert not driver.scheduler.schedule().may_be_interrupted
+
+
+@pytest.mark.parametrize(("priority", "num_tokens"), [(Priority.INTERACTIVE, 64), (BATCH, 32)])
+def test_beside_another_models_interactive_work_a_prompt_makes_no_longer_step_than_beside_a_stream(
+    priority: Priority, num_tokens: int
+) -> None:
+    driver = Driver(decoding=32, stall=64, idle=256)
+    one = request("p", prompt=500, priority=priority)
+    assert driver.step(one, beside_interactive=True) == {"p": num_tokens}
 
 
 def test_forced_tokens_are_computed_with_the_token_before_them_or_with_the_prompt() -> None:
@@ -275,7 +276,7 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
 
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
     """A step has time for all their tokens, but not a row of logits for each of them."""
-    driver = Driver(decoding=400, idle=400, outputs=40, kv_tokens=4096)
+    driver = Driver(decoding=400, idle=400, rows=40, kv_tokens=4096)
     driver.submit(request("b", prompt=20, output=10, priority=BATCH))
     steps = driver.run(*(request(f"s{n}", prompt=300, output=0, prompt_logprobs=True) for n in range(4)))
     assert max(number for number, step in enumerate(steps) if "b" in step) < 15

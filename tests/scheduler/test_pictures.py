@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 
 from openai_cpu_server.contract.media import MediaRows, Picture, PictureSize, placed
@@ -97,15 +96,14 @@ def test_who_leaves_takes_the_encoding_along() -> None:
     assert not driver.backend.rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_others_begin_with_a_picture_but_never_within_one_that_cannot_be_cut(kind: str) -> None:
-    """The fake asserts where they begin."""
-    rows = KINDS[kind]
-    driver = Driver(cache_blocks=3, kv_tokens=512)
-    driver.run(seeing("first", picture(SHORT_MS), rows=rows, before=50, output=30))
-    longer = seeing("longer", picture(SHORT_MS), rows=rows, before=50, behind=40)
-    other = seeing("other", picture(SHORT_MS, 9), rows=rows, before=50)
-    driver.run(longer, other, request("evicts", prompt=150), msgspec.structs.replace(longer, id="again"))
+@pytest.mark.parametrize(("kind", "cached"), [("causal", 64), ("whole", 51), ("in one place", 51)])
+def test_others_begin_within_a_picture_only_where_it_can_be_cut(kind: str, cached: int) -> None:
+    """Of the first one only a block is left, which ends within the picture."""
+    driver = Driver(cache_blocks=2)
+    for one in (seeing("a", picture(SHORT_MS), rows=KINDS[kind], before=50), request("evicts", prompt=50)):
+        driver.run(one)
+    driver.run(seeing("b", picture(SHORT_MS), rows=KINDS[kind], before=50, behind=40))
+    assert driver.cached["b"] == cached
 
 
 @pytest.mark.parametrize("stateful", [False, True])

@@ -17,13 +17,36 @@ def prefixed(name: str, shared: int, own: int = 5, output: int = 4, **more: obje
     return request(name, output=output, tokens=start + end, **more)
 
 
-def test_a_finished_prompt_is_restored_to_the_token_and_computes_one_at_least() -> None:
-    driver = Driver(cache_blocks=20)
-    driver.run(prefixed("a", 150))
-    driver.run(prefixed("b", 150))
-    assert driver.step(prefixed("c", 150, own=0)) == {"c": 1}
-    driver.run()
-    assert driver.cached == {"a": 0, "b": 150, "c": 149}
+LONG = prefixed("long", 100, own=200)
+ABC = [prefixed(name, 128) for name in "abc"]
+IN_NAMESPACES = [
+    prefixed(name, 128, cache_namespace=space) for name, space in (("a", ""), ("b", "x"), ("c", "y"))
+]
+CACHED: dict[str, tuple[dict[str, int], list[GenerationRequest], dict[str, int]]] = {
+    "a finished prompt is restored to the token, and one is computed at least": (
+        {}, [*(prefixed(name, 150) for name in "ab"), prefixed("c", 150, own=0)],
+        {"a": 0, "b": 150, "c": 149}),
+    "namespaces share nothing": ({}, IN_NAMESPACES, {"a": 0, "b": 0, "c": 0}),
+    "nobody shares where that is off": ({"reuses": False}, ABC, {"a": 0, "b": 0, "c": 0}),
+    "shared cells and saved blocks are combined": (
+        {"kv_tokens": 2048, "idle": 512},
+        [LONG, prefixed("short", 100, own=3, output=40), request("again", tokens=(*LONG.tokens, 9, 9))],
+        {"long": 0, "short": 100, "again": 300}),
+    "a scored prompt is computed whole": (
+        {"rows": 256}, [ABC[0], prefixed("b", 128, prompt_logprobs=True)], {"a": 0, "b": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_tokens_that_were_computed_before(name: str) -> None:
+    """The last but one request is still running when the last one comes."""
+    options, (*first, running, last), cached = CACHED[name]
+    driver = Driver(**{"cache_blocks": 40, "idle": 256, **options})
+    for one in first:
+        driver.run(one)
+    driver.step(running)
+    driver.run(last)
+    assert driver.cached == cached
 
 
 def test_the_next_turn_of_a_conversation_reuses_the_answer_too() -> None:
@@ -55,13 +78,6 @@ def test_a_running_sequence_shares_its_cells_to_the_token() -> None:
     driver.run()
 
 
-def test_what_is_shared_survives_the_one_who_computed_it() -> None:
-    driver = Driver(idle=256)
-    driver.step(prefixed("a", 100, output=3))
-    driver.run(prefixed("b", 100, output=30))
-    assert driver.finished == ["a", "b"]
-
-
 def test_sixteen_equal_prompts_are_computed_once() -> None:
     driver = Driver(slots=16, kv_tokens=4096, idle=64)
     driver.run(*(prefixed(f"r{i}", 300, own=4) for i in range(16)))
@@ -90,27 +106,6 @@ def test_choices_of_one_prompt_fork_after_its_prefill() -> None:
     assert [driver.cached[f"a/{i}"] for i in range(4)] == [0, 99, 99, 99]
 
 
-def test_namespaces_share_nothing_and_nobody_does_where_that_is_off() -> None:
-    for reuses, namespaces in ((True, ("x", "y", "")), (False, ("", "", ""))):
-        driver = Driver(cache_blocks=20, idle=256, reuses=reuses)
-        first, second, third = (
-            prefixed(n, 128, cache_namespace=x) for n, x in zip("abc", namespaces, strict=True)
-        )
-        driver.step(first)
-        driver.run(second)
-        driver.run(third)
-        assert driver.cached == {"a": 0, "b": 0, "c": 0}
-
-
-def test_shared_cells_and_saved_blocks_are_combined() -> None:
-    driver = Driver(cache_blocks=40, idle=512, kv_tokens=2048)
-    long = prefixed("long", 100, own=200)
-    driver.run(long)
-    driver.step(prefixed("short", 100, own=3, output=40))
-    driver.run(request("again", tokens=(*long.tokens, 9, 9)))
-    assert driver.cached["again"] == 300
-
-
 def test_a_released_sequence_comes_back_from_the_cache() -> None:
     driver = Driver(slots=1, cache_blocks=20, idle=256)
     driver.step(request("b", prompt=200, output=30, priority=BATCH))
@@ -128,15 +123,6 @@ def test_cancelled_work_is_saved_too() -> None:
     assert driver.cached["b"] == 128
 
 
-def test_saved_blocks_that_give_way_to_those_of_who_is_released_are_not_restored() -> None:
-    driver = Driver(slots=1, cache_blocks=2, idle=256)
-    driver.run(prefixed("a", 128))
-    driver.submit(request("L", prompt=200, output=40, priority=BATCH))
-    driver.steps(3)
-    driver.run(prefixed("b", 128))
-    assert driver.scheduler.num_preemptions == 1
-
-
 def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
     driver = Driver(cache_blocks=20, idle=256)
     driver.run(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
@@ -145,17 +131,3 @@ def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
     assert len(driver.backend.blocks) == 1
     driver.run(request("b", tokens=(7,) * 64 + (8, 9)))
     assert driver.cached["b"] == 64
-
-
-def test_a_scored_prompt_is_computed_whole() -> None:
-    driver = Driver(cache_blocks=20, idle=256, outputs=256)
-    driver.run(prefixed("a", 128))
-    driver.run(prefixed("b", 128, prompt_logprobs=True))
-    assert driver.cached["b"] == 0
-    assert driver.num_scores["b"] == 132
-
-
-@pytest.mark.parametrize("kv_tokens", [400, 416, 480])
-def test_sharing_in_a_pool_that_is_almost_full(kv_tokens: int) -> None:
-    driver = Driver(cache_blocks=30, idle=64, kv_tokens=kv_tokens)
-    driver.run(*(prefixed(f"r{i}", 200, own=10 * i + 1, output=60) for i in range(5)))

@@ -1,4 +1,4 @@
-"""Stories about who computes what, when."""
+"""Stories about who computes what, when, and who lives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Thinking
 from openai_cpu_server.scheduler.sequence import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import FAULTY, Driver, KnowingDrafter, SilentDrafter, request
@@ -66,16 +67,6 @@ def test_batch_is_not_released_where_that_would_not_help() -> None:
     assert "b" in driver.step(request("j", prompt=200, output=16))
 
 
-def test_a_full_pool_releases_the_last_and_fails_nobody() -> None:
-    driver = Driver(kv_tokens=256)
-    driver.run(*(request(name, prompt=30, output=150) for name in "abc"))
-    assert driver.finished == ["a", "b", "c"]
-
-
-def test_two_half_read_prompts_cannot_lock_each_other_out() -> None:
-    Driver(kv_tokens=256, decoding=16, idle=16).run(*(request(name, prompt=120, output=100) for name in "ab"))
-
-
 def test_cancelling_frees_cells_in_the_next_step_and_the_last_still_gets_one() -> None:
     driver = Driver(slots=2)
     driver.step(request("a"), request("b"), request("waits"))
@@ -88,22 +79,8 @@ def test_cancelling_frees_cells_in_the_next_step_and_the_last_still_gets_one() -
     assert not driver.scheduler.has_work
 
 
-def test_an_interrupted_step_is_done_again() -> None:
-    driver = Driver()
-    driver.submit(request("a", prompt=10))
-    assert [driver.step(interrupt=True), driver.step()] == [{"a": 10}, {"a": 10}]
-    driver.run()
-
-
-def test_a_prompt_is_scored_once_even_if_it_is_computed_twice() -> None:
-    driver = Driver(slots=1, idle=64)
-    driver.step(request("b", prompt=150, output=2, priority=BATCH, prompt_logprobs=True))
-    driver.run(request("i"))
-    assert driver.num_scores["b"] == 149
-
-
 def test_scoring_needs_no_more_outputs_than_the_backend_has() -> None:
-    driver = Driver(slots=4, idle=64, outputs=20)
+    driver = Driver(slots=4, idle=64, rows=20)
     steps = driver.run(request("s", prompt=100, output=0, prompt_logprobs=True))
     assert max(step.get("s", 0) for step in steps) == 20
     assert driver.num_scores["s"] == 99
@@ -184,7 +161,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         kv_tokens=kv_tokens,
         decoding=24,
         idle=32,
-        outputs=30,
+        rows=30,
         cache_bytes=cache_blocks * (101 if stateful else 1),
         policy=policy(),
         tiles=tiles,
@@ -228,3 +205,48 @@ def test_what_verbs_take_is_not_learned_as_the_price_of_tokens() -> None:
     driver.backend.verbs_ms = 5.0
     driver.run(request("a", prompt=10, output=2))
     assert {ms for _, ms in driver.cost.learned} == {2.0}
+
+
+BATCH = Priority.BATCH
+
+
+def test_they_are_counted_by_priority_until_they_finish() -> None:
+    driver = Driver(slots=2)
+    lives = driver.scheduler.sequences
+    assert (len(lives), lives.best_priority) == (0, None)
+    driver.submit(request("b", output=9, priority=BATCH), request("i", output=2))
+    assert (len(lives), lives.counts) == (2, ByPriority(1, 1))
+    assert lives.best_priority is Priority.INTERACTIVE
+    driver.run_until(lambda: "i" in driver.finished)
+    assert lives.best_priority is BATCH
+    assert lives.get("i") is None
+    driver.cancel("b")
+    assert (len(lives), lives.counts) == (0, ByPriority(0, 0))
+
+
+def test_who_was_released_and_waits_is_told_apart_from_who_waits_for_the_first_time() -> None:
+    driver = Driver(slots=4, kv_tokens=128)
+    driver.step(request("b", prompt=60, output=60, priority=BATCH))
+    driver.step(request("i", prompt=60, output=60), request("j", prompt=60, output=60))
+    lives = driver.scheduler.sequences
+    assert [sequence.request.id for sequence in lives.preempted] == ["b"]
+    assert lives.num_waiting == 2
+
+
+def test_adapters_are_used_until_the_last_sequence_ends() -> None:
+    driver = Driver()
+    driver.submit(request("a", adapter="one", output=3))
+    assert driver.scheduler.sequences.uses_adapter("one")
+    driver.run()
+    assert not driver.scheduler.sequences.uses_adapter("one")
+
+
+def test_newcomers_are_those_that_got_a_slot_at_once_and_had_no_step_yet() -> None:
+    driver = Driver(slots=3)
+    lives = driver.scheduler.sequences
+    driver.step(request("a", adapter="one", output=20))
+    assert lives.cohorts_of_newcomers == frozenset()
+    driver.submit(request("b", adapter="two"), request("c", output=20, priority=BATCH), request("d"))
+    assert lives.cohorts_of_newcomers == frozenset(), "nobody has a slot yet"
+    driver.step()
+    assert lives.cohorts_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"

@@ -30,8 +30,6 @@ Curve = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Priced:
-    """A plan with its prices."""
-
     plan: StepPlan
     prices: StepPrices
 
@@ -56,7 +54,6 @@ def plan(
     budget_ms: float = math.inf,
     kind: type[CostModel] = CostModel,
 ) -> Priced:
-    """A plan of sequences that decode a token each."""
     model = kind(CostCurve(step_ms=curve, attended_ms=attended_ms))
     made = StepPlan(StepRoom(256, outputs, outputs), budget_ms)
     for number in range(num_decoding):
@@ -73,7 +70,6 @@ def decoding(name: str, num_tokens: int) -> Sequence:
 
 
 def lengths(made: Priced, *chances: float, tokens: int = 31) -> list[int]:
-    """The chosen draft lengths of the plan's first sequences, one for each chance of a draft token."""
     drafting = dict(zip(made.sequences, chances, strict=False))
     drafts = {s: SequenceDraft((7,) * tokens, (chance,) * tokens) for s, chance in drafting.items()}
     chosen = made.chosen(drafts)
@@ -127,7 +123,6 @@ CURVES = st.sampled_from([PLAIN, REPACKED, FLAT])
 
 @given(CHANCES, st.integers(0, 8), CURVES)
 def test_all_together_never_get_slower(chances: list[float], num_others: int, curve: Curve) -> None:
-    """The expected tokens per millisecond do not fall."""
     num_sequences = len(chances) + num_others
     made = plan(num_sequences, curve)
     chosen = lengths(made, *chances)
@@ -148,7 +143,6 @@ def with_drafts(made: Priced, *chosen: int) -> Priced:
 
 
 def test_drafts_take_no_more_than_the_steps_budget_but_for_what_is_free() -> None:
-    """A newcomer waits for the step's end."""
     seven_times = tuple((n, 7.0 * ms) for n, ms in PLAIN)
     for curve, budget_ms, length in (
         (PLAIN, 600, 31),
@@ -168,8 +162,6 @@ def test_no_budget_is_much_exceeded_for_drafts(chances: list[float], curve: Curv
 
 
 class CountingCost(CostModel):
-    """A cost model that counts how often it was asked."""
-
     num_asked = 0
 
     def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
@@ -177,28 +169,20 @@ class CountingCost(CostModel):
         return super().predict_ms(num_tokens, attended)
 
 
-def times_asked(num_decoding: int, *drafts: SequenceDraft, budget_ms: float = math.inf) -> tuple[int, bool]:
-    """How often the cost model is asked to choose among these drafts, and whether any was chosen."""
-    made = plan(num_decoding, budget_ms=budget_ms, kind=CountingCost)
+@pytest.mark.parametrize(
+    ("num_decoding", "drafts", "most"),
+    [
+        (16, [SequenceDraft((7,) * 31, (0.95,) * 31)] * 15, 26),  # each choice is weighed once
+        (32, [SequenceDraft((7,) * 31, (0.99,) * 31)], 7),  # it could not pay if it were certain
+        (32, [SequenceDraft()], 0),
+    ],
+)
+def test_the_cost_model_is_asked_seldom(num_decoding: int, drafts: list[SequenceDraft], most: int) -> None:
+    made = plan(num_decoding, kind=CountingCost)
     CountingCost.num_asked = 0
     chosen = made.chosen(dict(zip(made.sequences, drafts, strict=False)))
-    return CountingCost.num_asked, bool(chosen)
-
-
-def test_quotations_are_weighed_once() -> None:
-    """With a draft of the draft model beside them there are two choices to weigh: with it, and without."""
-    quoted = [SequenceDraft((7,) * 31, (0.95,) * 31)] * 15
-    once, chosen = times_asked(16, *quoted)
-    twice, _ = times_asked(16, *quoted, generated(0.9, 0.1))
-    assert chosen
-    looks = 7 + 7 + 1  # ends of tiles up to 128 tokens, powers of two, and all
-    assert once <= looks + 11 < twice
-
-
-def test_what_could_not_pay_if_it_were_certain_is_not_weighed() -> None:
-    one = SequenceDraft((7,) * 31, (0.99,) * 31)
-    assert times_asked(32, one) == (7, False)  # without drafts; with 1, 2, 4, 8, 16, 31 tokens
-    assert times_asked(32, SequenceDraft()) == (0, False)
+    assert CountingCost.num_asked <= most
+    assert bool(chosen) == (num_decoding == 16)
 
 
 @pytest.mark.parametrize("curve", [PLAIN, REPACKED, FLAT])
@@ -273,7 +257,6 @@ def choosing(errors: float, **more: object) -> Driver:
 
 
 def drafted_shares(driver: Driver, num_requests: int) -> list[float]:
-    """The share of steps with a draft, for each of some requests that run one after the other."""
     shares = []
     for number in range(num_requests):
         steps = driver.run(request(f"r{number}", output=150))[1:]

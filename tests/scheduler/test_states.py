@@ -5,12 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import RestoreState, SavedBlock, SaveState, Step
+from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.scheduler.plan import Pass, equal_passes
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from tests.scheduler.driver import Driver, TokenCost, request
@@ -166,43 +164,6 @@ def text(seed: int, *, length: int) -> tuple[int, ...]:
     return tuple(2 + (seed * 37 + i) % 200 for i in range(length))
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(0, 1), max_size=3), st.integers(0, 130), st.sampled_from("ab"), st.booleans()
-        ),
-        max_size=25,
-    ),
-    st.integers(0, 8),
-)
-def test_the_cache_agrees_with_what_was_saved_and_dropped(
-    inserts: list[tuple[list[int], int, str, bool]], capacity: int
-) -> None:
-    cache = SavedPrefixes(capacity * STATE, state_bytes=STATE, block_bytes=5)
-    states: dict[int, tuple[str, tuple[int, ...]]] = {}
-    blocks: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for parts, extra, namespace, pin in inserts:
-        tokens = (*(t for part in parts for t in text(part, length=BLOCK_TOKENS)), *text(7, length=extra))
-        insertion = cache.insert(tokens, namespace, pin=pin and capacity > 4)
-        for number, _, end in insertion.saved:
-            blocks[number] = (namespace, tokens[:end])
-        if insertion.state is not None:
-            states[insertion.state] = (namespace, tokens)
-        for number in insertion.dropped:
-            del (blocks if number in blocks else states)[number]
-        cache.check()
-        assert (len(cache), cache.totals.states) == (len(blocks), len(states))
-        match = cache.match(tokens, namespace, len(tokens))
-        begins = [t for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
-        assert match.num_tokens == max(map(len, begins), default=0)
-        if match.state is not None:
-            assert states[match.state] == (namespace, tokens[: match.num_tokens])
-        for i, number in enumerate(match.blocks):
-            assert blocks[number] == (namespace, tokens[: (i + 1) * BLOCK_TOKENS])
-        if match.tail is not None:
-            assert blocks[match.tail] == (namespace, tokens[: match.num_tokens])
-
-
 def test_a_step_is_as_many_passes_as_it_has_lengths() -> None:
     assert equal_passes([1, 1, 1]) == (Pass(3, 3),)
     assert equal_passes([1] * 8 + [256]) == (Pass(9, 9), Pass(255, 1))
@@ -240,21 +201,3 @@ def test_batch_steps_alone_may_be_interrupted(priority: Priority) -> None:
     driver = stateful()
     driver.step(request("a", prompt=100, priority=priority))
     assert driver.interruptible == [priority is Priority.BATCH]
-
-
-def test_states_are_saved_before_they_change() -> None:
-    """The verbs come with the next step, before its spans are computed."""
-    driver = stateful()
-    steps: list[Step] = []
-    execute = driver.backend.execute
-
-    def watched(step: Step) -> object:
-        steps.append(step)
-        return execute(step)
-
-    driver.backend.execute = watched  # type: ignore[assignment,method-assign]
-    driver.run(prefixed("a", 128, own=100, borders=(128,)))
-    first = next(step for step in steps if any(isinstance(verb, SaveState) for verb in step.verbs))
-    assert first.spans[0].start == 128
-    driver.run(prefixed("b", 128, own=100))
-    assert any(isinstance(verb, RestoreState) for step in steps for verb in step.verbs)

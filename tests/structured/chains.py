@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.options import Options
@@ -21,14 +21,10 @@ _FRAMES_OF_CALLERS = 60
 
 Schema = dict[str, object]
 OBJECT, ARRAY, NULL = {"type": "object"}, {"type": "array"}, {"type": "null"}
+SHUT = {**OBJECT, "additionalProperties": False}
 SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
     "properties": lambda n: {**OBJECT, "properties": {"a": n}},
-    "required": lambda n: {
-        **OBJECT,
-        "properties": {"a": n},
-        "required": ["a"],
-        "additionalProperties": False,
-    },
+    "required": lambda n: {**SHUT, "properties": {"a": n}, "required": ["a"]},
     "patternProperties": lambda n: {**OBJECT, "patternProperties": {"^a": n}},
     "additionalProperties": lambda n: {**OBJECT, "additionalProperties": n},
     "unevaluatedProperties": lambda n: {**OBJECT, "unevaluatedProperties": n},
@@ -44,9 +40,7 @@ SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
     "anyOf": lambda n: {"anyOf": [n, NULL]},
     "anyOf of arrays": lambda n: {"anyOf": [{**ARRAY, "items": n}, {"type": "string"}]},
     "oneOf": lambda n: {"oneOf": [NULL, n]},
-    "oneOf of arrays": lambda n: {
-        "oneOf": [{**ARRAY, "items": n}, {**ARRAY, "prefixItems": [n], "minItems": 3}]
-    },
+    "oneOf of arrays": lambda n: {"oneOf": [{"items": n}, {"prefixItems": [n], "minItems": 3}], **ARRAY},
     "allOf": lambda n: {"allOf": [n, {"minimum": 1}]},
     "allOf of objects": lambda n: {**OBJECT, "allOf": [{"properties": {"a": n}}, {"required": ["a"]}]},
     "not": lambda n: {"not": n},
@@ -74,11 +68,12 @@ RULES: dict[str, Callable[[str], str]] = {
     "class": lambda n: f"[a-z] [^a-z]* {n}",
     "empty": lambda n: f'"" {n}',
 }
+NUM_KINDS = (1, 2, 2, 3, 6)
+"""Kinds of links in a chain."""
 _ENDS: list[Schema] = [{"type": "integer"}, {}, {"type": "array", "items": {"$ref": "#/$defs/d0"}}]
 
 
 def chain(length: int, link: Callable[[Schema], Schema], last: Schema) -> Schema:
-    """Definitions, each of which refers to the next one."""
     links = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
     return {"$defs": {**links, f"d{length}": last}, "$ref": "#/$defs/d0"}
 
@@ -86,7 +81,7 @@ def chain(length: int, link: Callable[[Schema], Schema], last: Schema) -> Schema
 def schema(number: int) -> Schema:
     """The generated schema of this number: a chain of definitions, or of schemas within one another."""
     chance = random.Random(number)
-    links = [SCHEMAS[kind] for kind in kinds(chance, SCHEMAS)]
+    links = [SCHEMAS[kind] for kind in chance.sample(list(SCHEMAS), chance.choice(NUM_KINDS))]
     if chance.random() < 0.2:
         nested: Schema = {"type": "integer"}
         for _ in range(_length(chance, 45)):
@@ -98,7 +93,7 @@ def schema(number: int) -> Schema:
 def grammar(number: int) -> str:
     """The generated grammar of this number: a chain of rules, perhaps with ways back."""
     chance = random.Random(1_000_000 + number)
-    links = [RULES[kind] for kind in kinds(chance, RULES)]
+    links = [RULES[kind] for kind in chance.sample(list(RULES), chance.choice(NUM_KINDS))]
     length = _length(chance, 5_000)
     lines = [f"r{i} ::= {chance.choice(links)(f'r{i + 1}')}" for i in range(length)]
     back = f' | "z" r{chance.randrange(length)}' if chance.random() < 0.5 else ""
@@ -108,45 +103,34 @@ def grammar(number: int) -> str:
     return "\n".join([f"root ::= r0{again}", *lines])
 
 
-def kinds(chance: random.Random, known: Iterable[str]) -> list[str]:
-    """Which links a chain has. It is the first thing that is drawn."""
-    return chance.sample(list(known), chance.choice((1, 2, 2, 3, 6)))
-
-
 def _length(chance: random.Random, most: int) -> int:
     """Between 10 and `most`; each order of magnitude is as likely as another."""
     return int(10 * (most / 10) ** chance.random())
 
 
-def outcome(compile_it: Callable[[], object]) -> str:
+def under(frames: int, kind: str, number: int) -> str:
+    """What becomes of the generated one: it is compiled, or refused in a line."""
+    if frames:
+        return under(frames - 1, kind, number)
     try:
-        compile_it()
+        if kind == "grammar":
+            check_gbnf(grammar(number))
+        else:
+            check_schema(schema(number), Options(strict=number % 2 == 0))
     except InvalidRequest as error:
-        return f"400 {error}"
+        return f"400 {error}".splitlines()[0]
     return "compiled"
 
 
-def _report(kind: str, numbers: range) -> None:
+def report(kind: str, numbers: range) -> None:
     for number in numbers:
         sys.stdout.write(f"{kind} {number} ")
         sys.stdout.flush()
-        found = _under(_FRAMES_OF_CALLERS, _maker(kind, number))
-        sys.stdout.write(found.splitlines()[0] + "\n")
-
-
-def _maker(kind: str, number: int) -> Callable[[], object]:
-    if kind == "grammar":
-        return lambda: check_gbnf(grammar(number))
-    is_strict = number % 2 == 0
-    return lambda: check_schema(schema(number), Options(strict=is_strict))
-
-
-def _under(frames: int, compile_it: Callable[[], object]) -> str:
-    return _under(frames - 1, compile_it) if frames else outcome(compile_it)
+        sys.stdout.write(under(_FRAMES_OF_CALLERS, kind, number) + "\n")
 
 
 if __name__ == "__main__":
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_report, args=(sys.argv[1], range(*map(int, sys.argv[2:4]))))
+    thread = threading.Thread(target=report, args=(sys.argv[1], range(*map(int, sys.argv[2:4]))))
     thread.start()
     thread.join()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 from collections.abc import Callable
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
@@ -40,3 +43,14 @@ def check_rules(rules: Rules) -> GrammarCheck:
 
 def check_gbnf(gbnf: str) -> GrammarCheck:
     return GrammarCheck(gbnf_to_lark(gbnf, numbered_from(BYTES_AND_END)))
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Memory that the work takes at most, even if it refuses."""
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidRequest):
+            work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jsonschema
+import pytest
 from llguidance import LLMatcher
 
 from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER, GrammarCheck
@@ -23,7 +24,6 @@ def compact(value: Any) -> str:
 
 
 def accepts(schema: Any, text: str, options: Options | None = None) -> bool:
-    """Whether the schema's grammar takes the text, to its end."""
     return check_schema(schema, options).check(text).fits
 
 
@@ -49,8 +49,6 @@ class Sampler:
 
 
 class _Allowed(NamedTuple):
-    """The bytes that may come next."""
-
     may_end: bool
     all: list[int]
     plain: list[int]
@@ -87,6 +85,21 @@ def check_ours(schema: Any, accepted: list[Any], rejected: list[Any], options: O
     check_texts(check_schema(schema, options), map(compact, accepted), map(compact, rejected))
 
 
+def check_spelling(schema: Any, accepted: Iterable[str], rejected: Iterable[str]) -> None:
+    check_texts(check_schema(schema), accepted, rejected)
+
+
 def check_texts(grammar: GrammarCheck, accepted: Iterable[str], rejected: Iterable[str]) -> None:
     assert [text for text in accepted if not grammar.check(text).fits] == []
     assert [text for text in rejected if grammar.check(text).fits] == []
+
+
+def table(cases: dict[str, Any], compare: Callable[..., None] = check) -> Callable[[str], None]:
+    """A test of each name, whose cases are what `compare` takes: schemas, what they accept and reject."""
+
+    @pytest.mark.parametrize("name", cases)
+    def test(name: str) -> None:
+        for case in cases[name]:
+            compare(*case)
+
+    return test

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 
 import pytest
 
-from openai_cpu_server.structured.languages.expr import Ref, Text, alt, seq
-from openai_cpu_server.structured.languages.rules import MOST_LEVELS, order
 from openai_cpu_server.structured.options import InvalidGrammar, Limits, Options, SchemaTooLarge
-from tests.structured.chains import SCHEMAS, chain, kinds
+from tests.structured.chains import chain
 from tests.structured.making import check_gbnf, check_schema, schema_to_gbnf
 from tests.structured.oracle import check_texts
 
@@ -19,7 +16,6 @@ _AT_ONCE = 5
 
 
 def compiled(kind, first, count=_AT_ONCE):
-    """What became of each, in a process of its own."""
     command = [sys.executable, "-m", "tests.structured.chains", kind, str(first), str(first + count)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()
@@ -37,11 +33,6 @@ def test_generated_chains_are_compiled_or_refused(kind, first):
     assert len(found) == _AT_ONCE
     assert all(each == "compiled" or each.startswith("400 ") for each in found)
     assert found.count("compiled") >= _AT_ONCE // 3
-
-
-def test_every_keyword_is_generated():
-    drawn = [kinds(random.Random(number), SCHEMAS) for number in range(1_000)]
-    assert {kind for each in drawn for kind in each} == SCHEMAS.keys()
 
 
 def arrays(length, last):
@@ -96,18 +87,3 @@ def test_references_that_stand_for_the_same_value_are_limited():
 
 def test_a_chain_of_mere_references_counts_once():
     assert check_schema(chain(3_000, lambda n: n, {"type": "integer"})).check("12").fits
-
-
-def test_a_long_chain_is_cut_from_its_end_a_short_one_and_a_circle_are_not():
-    def ordered(length, last):
-        links = {f"r{i}": seq(Text("a"), Ref(f"r{i + 1}")) for i in range(length)}
-        return order({**links, f"r{length}": last}, "r0")
-
-    assert ordered(100, Text("x")).first == ()
-    long = ordered(1_000, Text("x"))
-    numbers = [int(name[1:]) for name in long.first]
-    assert numbers == sorted(numbers, reverse=True) != []
-    assert not long.deepest
-    circle = alt(Text("x"), seq(Text("b"), Ref("r0")))
-    assert ordered(2_000, circle).deepest
-    assert not ordered(MOST_LEVELS // 3 - 5, circle).deepest

@@ -1,13 +1,17 @@
-"""json_object, regex, choice."""
+"""json_object, regex, choice; white space between tokens; and where a text stops fitting a grammar."""
+
+from __future__ import annotations
+
+import json
 
 import pytest
 
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, RefusedGrammar
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, TextFit
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, grammar_maker, regex_rules
-from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema
-from tests.structured.making import check_rules, check_schema
-from tests.structured.oracle import check_ours, check_texts
+from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema, Options, Whitespace
+from tests.structured.making import check_rules, check_schema, schema_to_lark
+from tests.structured.oracle import Sampler, accepts, check_ours, check_texts
 
 
 def test_json_object():
@@ -83,3 +87,56 @@ def test_a_long_list_of_patterns_is_followed_as_it_stands():
     schema = {"type": "string", "allOf": [{"pattern": p} for p in patterns], "maxLength": 10_000}
     whole = " ".join(c + "z" * 20 for c in "fedcba")
     check_ours(schema, [whole, whole * 60], [whole[22:], whole * 100, ""])
+
+
+def test_a_check_tells_where_a_text_stops_fitting():
+    grammar = check_schema(
+        {"properties": {"rating": {"enum": [1, 5]}}, "required": ["rating"], "type": "object"}
+    )
+    for text, accepted, is_complete in (
+        ('{"rating":5}', 12, True),
+        ('{"rating":6}', 10, False),
+        ('{"rating":5', 11, False),
+        ("", 0, False),
+    ):
+        assert grammar.check(text) == TextFit(accepted, len(text), is_complete)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}}, "b": {"type": "string"}},
+    "required": ["a"],
+}
+VALUE = {"a": [1, 2], "b": "x y", "c": {"d": None}}
+FLEXIBLE = Options(whitespace=Whitespace.FLEXIBLE)
+
+
+def test_compact_is_the_default():
+    assert accepts(SCHEMA, json.dumps(VALUE, separators=(",", ":")))
+    assert not accepts(SCHEMA, json.dumps(VALUE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(json.dumps(VALUE, **style) for style in ({}, {"indent": 2}, {"indent": "\t"})),
+        *('{ "a" : [ ] }', '{"a":[]\n}', '{\r\n"a"\t:\t[ 1 , 2 ]}', '{"a":[],"x": { } }', '{"a":[1,2]}'),
+    ],
+)
+def test_flexible_takes_every_usual_style_and_blanks_around_all_punctuation(text):
+    assert accepts(SCHEMA, text, FLEXIBLE)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":[1 2]}', '{"a ":[]}', '{"a":[1,,2]}', '{"a":[] "b":"x"}', '{"a":[' + " " * 200 + "]}"]
+)
+def test_blanks_separate_nothing_and_end_somewhere(text):
+    assert not accepts(SCHEMA, text, FLEXIBLE)
+
+
+def test_drawn_sentences_of_both_are_json(rng):
+    for options in (Options(), FLEXIBLE):
+        sampler = Sampler(schema_to_lark(SCHEMA, options))
+        drawn = [text for _ in range(20) if (text := sampler.draw(rng))]
+        assert drawn
+        assert all(isinstance(json.loads(text), dict) for text in drawn)

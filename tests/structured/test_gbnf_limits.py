@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import tracemalloc
-
 import pytest
 
 from openai_cpu_server.structured.lark import conflicts
 from openai_cpu_server.structured.lark.plan import Share, TooMuch, Work
 from openai_cpu_server.structured.options import InvalidGrammar
-from tests.structured.making import check_gbnf, gbnf_to_lark
+from tests.structured.making import check_gbnf, gbnf_to_lark, peak_bytes
 from tests.structured.oracle import check_texts
 
 
@@ -72,7 +69,6 @@ def test_what_is_counted_does_not_depend_on_what_has_been_translated_before(name
 
 
 def translated(name):
-    """The Lark text, or why there is none."""
     try:
         return gbnf_to_lark(HOSTILE[name]), ""
     except InvalidGrammar as error:
@@ -82,14 +78,7 @@ def translated(name):
 @pytest.mark.slow  # tracing memory takes several times as long as the work
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_cost_little_memory(name):
-    tracemalloc.start()
-    try:
-        with contextlib.suppress(InvalidGrammar):
-            gbnf_to_lark(HOSTILE[name])
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 50_000_000
+    assert peak_bytes(lambda: gbnf_to_lark(HOSTILE[name])) < 50_000_000
 
 
 def test_where_the_search_for_conflicts_gives_up_the_language_stays(monkeypatch):

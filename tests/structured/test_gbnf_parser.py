@@ -1,14 +1,17 @@
-"""GBNF as llama.cpp reads it; what is wrong is told with its line and column."""
+"""GBNF as llama.cpp reads it: constructs, errors with their places, control tokens, whole lexemes."""
 
 from __future__ import annotations
 
 import pytest
 from llguidance import gbnf_to_lark as llguidances
 
+from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.gbnf.parser import MOST_CHARACTERS, MOST_SYMBOLS, parse_gbnf
+from openai_cpu_server.structured.gbnf.parser import MOST_CHARACTERS, MOST_SYMBOLS, names_tokens, parse_gbnf
+from openai_cpu_server.structured.lark import translation
 from openai_cpu_server.structured.options import InvalidGrammar
+from tests.api.following import Follower
 from tests.structured.making import check_gbnf, gbnf_to_lark
 from tests.structured.oracle import check_texts
 
@@ -124,3 +127,89 @@ def test_characters_only_rules_stay_whole_where_nothing_forbids_it():
         'root ::= "[" item ("," item)* "]" | root2\nroot2 ::= "{" root "}"\nitem ::= [a-z]+ "!"?'
     )
     assert r"/[a-z]+(?:\x{21})?/" in lark
+
+
+APART = {
+    "after different brackets": (
+        'root ::= ("(" [a-z]+ root? ")" | "<" [x] [a-z] root? ">")',
+        ["(abc<xq(x)>)", "<xx>"],
+        ["<ab>", "<x>", "()", "(a"],
+    ),
+    "behind a blank that both share": (
+        'root ::= ("let" ws name ws "=" ws (block | [0-9]+) | "if" ws test ws block) ";" root?\n'
+        'test ::= "x" [a-z] block? "?"\nname ::= [a-z]+ "_"\nws ::= " "*\nblock ::= "{" root "}"',
+        ["let ab_ = 12;", "if xy? {let  x_=0;};", "letx_=1;let y_={ifxx{let a_=1;}?{leta_=2;};};"],
+        ["if x? {let a_=1;};", "let a = 1;", "if xyz? {let a_=1;};"],
+    ),
+    "in rules that name one another": (
+        'root ::= "[" item ("," item)* "]"\nitem ::= root | "n" [0-9]+ | "p" pair\n'
+        "pair ::= [0-9] [0-9] root?",
+        ["[n12,[p34,n5]]", "[p12[n3]]"],
+        ["[p1]", "[n]", "[p123]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_no_lexeme_is_broken_and_without_looking_at_places_the_language_is_the_same(name, monkeypatch):
+    text, accepted, rejected = APART[name]
+    whole = gbnf_to_lark(text)
+    check_texts(check_gbnf(text), accepted, rejected)
+    monkeypatch.setattr(translation, "_MOST_TO_CONFIRM", 0)
+    assert gbnf_to_lark(text) != whole, "nothing would be broken anyway"
+    check_texts(check_gbnf(text), accepted, rejected)
+
+
+def test_lexemes_that_do_meet_are_still_broken():
+    """`xa` may be the name alone, or the mark and a letter: both must be read on."""
+    check = check_gbnf('root ::= (name "1" | [x] [a-z] "2") root?\nname ::= [a-z]+')
+    check_texts(check, ["xa1", "xa2", "xyz1xb2", "a1"], ["xyz2", "ab2", "x2"])
+
+
+def test_rules_that_end_together_lead_to_all_that_may_follow_them():
+    grammar = 'root ::= "a" x "b" root? | "c" x [0-9]\nx ::= y?\ny ::= [0-9]+ "." | [0-9] [0-9] "!"'
+    fitting = ["a12.b", "ab", "c5", "c12!7", "a1.bc9", "c123.4"]
+    check_texts(check_gbnf(grammar), fitting, ["a5", "c12", "c12!", "a123!b"])
+
+
+CALL_OR_TEXT = 'root ::= [^\\x00]* | <[302]> call ("," call)* <[303]>\ncall ::= "f" [0-9]+ | "g" <[303]>?\n'
+FOLLOWER = Follower()
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("", True),
+        ("any text", True),
+        ("<|tool_call|>f1,g,f23[TOOL_CALLS]", True),
+        ("<|tool_call|>g[TOOL_CALLS][TOOL_CALLS]", True),
+        ("<|tool_call|>f1", False),
+        ("text <|tool_call|>", False),
+        ("f1<|tool_call|>", False),
+        ("<|tool_call|>[TOOL_CALLS]", False),
+    ],
+)
+def test_a_token_is_met_where_it_is_named_and_nowhere_else(text: str, fits: bool) -> None:
+    assert FOLLOWER.accepts(Constraint(grammar=gbnf_to_lark(CALL_OR_TEXT)), text) is fits
+
+
+def test_the_name_spelt_in_letters_is_text() -> None:
+    grammar = Constraint(grammar=gbnf_to_lark('root ::= "a" <[302]>'))
+    assert FOLLOWER.accepts(grammar, "a<|tool_call|>")
+    other = Constraint(grammar=gbnf_to_lark('root ::= "a" <[410]>'))
+    assert not Follower(("<other>",)).accepts(other, "a<|tool_call|>")
+
+
+def test_numbers_can_be_those_of_another_vocabulary() -> None:
+    assert "<[7]>" in gbnf_to_lark('root ::= "a" <[302]>', lambda number: 7)
+
+
+def test_a_check_needs_no_vocabulary() -> None:
+    check = check_gbnf('root ::= "a" | <[128010]> "b" | <[5]> <[6]> "c"')
+    assert check.check("a").fits
+    assert not check.check("b").fits
+
+
+def test_whether_a_grammar_names_tokens_is_known() -> None:
+    assert names_tokens(parse_gbnf("root ::= a\na ::= (<[5]>)*"))
+    assert not names_tokens(parse_gbnf('root ::= "<[5]>" # <[5]>'))

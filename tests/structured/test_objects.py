@@ -6,7 +6,7 @@ import pytest
 
 from openai_cpu_server.structured.options import Options, PropertyOrder
 from tests.structured.making import check_schema
-from tests.structured.oracle import accepts, check, check_ours, check_texts
+from tests.structured.oracle import accepts, check, check_ours, check_texts, table
 
 INT, STR = {"type": "integer"}, {"type": "string"}
 ANY_ORDER = Options(order=PropertyOrder.ANY)
@@ -16,7 +16,7 @@ def closed(properties, **more):
     return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
-CASES = {
+test_cases = table({
     "additional properties with a schema": [
         ({"type": "object", "properties": {"a": STR}, "additionalProperties": INT},
          [{"a": "x", "b": 1, "c": 2}, {"b": 1}], [{"b": "x"}, {"a": 1}])],
@@ -100,16 +100,10 @@ CASES = {
          [{"x": 1}, {"b": 1, "a": 1}], [{}], ANY_ORDER),
         (closed({"a": INT, "b": INT, "c": INT}, maxProperties=2), [{"c": 1, "a": 1}],
          [{"c": 1, "a": 1, "b": 1}], ANY_ORDER)],
-}  # fmt: skip
+})  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_cases(name):
-    for case in CASES[name]:
-        check(*case)
-
-
-OURS = {
+test_ours = table({
     "required properties come in the order of the schema": [
         (closed({"b": INT, "a": STR}, required=["a", "b"]), [{"b": 1, "a": "x"}],
          [{"a": "x", "b": 1}, {"b": 1}, {"a": "x"}, {}, {"b": "x", "a": "x"}])],
@@ -125,13 +119,7 @@ OURS = {
           "required": ["name", "city"]},
          [{"age": 1, "city": 1, "name": 1}, {"name": 1, "city": 1, "age": 1}, {"name": 1, "city": 1}],
          [{"city": 1, "age": 1, "name": 1}, {"name": 1, "age": 1, "city": 1}, {"name": 1}])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_ours(name):
-    for case in OURS[name]:
-        check_ours(*case)
+}, check_ours)  # fmt: skip
 
 
 def test_every_subset_of_optional_properties():

@@ -58,6 +58,12 @@ COMBINED = {
           "allOf": [{"not": {"propertyNames": {"pattern": "b"}}}]}, "/allOf/0/not", "propertyNames", None),
         ({"patternProperties": {"(a)\\1": {}}}, "", "patternProperties", None),
         ({"properties": {"p": COMBINED}}, "/properties/p", "unevaluatedProperties", "combinations"),
+        ({"type": "object", "not": {"minProperties": 2, "maxProperties": 3}}, "/not", "minProperties", None),
+        ({"type": "object", "not": {"not": {"minProperties": 2}}}, "/not/not", "minProperties", None),
+        ({"type": "array", "not": {"contains": {"not": {"uniqueItems": True}}}}, "/not/contains/not",
+         "uniqueItems", None),
+        ({"not": {"type": "array", "prefixItems": [True], "items": TEXT}}, "/not", "prefixItems", None),
+        ({"type": "object", "not": {"propertyNames": {"enum": ["a"]}}}, "/not", "propertyNames", None),
     ],
 )  # fmt: skip
 def test_what_no_grammar_can_hold_is_refused_where_it_stands_or_left_out(schema, path, keyword, said):
@@ -142,7 +148,6 @@ def test_what_depends_on_what_is_left_out_is_named_too():
 
 
 def within(schema):
-    """The schema three levels deep, where it must be fitted."""
     inner = {"type": "object", "properties": {"c": schema}, "required": ["c"]}
     inner = {"type": "array", "items": inner, "minItems": 1}
     return {"type": "object", "properties": {"a/b": inner}, "required": ["a/b"]}
@@ -163,39 +168,15 @@ def within(schema):
         {"allOf": [TEXT, {"type": "null"}]},
         {"oneOf": [TEXT, TEXT]},
         {"type": "boolean", "not": {"type": "boolean"}},
+        {"anyOf": [{"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/n"}}}]},
     ],
 )
 def test_what_no_value_fits_is_named_with_its_place(impossible):
+    """It is looked for in alternatives and behind references too."""
+    behind = {"$defs": {"n": {"type": "integer", "allOf": [{"maximum": 1}, {"minimum": 2}]}}}
     with pytest.raises(InvalidSchema, match="no value can satisfy") as caught:
-        compile_schema(within(impossible))
-    assert caught.value.path.startswith("/properties/a~1b/items/properties/c")
-
-
-def test_what_no_value_fits_is_looked_for_behind_references_and_in_alternatives():
-    schema = {
-        "$defs": {"n": {"type": "integer", "allOf": [{"maximum": 1}, {"minimum": 2}]}},
-        "anyOf": [{"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/n"}}}],
-    }
-    with pytest.raises(InvalidSchema) as caught:
-        compile_schema(schema)
-    assert caught.value.path == "/$defs/n"
-
-
-@pytest.mark.parametrize(
-    ("schema", "path", "keyword"),
-    [
-        ({"type": "object", "not": {"minProperties": 2, "maxProperties": 3}}, "/not", "minProperties"),
-        ({"type": "object", "not": {"not": {"minProperties": 2}}}, "/not/not", "minProperties"),
-        ({"type": "array", "not": {"contains": {"not": {"uniqueItems": True}}}}, "/not/contains/not",
-         "uniqueItems"),
-        ({"not": {"type": "array", "prefixItems": [True], "items": TEXT}}, "/not", "prefixItems"),
-        ({"type": "object", "not": {"propertyNames": {"enum": ["a"]}}}, "/not", "propertyNames"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_negated_is_named_with_its_place(schema, path, keyword):
-    with pytest.raises(UnsupportedSchema) as caught:
-        compile_schema(schema)
-    assert (caught.value.path, caught.value.keyword) == (path, keyword)
+        compile_schema({**within(impossible), **behind})
+    assert caught.value.path.startswith(("/properties/a~1b/items/properties/c", "/$defs/n"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from openai_cpu_server.structured.options import InvalidSchema, UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
-from tests.structured.oracle import check, check_ours
+from tests.structured.oracle import check, check_ours, table
 
 INT = {"type": "integer"}
 SHUT = {"additionalProperties": False}
@@ -22,7 +22,7 @@ NODES = {"v": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}
 OPEN_TREE = {"$id": "tree", "$dynamicAnchor": "node", "type": "object", "properties": NODES}
 OUTSIDE = {"$id": "https://a/strict", "$dynamicAnchor": "node", "$ref": "tree", "$defs": {"tree": OPEN_TREE}}
 SHUT_LATE = {"unevaluatedProperties": False}
-CASES = {
+test_cases = table({
     "pointers are unescaped": [({"$defs": {"a/b~c d": INT}, "$ref": "#/$defs/a~1b~0c%20d"}, [1], ["a"])],
     "a local reference": [
         ({home: {"n": INT}, "type": "array", "items": {"$ref": f"#/{home}/n"}}, [[], [1]], [["a"]])
@@ -77,7 +77,8 @@ CASES = {
          [1])],
     "an unused definition is not looked at": [
         ({"$defs": {"broken": {"pattern": "(?=a)"}}, "type": "integer"}, [1], ["a"])],
-}  # fmt: skip
+})  # fmt: skip
+
 
 D4, D6, D7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for n in (4, 6, 7))
 D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
@@ -92,7 +93,7 @@ RECURSIVE = {
     "anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": {"$recursiveRef": "#"}}],
 }
 OUTER = {"$id": "http://a/outer.json", "$defs": {"in": RECURSIVE}, "anyOf": [INT, {"$ref": "inner.json"}]}
-OURS = {
+test_ours = table({
     "a reference into any place": [
         ({"properties": {"a": {"items": [INT]}, "b": {"$ref": "#/properties/a/items/0"}}, "required": ["b"],
           "type": "object"}, [{"b": 1}], [{"b": "x"}])],
@@ -106,19 +107,7 @@ OURS = {
         ({"$recursiveRef": "#/$defs/n", "$defs": {"n": INT}}, [1], ["a"]),
         ({**OUTER, "$recursiveAnchor": True}, [1, "a", {"b": 1}, {"b": {"c": "d"}}], [1.5, {"b": None}]),
         (OUTER, [1, "a", {"b": "c"}], [{"b": 1}])],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_ours(name):
-    for case in OURS[name]:
-        check_ours(*case)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cases(name):
-    for case in CASES[name]:
-        check(*case)
+}, check_ours)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
-"""The text itself: readable, and fit for llama.cpp's own parser."""
+"""The text itself: readable, fit for llama.cpp's own parser, and grammars under one root."""
+
+from __future__ import annotations
 
 import re
 
 import pytest
 
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, compile_schema, regex_rules
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import gbnf_text, text_length
 from openai_cpu_server.structured.lark.translation import Translation
+from openai_cpu_server.structured.options import InvalidGrammar, Limits, SchemaTooLarge
+from openai_cpu_server.structured.writing.grammar import composed, packed, unpacked
 from tests.structured.making import check_gbnf, check_rules, gbnf_to_lark, schema_to_gbnf
+from tests.structured.oracle import check_texts
 from tests.tiny_model import tiny_model_path
 
 REVIEW = {
@@ -83,7 +89,6 @@ def test_deep_patterns_do_not_nest_groups_too_deep():
 
 @pytest.fixture(scope="module")
 def parses():
-    """llama.cpp's own parser: it gives a grammar, or null."""
     import llama_cpp
 
     parameters = llama_cpp.llama_model_default_params()
@@ -106,3 +111,62 @@ def parses():
 def test_llama_cpp_reads_it(name, parses):
     assert parses(gbnf_text(GRAMMARS[name]))
     assert not parses("root ::= (")
+
+
+STRINGS = schema_rules({"type": "array", "items": {"type": "string", "pattern": '^[^"\\]\\[a-z]{2}$'}})
+ANYTHING = schema_rules({"type": "object"})
+OTHER = schema_rules({"type": "object", "properties": {"a": {}}, "additionalProperties": False})
+
+
+def test_parts_mean_what_they_meant_alone() -> None:
+    grammar = check_rules(composed('"1" a | "2" b | "3" c', {"a": STRINGS, "b": ANYTHING, "c": OTHER}))
+    good = ['1["AB"]', "1[]", '2{"x":[1,{}]}', '3{"a":{"b":"c"}}', "3{}"]
+    bad = ['1["ab"]', '1["A"]', '2["AB"]', '3{"x":1}', '{"x":1}', "1", ""]
+    check_texts(grammar, good, bad)
+
+
+def test_what_parts_have_in_common_is_written_once() -> None:
+    both = composed("a b", {"a": ANYTHING, "b": ANYTHING})
+    assert text_length(both) < 1.3 * text_length(ANYTHING)
+
+
+def test_rules_of_one_name_that_refer_to_different_rules_stay_two() -> None:
+    one, other = (parse_gbnf(f'root ::= x\nx ::= "[" y "]"\ny ::= "{digit}"\n') for digit in "12")
+    grammar = check_rules(composed("a b", {"a": one, "b": other}))
+    check_texts(grammar, ["[1][2]"], ["[1][1]"])
+
+
+def test_further_rules_may_follow_the_root() -> None:
+    grammar = check_rules(composed('item ("," item)*\nitem ::= a', {"a": OTHER}))
+    assert grammar.check('{},{"a":1}').fits
+
+
+def test_rules_that_refer_to_themselves_are_shared_too() -> None:
+    ends = ('"x" x | "y"', '"x" x | "y"', '"x" x | "z"')
+    one, same, other = (parse_gbnf(f"root ::= x\nx ::= {end}") for end in ends)
+    rules = composed("a b c", {"a": one, "b": same, "c": other})
+    assert {name for name in rules if "-" in name} == {"a-x", "c-x"}
+    assert check_rules(rules).check("xyyxz").fits
+
+
+def test_a_clients_own_grammar_is_a_part_like_others() -> None:
+    """Whatever its names, its comments and its lines."""
+    own = parse_gbnf('root ::= Word # of it\n  # and more\nWord ::= (\n"a"\n| "\\x41"\n) | "::= b"')
+    grammar = check_rules(composed('"[" own "]"', {"own": own}))
+    assert all(grammar.check(text).fits for text in ("[a]", "[A]", "[::= b]"))
+
+
+def test_a_name_that_is_no_part_is_an_error() -> None:
+    with pytest.raises(InvalidGrammar, match="no rule 'b'"):
+        composed("a b", {"a": OTHER})
+
+
+def test_parts_are_the_same_behind_a_border() -> None:
+    tokens = parse_gbnf('root ::= <[302]> [^a-z] x{2,} | ""\nx ::= "é" [] ]{,3}'.replace("[] ]", "[ ]"))
+    for rules in (STRINGS, ANYTHING, OTHER, tokens):
+        assert unpacked(packed(rules)) == rules
+
+
+def test_it_has_a_limit() -> None:
+    with pytest.raises(SchemaTooLarge):
+        composed("a", {"a": ANYTHING}, Limits(grammar=100))

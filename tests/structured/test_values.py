@@ -1,9 +1,13 @@
-"""type, enum, const, true and false."""
+"""type, enum, const, true and false; arrays with items, counts, contains and uniqueItems."""
+
+from __future__ import annotations
+
+import itertools
 
 import pytest
 
 from tests.structured.making import check_schema
-from tests.structured.oracle import check, check_ours, check_texts
+from tests.structured.oracle import accepts, check, check_ours, check_spelling, check_texts, compact, table
 
 ALL = [None, True, False, 0, -3, 1.5, 1e30, "", "a", [], [1, [2]], {}, {"a": {"b": None}}]
 
@@ -30,24 +34,33 @@ def test_type(name, accepted):
     check({"type": name}, accepted, others)
 
 
-def test_integer_is_written_without_a_point():
-    check_ours({"type": "integer"}, [0, -1, 10], [0.5, 1.0])
-    check_texts(check_schema({"type": "integer"}), [], ["01", "+1"])
+test_spelling = table({
+    "an integer has no point": [({"type": "integer"}, ["0", "-1", "10"], ["0.5", "1.0", "01", "+1"])],
+    "a number has every spelling of JSON and no other": [
+        ({"type": "number"}, ["0", "-0", "1.50", "1e5", "1E+5", "-1.5e-3"],
+         ["01", ".5", "1.", "+1", "1e", "NaN", "Infinity", "0x1", "--1"])],
+    "a string has escapes but no lone surrogate and no raw control character": [
+        ({"type": "string"},
+         ['"\\u00e9"', '"\\ud83d\\ude00"', '"\\/"', '"\\b\\f\\n\\r\\t\\"\\\\"', '"é😀"'],
+         ['"\\ud83d"', '"\\udc00"', '"\\x41"', '"\n"', '"a', "'a'", '"\\u12"'])],
+}, check_spelling)  # fmt: skip
 
 
-def test_number_takes_every_spelling_of_json_and_no_other():
-    numbers = ("0", "-0", "1.50", "1e5", "1E+5", "-1.5e-3")
-    others = ("01", ".5", "1.", "+1", "1e", "NaN", "Infinity", "0x1", "--1")
-    check_texts(check_schema({"type": "number"}), numbers, others)
+test_nullable_is_of_openapi_and_adds_null = table({
+    "beside a type": [({"type": "string", "nullable": is_so}, ["a", None][:1 + is_so], [1, None][:2 - is_so])
+                      for is_so in (True, False)],
+    "beside other keywords": [
+        ({"type": "object", "nullable": True, "required": ["a"]}, [None, {"a": 1}], [{}, "a"])],
+    "of a property": [
+        ({"properties": {"a": {"type": "integer", "nullable": True}}}, [{"a": None}, {"a": 1}], [{"a": ""}])],
+}, check_ours)  # fmt: skip
 
 
-def test_string_takes_escapes_but_no_lone_surrogate_and_no_raw_control():
-    strings = ('"\\u00e9"', '"\\ud83d\\ude00"', '"\\/"', '"\\b\\f\\n\\r\\t\\"\\\\"', '"é😀"')
-    others = ('"\\ud83d"', '"\\udc00"', '"\\x41"', '"\n"', '"a', "'a'", '"\\u12"')
-    check_texts(check_schema({"type": "string"}), strings, others)
-
-
-CASES = {
+test_values = table({
+    "enum of all kinds": [
+        ({"enum": ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}]},
+         ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}],
+         ["re", "redd", 2, False, [], [1], {"a": 1}, {"a": 1, "b": [None], "c": 1}])],
     "type list": [
         ({"type": ["integer", "null"]}, [1, None], ["a", 1.5, []]),
         ({"type": ["number", "integer"]}, [1, 1.5], ["a", None])],
@@ -64,24 +77,102 @@ CASES = {
         ({"const": None}, [None], [False, 0])],
     "an object of constants must be complete and closed": [
         ({"const": {"a": 1, "b": 2}}, [{"a": 1, "b": 2}], [{"a": 1}, {"b": 2}, {"a": 1, "b": 2, "c": 3}])],
-}  # fmt: skip
+})  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_cases(name):
-    for case in CASES[name]:
-        check(*case)
+D7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+INT, STR = {"type": "integer"}, {"type": "string"}
+DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+VALUES = [f"v{i}" for i in range(20)]
 
 
-def test_enum_of_all_kinds():
-    values = ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}]
-    others = ["re", "redd", 2, False, [], [1], {"a": 1}, {"a": 1, "b": [None], "c": 1}]
-    check({"enum": values}, values, others)
+def array(**more):
+    return {"type": "array", **more}
 
 
-def test_nullable_is_of_openapi_and_adds_null():
-    check_ours({"type": "string", "nullable": True}, ["a", None], [1])
-    check_ours({"type": "string", "nullable": False}, ["a"], [None])
-    check_ours({"type": "object", "nullable": True, "required": ["a"]}, [None, {"a": 1}], [{}, "a"])
-    within = {"properties": {"a": {"type": "integer", "nullable": True}}}
-    check_ours(within, [{"a": None}, {"a": 1}], [{"a": "x"}])
+test_arrays = table({
+    "items": [
+        (array(items=INT), [[], [1], [1, 2, 3]], [["a"], [1, "a"], 1]),
+        (array(items=False), [[]], [[1]]),
+        (array(), [[], [1, "a", [None]]], [{}])],
+    "counts": [
+        (array(items=INT, minItems=2, maxItems=3), [[1, 2], [1, 2, 3]], [[], [1], [1, 2, 3, 4]]),
+        (array(items=INT, minItems=1), [[1], [1] * 9], [[]]),
+        (array(maxItems=0), [[]], [[1]]),
+        (array(items=INT, minItems=100, maxItems=200), [[1] * 100, [1] * 200], [[1] * 99, [1] * 201])],
+    "prefix items": [
+        (array(prefixItems=[INT, STR]), [[], [1], [1, "a"], [1, "a", None]], [["a"], [1, 1]]),
+        (array(prefixItems=[INT, STR], items=False), [[], [1, "a"]], [[1, "a", 1]]),
+        (array(prefixItems=[INT, STR], items={"type": "null"}, minItems=1), [[1], [1, "a", None, None]],
+         [[], [1, "a", 1]]),
+        (array(prefixItems=[INT, STR, INT], minItems=2, items=False), [[1, "a"], [1, "a", 2]], [[1], []])],
+    "items of the older drafts": [
+        (array(**D7, items=[INT, STR], additionalItems=False), [[], [1], [1, "a"]], [["a"], [1, "a", 1]]),
+        (array(**D7, items=[INT], additionalItems=STR), [[1, "a", "b"]], [[1, 1]]),
+        (array(**D7, items=INT, additionalItems=False), [[1, 2, 3]], [["a"]]),
+        ({**D7, "items": [True, False]}, [[1], []], [[1, "a"]])],
+    "a place that nothing fits ends the array": [(array(prefixItems=[INT, False]), [[], [1]], [[1, 1]])],
+    "contains": [
+        (array(contains=INT), [[1], ["a", 1], ["a", 1, "b", 2]], [[], ["a"]]),
+        ({"contains": True}, [["a"]], [[]]),
+        (array(items={"enum": ["a", "b"]}, contains={"const": "b"}), [["b"], ["a", "b", "a"]],
+         [["a"], [], ["c", "b"]])],
+    "min and max contains": [
+        (array(contains=INT, minContains=2), [[1, 2], [1, "a", 2]], [[1], ["a", 1]]),
+        (array(contains=INT, maxContains=1), [[1], ["a", 1, "b"]], [[1, 2], [], ["a"]]),
+        (array(contains=INT, minContains=0), [[], ["a"], [1]], []),
+        (array(contains=INT, minContains=0, maxContains=1), [[], ["a"], [1, "a"]], [[1, 2]])],
+    "contains with counts and places": [
+        (array(prefixItems=[STR], contains=INT, minItems=2, maxItems=3),
+         [["a", 1], ["a", "b", 1], ["a", 1, None]], [["a"], [1, 2], ["a", "b"], ["a", 1, 1, 1]])],
+    "two needs at once": [
+        (array(allOf=[{"contains": INT}, {"contains": STR}]), [[1, "a"], ["a", None, 1]], [[1], ["a"], []])],
+    "an array that cannot be long enough is no alternative": [
+        ({"anyOf": [array(items=False, minItems=1), INT]}, [1], [[], [1]])],
+    "unique items of few values": [
+        (array(items={"enum": DAYS}, uniqueItems=True), [DAYS[::-1], ["sun", "mon"]], [["mon", "mon"]]),
+        (array(items={"enum": VALUES}, uniqueItems=True, maxItems=2), [["v3", "v1"], ["v19"], []],
+         [["v1", "v1"], ["v3", "v2", "v1"]]),
+        ({"items": {"enum": [1, 2, "1", None, True]}, "uniqueItems": True}, [[1, True], [1, "1", None], []],
+         [[1, 1], ["1", 2, "1"], [None, None]]),
+        (array(items={"enum": ["a", "b", "c"]}, uniqueItems=True),
+         [list(p) for n in range(4) for p in itertools.permutations("abc", n)],
+         [["a", "a"], ["a", "b", "a"], ["d"]])],
+    "unique items of a short range": [
+        (array(items={"type": "integer", "minimum": 1, "maximum": 5}, uniqueItems=True),
+         [[], [5, 1], [1, 2, 3, 4, 5]], [[1, 1], [6], [2, 3, 2]])],
+    "unique items with counts": [
+        (array(items={"enum": ["a", 1, None]}, uniqueItems=True, minItems=1, maxItems=2), [["a"], [None, 1]],
+         [[], ["a", 1, None], [1, 1]]),
+        (array(items={"type": "boolean"}, uniqueItems=True), [[], [True, False], [False]], [[True, True]])],
+    "unique items of a pattern with few strings": [
+        (array(items={"type": "string", "pattern": "^[ab]x?$"}, uniqueItems=True), [[], ["ax", "a", "b"]],
+         [["a", "a"], ["c"]])],
+    "many unique values come in the order of the list": [
+        (array(items={"enum": VALUES[:12]}, uniqueItems=True, minItems=1), [VALUES[:12], ["v2", "v11"]],
+         [[], ["v2", "v2"], ["v11", "v2", "v2"]])],
+    "items of different types are unique anyway": [
+        (array(prefixItems=[STR, INT, {"type": "null"}], items=False, uniqueItems=True),
+         [[], ["a", 1], ["a", 1, None]], [["a", "a"], [1]])],
+    "one item is always unique": [
+        (array(items=STR, uniqueItems=True, maxItems=1), [[], ["a"]], [["a", "b"]])],
+    "unique items may be off": [(array(items=INT, uniqueItems=False), [[1, 1]], [])],
+})  # fmt: skip
+
+
+def test_values_that_several_alternatives_spell_are_one_value():
+    ones = array(items={"anyOf": [{"enum": [1, 2]}, {"type": "integer", "minimum": 2, "maximum": 3}]})
+    check({**ones, "uniqueItems": True}, [[1, 2, 3], [2, 3, 1], []], [[2, 2], [1, 1], [3, 2, 3]])
+    tens = array(items={"anyOf": [{"const": 2.0}, {"type": "integer", "minimum": 1, "maximum": 3}]})
+    grammar = check_schema({**tens, "uniqueItems": True})
+    check_texts(grammar, ["[2.0]", "[2,1]", "[1,2.0]"], ["[2.0,2]", "[2,2.0]", "[2.0,2.0]", "[2,2]"])
+    texts = array(items={"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^[ab]$"}]})
+    check({**texts, "uniqueItems": True}, [["a", "b"], ["b", "a"]], [["a", "a"], ["b", "a", "b"]])
+
+
+@pytest.mark.parametrize("counts", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 1, "maxItems": 200}])
+def test_hundreds_of_values_may_be_unique(counts):
+    values = [f"v{i}" for i in range(200)]
+    schema = array(items={"enum": values}, uniqueItems=True, **counts)
+    check(schema, [["v0", "v9", "v199"], values[1:3]], [["v9", "v9"], ["v3", "v3", "v3"]])
+    assert accepts(schema, compact(values)) == ("maxItems" not in counts or counts["maxItems"] == 200)

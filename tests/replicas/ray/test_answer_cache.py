@@ -33,7 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
 
 
 def ask(server: RayServer, text: str) -> tuple[str, str]:
-    """What the cache did, and the answer."""
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=DEADLINE_S) as sdk:
         raw = sdk.chat.completions.with_raw_response.create(
             model="chaos", messages=[{"role": "user", "content": text}], max_tokens=12, temperature=0

@@ -54,15 +54,6 @@ def stream(
     return "".join(texts)
 
 
-def test_a_stream_comes_in_pieces(client: openai.OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(
-            model="chaos", messages=[{"role": "user", "content": "hello"}], max_tokens=8, stream=True
-        )
-    )
-    assert len(chunks) > 3
-
-
 def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI) -> None:
     prompts = [f"Story {number}: " for number in range(6)]
     quiet = [stream(client, prompt, 200) for prompt in prompts]
@@ -127,7 +118,6 @@ def test_streams_move_when_fewer_replicas_are_wanted(server: RayServer, client: 
 
 
 def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
-    """Models, figures, metrics and the cache work over replicas."""
     assert [one["id"] for one in httpx.get(server.url + "/v1/models").json()["data"]] == ["chaos"]
     assert httpx.get(server.url + "/ready").json()["memory"]["kv_tokens"] > 0
     assert "ocs_" in httpx.get(server.url + "/metrics").text
@@ -154,7 +144,6 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
 
 @pytest.mark.parametrize("ingress", ["replicas", "proxy"])
 def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, ingress: str) -> None:
-    """It starts a cluster of its own."""
     model = shutil.copy(tiny_model_path(), tmp_path / "model.gguf")
     config, file = tmp_path / "config.toml", tmp_path / "serve.yaml"
     port = free_port()

@@ -34,7 +34,6 @@ def certificates(folder: Path, name: str) -> Mapping[str, str]:
 
 
 async def first_state(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """That a replica tells first. Raises `ReplicaLost`."""
     async with hosting() as host:
         door = ReplicaDoor(host, sending_s=60.0)
         plate = await door.open("127.0.0.1", tls=server_tls(there))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.media import MeasuredMedia, MediaRows, PictureSize
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     Command,
@@ -12,17 +19,21 @@ from openai_cpu_server.contract.messages import (
     LoadAdapter,
     Loading,
     LoadingPhase,
+    MeasureMedia,
     ShowSteps,
     StepDone,
     StepFigures,
 )
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter
-from openai_cpu_server.contract.replica import Forecast, PrefixNews
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
 from openai_cpu_server.contract.step import StepTrace
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.replay import RequestReplay
-from openai_cpu_server.engine_client.subscribers import EngineNews
+from openai_cpu_server.engine_client.subscribers import CachedBlocks, EngineNews, MediaShapes
+from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
 from tests.fakes import FAKE_INFO
+
+pytestmark = pytest.mark.anyio
 
 FIGURES = StepFigures(sequences=1, tokens=1, predicted_ms=2.0, elapsed_ms=1.0)
 
@@ -39,8 +50,6 @@ class Observer:
 
 
 class Story:
-    """A process that is ready, for requests of which there are none."""
-
     def __init__(self, *adapters: Adapter) -> None:
         self.observer = Observer()
         options = EngineOptions(model_path="m.gguf", adapters=adapters)
@@ -106,3 +115,95 @@ def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_pr
     assert [loaded.key for loaded in story.news.info.adapters] == [one.key]
     assert story.news.next_process() == (one,)
     assert story.news.info.adapters == ()
+
+
+def test_all_at_first_and_then_what_has_changed() -> None:
+    held = CachedBlocks()
+    held.heard(PrefixNews(saved=(1, 2)))
+    first = held.since(None)
+    assert (first.is_whole, sorted(first.saved)) == (True, [1, 2])
+    held.heard(PrefixNews(saved=(3,), dropped=(1,)))
+    held.heard(PrefixNews(saved=(1,), dropped=(2,)))
+    assert held.since(first.version) == HeldUpdate(version=first.version + 2, saved=(1, 3), dropped=(2,))
+    assert held.since(first.version + 2) == HeldUpdate(version=first.version + 2)
+
+
+def test_all_again_after_a_new_process_and_for_those_who_missed_too_much() -> None:
+    held = CachedBlocks()
+    for number in range(400):
+        held.heard(PrefixNews(saved=(number,)))
+    assert len(held.since(0).saved) == 400
+    assert held.since(0).is_whole
+    held.clear()
+    assert held.since(400) == HeldUpdate(version=401, is_whole=True)
+    assert held.since(9999).is_whole, "of another engine"
+
+
+_NEWS = st.builds(
+    PrefixNews,
+    saved=st.lists(st.integers(0, 9)).map(tuple),
+    dropped=st.lists(st.integers(0, 9)).map(tuple),
+)
+
+
+@given(st.lists(st.tuples(_NEWS, st.booleans(), st.booleans())))
+def test_whoever_follows_knows_the_same(story: list[tuple[PrefixNews, bool, bool]]) -> None:
+    held, known, version = CachedBlocks(), set[int](), None
+    for news, dies, asks in story:
+        held.heard(news)
+        if dies:
+            held.clear()
+        if asks:
+            update = held.since(version)
+            version = update.version
+            known = (set() if update.is_whole else known - set(update.dropped)) | set(update.saved)
+            assert known == set(held.since(None).saved)
+
+
+SMALL, LARGE = PictureSize(3, 2), PictureSize(300, 200)
+SHAPE = ((1,), MediaRows(4, 4), (2,))
+
+
+async def _asked(shapes: MediaShapes, *sizes: PictureSize) -> asyncio.Task[object]:
+    task = asyncio.ensure_future(shapes.of(sizes))
+    await anyio.lowlevel.checkpoint()
+    return task
+
+
+async def test_each_size_is_asked_once_also_where_many_ask() -> None:
+    shapes, sent = MediaShapes(), list[MeasureMedia]()
+    early = await _asked(shapes, SMALL, SMALL)
+    assert shapes.is_awaited
+    assert not shapes.is_owed, "there is no process"
+    shapes.ready(sent.append)
+    late = await _asked(shapes, LARGE, SMALL)
+    assert [each.sizes for each in sent] == [(SMALL,), (LARGE,)]
+    shapes.heard([MeasuredMedia(SMALL, SHAPE), MeasuredMedia(LARGE, why_not="It is too large.")])
+    assert await early == (SHAPE, SHAPE)
+    with pytest.raises(InvalidRequest, match="too large"):
+        await late
+    assert await shapes.of([SMALL]) == (SHAPE,)
+    assert len(sent) == 2
+    assert not shapes.is_awaited
+
+
+async def test_a_size_that_two_processes_have_died_of_is_refused() -> None:
+    shapes, sent = MediaShapes(), list[MeasureMedia]()
+    shapes.ready(sent.append)
+    waits = await _asked(shapes, LARGE)
+    shapes.lost()
+    shapes.ready(sent.append)
+    assert [each.sizes for each in sent] == [(LARGE,)] * 2
+    shapes.lost()
+    with pytest.raises(InvalidRequest, match="300 x 200"):
+        await waits
+    shapes.ready(sent.append)
+    assert len(sent) == 2
+
+
+async def test_at_the_end_nobody_waits() -> None:
+    shapes = MediaShapes()
+    waits = await _asked(shapes, SMALL)
+    shapes.end(lambda: EngineUnavailable("It ends."))
+    with pytest.raises(EngineUnavailable):
+        await waits

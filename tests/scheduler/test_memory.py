@@ -1,13 +1,66 @@
-"""The prefix cache's index: what matches, what is kept, what goes."""
+"""The ledger's books, and the prefix cache's index: what matches, what is kept, what goes."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS as B
 from openai_cpu_server.contract.step import SavedBlock
+from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
+
+
+def ledger_of(*tokens: int) -> KVLedger:
+    """Four blocks of 16 tokens, of which the slots hold those for so many tokens."""
+    ledger = KVLedger(num_blocks=4, block_size=16)
+    for slot, count in enumerate(tokens):
+        ledger.grow(slot, count)
+    return ledger
+
+
+def test_blocks_are_taken_whole_and_growing_to_less_changes_nothing() -> None:
+    ledger = ledger_of(1)
+    assert (ledger.num_free, ledger.num_used) == (3, 1)
+    for count, num_used in ((16, 1), (17, 2), (40, 3), (3, 3)):
+        ledger.grow(0, count)
+        assert ledger.num_used == num_used
+
+
+def test_room_counts_own_and_free_blocks_and_freeing_gives_everything_back_once() -> None:
+    ledger = ledger_of(16, 16)
+    assert (ledger.room(0), ledger.room(2)) == (48, 32)
+    for slot in (0, 0, 1):
+        ledger.free(slot)
+    assert ledger.num_free == 4
+
+
+def test_what_would_be_our_bug_is_found() -> None:
+    for wrong, said in (
+        (lambda: ledger_of().grow(0, 65), "needs 5 blocks"),
+        (lambda: ledger_of(1).check({}), "not running"),
+        (lambda: ledger_of(1).check({0: 17}), "too little"),
+        (lambda: ledger_of(16, 16).share(0, 1, 16), "already"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            wrong()
+
+
+def test_shared_blocks_are_counted_once_and_freed_by_the_last() -> None:
+    ledger = ledger_of(20)
+    ledger.share(0, 1, 15)
+    assert ledger.num_shared == 0, "a block that is not whole is not shared"
+    ledger = KVLedger(num_blocks=8)
+    ledger.grow(0, 40)
+    ledger.share(0, 1, 40)
+    ledger.grow(1, 41)
+    assert (ledger.num_used, ledger.num_shared) == (4, 2)
+    ledger.free(0)
+    ledger.check({1: 41})
+    assert (ledger.num_used, ledger.num_shared) == (3, 0)
+    ledger.free(1)
+    assert ledger.num_free == 8
 
 
 def text(*blocks: int, extra: int = 0) -> tuple[int, ...]:
@@ -134,29 +187,44 @@ def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
     assert found(cache, whole + part) == B + 10
 
 
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 70), st.sampled_from("ab"))),
-    st.integers(0, 12),
+STATE_BYTES = 100
+INSERTS = st.tuples(
+    st.lists(st.integers(0, 2), max_size=5), st.integers(0, 130), st.sampled_from("ab"), st.booleans()
 )
+
+
+@given(st.lists(INSERTS, max_size=25), st.integers(0, 12), st.booleans())
 def test_the_cache_agrees_with_what_was_saved_and_dropped(
-    inserts: list[tuple[list[int], int, str]], capacity: int
+    inserts: list[tuple[list[int], int, str, bool]], capacity: int, is_stateful: bool
 ) -> None:
     cache = SavedPrefixes(capacity)
-    held: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for blocks, extra, namespace in inserts:
-        tokens = text(*blocks, extra=extra)
-        insertion = cache.insert(tokens, namespace)
+    if is_stateful:
+        cache = SavedPrefixes(capacity * STATE_BYTES, state_bytes=STATE_BYTES, block_bytes=5)
+    states: dict[int, tuple[str, tuple[int, ...]]] = {}
+    blocks: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for parts, extra, namespace, pin in inserts:
+        tokens = text(*parts, extra=extra)
+        insertion = cache.insert(tokens, namespace, pin=pin and is_stateful and capacity > 4)
         for number, start, end in insertion.saved:
             assert start % B == 0
-            held[number] = (namespace, tokens[:end])
+            blocks[number] = (namespace, tokens[:end])
+        if insertion.state is not None:
+            states[insertion.state] = (namespace, tokens)
         for number in insertion.dropped:
-            del held[number]
+            del (blocks if number in blocks else states)[number]
         cache.check()
-        assert len(cache) == len(held) <= capacity
+        assert (len(cache), cache.totals.states) == (len(blocks), len(states))
         match = cache.match(tokens, namespace, len(tokens))
-        assert match.num_tokens == len(tokens) or len(held) == capacity
+        begun = [len(t) for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
+        if is_stateful:
+            assert match.num_tokens == max(begun, default=0)
+        else:
+            assert len(blocks) <= capacity
+            assert match.num_tokens == len(tokens) or len(blocks) == capacity
+        if match.state is not None:
+            assert states[match.state] == (namespace, tokens[: match.num_tokens])
         for i, number in enumerate(match.blocks):
-            assert held[number] == (namespace, tokens[: (i + 1) * B])
+            assert blocks[number] == (namespace, tokens[: (i + 1) * B])
         if match.tail is not None:
-            whole = len(match.blocks) * B
-            assert held[match.tail][1][: whole + match.tail_tokens] == tokens[: match.num_tokens]
+            assert blocks[match.tail][0] == namespace
+            assert blocks[match.tail][1][: match.num_tokens] == tokens[: match.num_tokens]

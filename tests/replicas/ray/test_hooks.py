@@ -1,4 +1,4 @@
-"""The request router by itself: calls go where they say, or fail at once."""
+"""The request router and the autoscaling policy as Ray Serve asks them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     pytest.importorskip("ray.serve.request_router")
 
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.replicas.ray.request_router import EngineRequestRouter
+from openai_cpu_server.replicas.ray.scaling import WaitPolicy, autoscaling_stats, report_of
+from openai_cpu_server.replicas.report import ReplicaReport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # importing Ray takes longer than they do
 
 
 class Router(EngineRequestRouter):
-    """Without what Ray Serve gives it."""
-
     def __init__(self, *names: str) -> None:
         self._replicas = {SimpleNamespaceKey(name): None for name in names}
 
@@ -65,3 +67,34 @@ async def test_a_call_to_anybody_goes_to_somebody() -> None:
 def test_an_address_travels_as_a_name() -> None:
     arrived = pickle.loads(pickle.dumps(ReplicaAddress("two", lambda _: None)))
     assert (type(arrived), arrived) == (str, "two")
+
+
+BUSY = Forecast(token_ms=1.0, wait_ms=ByPriority(9000.0, 9000.0), num_live=ByPriority(9, 0))
+IDLE = Forecast(token_ms=1.0)
+
+
+def context(*forecasts: Forecast) -> SimpleNamespace:
+    """What the policy reads of Ray's own: metrics by name and replica, as series of values."""
+    keys = [SimpleNamespaceKey(f"r{number}") for number in range(len(forecasts))]
+    metrics: dict[str, dict[object, list[SimpleNamespace]]] = {}
+    for key, forecast in zip(keys, forecasts, strict=True):
+        for name, value in autoscaling_stats(EngineState.READY, forecast).items():
+            metrics.setdefault(name, {})[key] = [SimpleNamespace(value=value)]
+    return SimpleNamespace(raw_metrics=metrics, running_replicas=keys, target_num_replicas=len(keys))
+
+
+def policy() -> WaitPolicy:
+    return WaitPolicy(
+        min_replicas=1, max_replicas=4, target_wait_ms=1000.0, up_after_s=0.0, down_after_s=60.0
+    )
+
+
+def test_what_a_replica_tells_arrives_as_it_was() -> None:
+    told = report_of(autoscaling_stats(EngineState.READY, BUSY))
+    assert told == ReplicaReport(state=EngineState.READY, forecast=BUSY)
+    assert report_of(autoscaling_stats(EngineState.LOADING, None)).state is EngineState.LOADING
+
+
+def test_more_are_started_where_interactive_work_waits_and_none_where_nothing_does() -> None:
+    assert policy()(context(BUSY))[0] == 2
+    assert policy()(context(IDLE, IDLE))[0] == 2
