@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 from starlette.applications import Starlette
@@ -138,6 +139,17 @@ async def waiting(engine: EngineClient, **fields: object) -> AsyncIterator[Excha
 
 def num_live(engine: Engine) -> int:
     return len(engine.requests())
+
+
+@asynccontextmanager
+async def started(
+    app: Starlette, engine: Engine, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> AsyncIterator[Exchange]:
+    """A call that the engine has. Its client leaves in the end."""
+    async with exchange(app, path, body, headers) as one:
+        await eventually(lambda: num_live(engine) > 0)
+        yield one
+        one.disconnect()
 
 
 def locked_api(

@@ -128,56 +128,43 @@ async def generate(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
 # -- the same question ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"n": 3, "temperature": 1},
-        {"logprobs": True, "top_logprobs": 2, "logit_bias": {"99": 1, "100": 2}},
-        {"tools": [TOOL]},
-        {"stop": "x"},
-        {"max_completion_tokens": 8, "cache": True},
-    ],
-)
-async def test_the_same_question_is_answered_again_without_the_model(
-    cached: Cached, http: httpx.AsyncClient, fields: dict[str, object]
-) -> None:
-    first = await chat(http, **fields)
-    await cached.kept()
-    cached.engine.goes_on.clear()
-    again = await chat(http, **fields)
-    assert (first.status_code, again.status_code) == (200, 200)
-    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
-    assert same(first, again)
-    usage, used = first.json()["usage"], again.json()["usage"]
-    assert used["completion_tokens"] == usage["completion_tokens"]
-    assert used["prompt_tokens_details"] == {"cached_tokens": usage["prompt_tokens"]}
-    assert first.json()["id"] != again.json()["id"]
-    assert again.json()["timings"]["queue_ms"] == 0
-
-
 MANY = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "temperature": 1, "echo": True, "logprobs": 1}
 
 
 @pytest.mark.parametrize(
-    ("ask", "fields", "says"),
-    [(chat, FORM, "{}"), (complete, MANY, None), (generate, {}, None)],
-    ids=["a schema", "completions", "the older route"],
+    ("ask", "fields"),
+    [
+        (chat, {"max_completion_tokens": 8, "cache": True}),
+        (chat, {"n": 3, "temperature": 1, "stop": "x"}),
+        (chat, {"logprobs": True, "top_logprobs": 2, "logit_bias": {"99": 1, "100": 2}}),
+        (chat, {"tools": [TOOL]}),
+        (chat, FORM),
+        (complete, MANY),
+        (generate, {}),
+    ],
 )
-async def test_other_shapes_and_families_do_so_too(
+async def test_the_same_question_is_answered_again_without_the_model(
     cached: Cached,
     http: httpx.AsyncClient,
     ask: Callable[..., Awaitable[httpx.Response]],
     fields: dict[str, object],
-    says: str | None,
 ) -> None:
-    cached.engine.says = says
+    cached.engine.says = "{}" if fields is FORM else None
     first = await ask(http, **fields)
     await cached.kept()
+    cached.engine.goes_on.clear()
     again = await ask(http, **fields)
+    assert (first.status_code, again.status_code) == (200, 200)
     assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
     assert same(first, again)
-    assert (await ask(http, **fields, cache=False)).headers["x-cache"] == "bypass"
+    assert first.json()["id"] != again.json()["id"]
+    if usage := first.json().get("usage"):
+        used = again.json()["usage"]
+        assert used["completion_tokens"] == usage["completion_tokens"]
+        assert used["prompt_tokens_details"] == {"cached_tokens": usage["prompt_tokens"]}
+        assert again.json()["timings"]["queue_ms"] == 0
+    cached.engine.goes_on.set()
+    assert (await ask(http, **{**fields, "cache": False})).headers["x-cache"] == "bypass"
 
 
 async def test_a_streams_answer_is_kept_and_streams_and_whole_answers_are_made_of_the_same(
@@ -197,7 +184,7 @@ async def test_a_streams_answer_is_kept_and_streams_and_whole_answers_are_made_o
     assert (whole.headers["x-cache"], text_of(whole)) == ("exact", text)
 
 
-async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncClient) -> None:
+async def test_websockets_and_batches_share_the_answers(cached: Cached, http: httpx.AsyncClient) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
     first = await chat(http)
     await cached.kept()
@@ -208,15 +195,9 @@ async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncC
     assert content(heard) == first.json()["choices"][0]["message"]["content"]
     row = await cached.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
     assert json.loads(row.body)["choices"] == first.json()["choices"]
-    assert cached.counted("exact") == 2
-
-
-async def test_a_batch_of_the_older_route_shares_its_answers(cached: Cached, http: httpx.AsyncClient) -> None:
-    await generate(http)
-    await cached.kept()
-    body = {"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
-    assert (await http.post("/v1/generate/batch", json=body)).status_code == 200
-    assert cached.counted("exact") == 2
+    older = {"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
+    assert (await http.post("/v1/generate/batch", json=older)).status_code == 200
+    assert cached.counted("exact") == 4
 
 
 # -- what is never shared ---------------------------------------------------------------------------------
@@ -255,29 +236,29 @@ def keys(tmp_path: Path) -> KeyRing:
     return key_ring(tmp_path, ann=limits, bob="", root="admin = true")
 
 
-async def asked_with(cached: Cached, key: str, **fields: object) -> httpx.Response:
+async def asked_with(cached: Cached, key: str, text: str) -> httpx.Response:
     async with client(cached.app, of(key)) as http:
-        return await chat(http, **fields)
+        return await chat(http, messages=[{"role": "user", "content": text}])
 
 
 async def test_a_key_has_answers_of_its_own_and_pays_requests_but_no_tokens(keys: KeyRing) -> None:
-    cached = Cached(keys=keys)
-    first = await asked_with(cached, "ann", max_tokens=20)
+    """No answer of another key is similar, either."""
+    cached = Cached(least=0.9, keys=keys)
+    said = [await asked_with(cached, "ann", ONE)]
     await cached.kept()
-    assert (await asked_with(cached, "bob", max_tokens=20)).headers["x-cache"] == "miss"
-    for _ in range(2):
-        again = await asked_with(cached, "ann", max_tokens=20)
-        assert again.headers["x-cache"] == "exact"
+    for key, text in (("root", ONE), ("bob", ALIKE), ("ann", ONE), ("ann", ALIKE), ("ann", ONE)):
+        said.append(await asked_with(cached, key, text))
+    found = [answer.headers.get("x-cache") for answer in said]
+    assert found == ["miss", "miss", "miss", "exact", ALMOST, None]
     tokens = "x-ratelimit-remaining-tokens"
-    assert int(first.headers[tokens]) <= int(again.headers[tokens])
-    refused = await asked_with(cached, "ann", max_tokens=20)
-    assert (refused.status_code, error_of(refused)["type"]) == (429, "requests")
+    assert int(said[0].headers[tokens]) <= int(said[4].headers[tokens])
+    assert (said[5].status_code, error_of(said[5])["type"]) == (429, "requests")
 
 
 async def test_without_keys_everybody_is_one(cached: Cached) -> None:
-    await asked_with(cached, "one")
+    await asked_with(cached, "one", ONE)
     await cached.kept()
-    assert (await asked_with(cached, "two")).headers["x-cache"] == "exact"
+    assert (await asked_with(cached, "two", ONE)).headers["x-cache"] == "exact"
 
 
 # -- what is not kept -------------------------------------------------------------------------------------
@@ -307,6 +288,8 @@ async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient)
     long = [{"role": "user", "content": "x" * 4080}]
     cut = await chat(http, messages=long, max_tokens=None, ignore_eos=True)
     assert cut.json()["choices"][0]["finish_reason"] == "length"
+    cached.engine.says = "x" * 8000
+    assert (await message(cached, OTHER, max_tokens=100_000)).json()["stop_reason"] != "end_turn"
     await cached.cache.clear()  # behind all that is being written
     assert "ocs_answer_cache_stores_total 0.0" in cached.metrics
 
@@ -409,6 +392,7 @@ async def message(cached: Cached, text: str, **fields: object) -> httpx.Response
 
 MISS, ALMOST = "miss", "semantic; similarity=0.99"
 STREAM, FREE, TWO, THREE, EIGHT = {"stream": True}, *({"max_tokens": most} for most in (None, 2, 3, 8))
+LARGE = {"model": "large"}
 WITH_F, WITH_G = {"tools": [TOOL]}, {"tools": [{"type": "function", "function": {"name": "g"}}]}
 STORIES: dict[str, tuple[Any, ...]] = {
     "a similar question": (say, (ONE, {}, MISS), (ALIKE, {}, ALMOST), (OTHER, {}, MISS)),
@@ -438,53 +422,19 @@ async def test_a_similar_question_gets_the_same_answer(similar: Cached, name: st
         assert again.json()["usage"]["prompt_tokens"] == first.json()["usage"]["prompt_tokens"]
 
 
-async def test_an_answer_that_the_context_has_cut_is_not_kept_whatever_its_limit(similar: Cached) -> None:
-    similar.engine.says = "x" * 8000
-    for _ in range(2):
-        cut = await message(similar, OTHER, max_tokens=100_000)
-        await similar.cache.measure()
-        assert cut.headers["x-cache"] == "miss"
-
-
 @pytest.mark.parametrize("least", [None, 0.9], ids=["the same words", "similar words"])
-@pytest.mark.parametrize(
-    ("before", "fields"),
-    [
-        ([BRIEF], {}),
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], {}),
-        ([], {"tools": [TOOL]}),
-        ([], FORM),
-        ([], {"temperature": 0.5}),
-        ([], {"max_tokens": 7}),
-        ([], {"model": "large"}),
-        ([], {"cache_salt": "mine"}),
-        ([], {"stop": ["x"]}),
-        ([], {"logprobs": True}),
-        ([], {"logit_bias": {"99": 1}}),
-        ([], {"n": 2}),
-    ],
-)
-async def test_but_for_the_last_turn_nothing_may_differ(
-    least: float | None, before: list[dict[str, str]], fields: dict[str, object]
-) -> None:
+async def test_but_for_the_last_turn_nothing_may_differ(least: float | None) -> None:
+    """tests/answers/test_question.py has all fields of a request."""
     cached = Cached(least=least)
     await say(cached, ONE)
     await cached.kept()
-    again = await say(cached, ONE if least is None else ALIKE, *before, **fields)
-    assert again.headers["x-cache"] == "miss"
-    assert least or (await say(cached, ALIKE)).headers["x-cache"] == "miss", (
-        "other words are another question"
-    )
-
-
-async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing) -> None:
-    cached = Cached(least=0.9, keys=keys)
-    said = []
-    for key, text in (("bob", ONE), ("root", ALIKE), ("bob", ALIKE)):
-        said.append(await asked_with(cached, key, messages=[{"role": "user", "content": text}]))
-        await cached.kept(min(2, len(said)))
-    headers = [answer.headers["x-cache"] for answer in said]
-    assert headers == ["miss", "miss", ALMOST]
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = ONE if least is None else ALIKE
+    changes: list[tuple[Any, Any]] = [([BRIEF], {}), (talk, {}), ([], WITH_F), ([], FORM), ([], LARGE)]
+    for before, fields in changes:
+        assert (await say(cached, text, *before, **fields)).headers["x-cache"] == "miss"
+    said = (await say(cached, ALIKE)).headers["x-cache"]
+    assert said == ("miss" if least is None else ALMOST), "other words are another question"
 
 
 async def test_a_turn_that_cannot_be_read_as_a_whole_is_not_compared(similar: Cached) -> None:

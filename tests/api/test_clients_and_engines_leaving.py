@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -12,18 +11,16 @@ from pathlib import Path
 
 import httpx
 import msgspec
-import openai
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.asking.kept_streams import EventLog
-from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, busy, client, locked_api, new_engine, num_live, running, waiting
-from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running, started
+from tests.api.talking import MESSAGES, error_of
 from tests.gates import Gate
 from tests.waiting import eventually
 
@@ -53,80 +50,6 @@ async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: F
         said = [chunk for chunk in await one.rest() if chunk != b": keep-alive\n"]
     assert len(said) >= 3, "each token is one"
     assert said[-1].endswith(b"data: [DONE]\n\n")
-
-
-async def test_an_engine_that_goes_ends_what_it_computes_with_an_error() -> None:
-    """A stream, a whole answer and what the SDK reads."""
-    body = {"messages": MESSAGES, "ignore_eos": True}
-    engine = new_engine("step_s=0.02")
-    async with (
-        running(engine),
-        exchange(api(engine), CHAT, {**body, "stream": True}) as stream,
-        exchange(api(engine), CHAT, body) as whole,
-        client(api(engine)) as http,
-    ):
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
-        reading = asyncio.create_task(_read_to_end(sdk))
-        assert b'"role":"assistant"' in (await stream.chunk() or b"")
-        await eventually(lambda: engine.status().running["interactive"] == 3)
-        await engine.close()
-        chunks = await stream.rest()
-        data = await whole.chunk() or b""
-        with pytest.raises(openai.APIError, match="shutting down") as caught:
-            await reading
-    assert chunks[-1] == (
-        b'event: error\ndata: {"error":{"message":"The server is shutting down.","type":"server_error",'
-        b'"param":null,"code":"generation_failed"}}\n\n'
-    )
-    assert (stream.status, whole.status) == (200, 500)
-    assert json.loads(data)["error"]["code"] == caught.value.code == "generation_failed"
-
-
-async def _read_to_end(sdk: openai.AsyncOpenAI) -> None:
-    fields = {"ignore_eos": True}
-    async for _ in await sdk.completions.create(model="fake", prompt="a", stream=True, extra_body=fields):
-        pass
-
-
-async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
-    async with busy() as engine:
-        for stream in (True, False):
-            async with waiting(engine, stream=stream) as second:
-                second.disconnect()
-            assert engine.status().waiting["interactive"] == 0
-            assert num_live(engine) == 1
-
-
-async def test_the_sdk_does_not_repeat_what_kills_the_engine() -> None:
-    """By itself it sends what got a 500 twice again: together enough crashes to give the engine up."""
-    async with running(new_engine("kill_on=300")) as engine, client(api(engine)) as http:
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
-        assert sdk.max_retries == 2
-        with pytest.raises(openai.InternalServerError, match="died each time") as caught:
-            await sdk.completions.create(model="fake", prompt=[2, 3, 300])
-        assert caught.value.response.headers["x-should-retry"] == "false"
-        await eventually(lambda: engine.state is EngineState.READY)
-        ready = await http.get("/ready")
-    assert (ready.status_code, ready.json()["restarts"]) == (200, 2)
-
-
-async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "loads")
-    async with running(new_engine(gate.loads)) as engine, client(api(engine)) as http:
-        before = (await chat(http)).json()
-        gate.close()
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGKILL)
-        await eventually(lambda: engine.state is EngineState.RESTARTING)
-        ready, health = await http.get("/ready"), await http.get("/health")
-        gate.open()
-        after = await chat(http)
-    assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
-    assert "retry-after" in ready.headers
-    assert ready.json()["error"]["code"] == "engine_unavailable"
-    assert (health.status_code, health.json()["restarts"]) == (200, 1)
-    assert after.status_code == 200
-    assert after.json()["choices"] == before["choices"]
 
 
 # -- streams that are taken up again -------------------------------------------------------------------------
@@ -211,9 +134,8 @@ async def test_nobody_comes_back_in_time(keep_s: float) -> None:
     """0: it ends with its connection."""
     engine = FakeEngine(is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_streams_s=keep_s))
-    async with exchange(app, CHAT, LONG_CHAT, MINE) as one:
-        await eventually(lambda: num_live(engine) == 1)
-        one.disconnect()
+    async with started(app, engine, CHAT, LONG_CHAT, MINE):
+        pass
     assert keep_s or num_live(engine) == 0
     await eventually(lambda: num_live(engine) == 0)
     assert (await taken_up(app, "mine")).status_code == 404

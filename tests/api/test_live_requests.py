@@ -21,23 +21,14 @@ from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, SETTLING_S, Qu
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.models.served import ModelThinking, ServedModel
+from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import (
-    LONG,
-    OPTIONS,
-    api,
-    busy,
-    client,
-    locked_api,
-    num_live,
-    waiting,
-)
+from tests.api.serving import LONG, OPTIONS, api, busy, client, locked_api, num_live, started, waiting
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.clock import Clock
 from tests.gates import Gate
@@ -121,8 +112,7 @@ async def held() -> FakeEngine:
 @pytest.mark.parametrize("slash", ["/", "%2F"])
 async def test_a_choice_is_named_with_a_slash_and_ends_its_call(held: FakeEngine, slash: str) -> None:
     app = api(held)
-    async with exchange(app, "/v1/completions", {**LONG, "n": 2}) as one, client(app) as http:
-        await eventually(lambda: num_live(held) == 2)
+    async with started(app, held, "/v1/completions", {**LONG, "n": 2}) as one, client(app) as http:
         name = str((await listed(http))[1]["id"])
         response = await http.delete("/v1/requests/" + name.replace("/", slash))
         assert response.json()["id"] == name
@@ -169,9 +159,7 @@ async def test_a_full_queue_says_when_there_is_room(tmp_path: Path) -> None:
                     assert (refused.status_code, error_of(refused)["code"]) == (429, "queue_full")
                     wait_ms = int(refused.headers["retry-after-ms"])
                     is_as_told = 0 < first_token_ms(engine) - 1 <= wait_ms <= before_ms + 1
-            assert int(refused.headers["retry-after"]) == -(-wait_ms // 1000)
-            too_many = await chat(http, n=2)
-            assert (too_many.status_code, error_of(too_many)["param"]) == (400, "n")
+            assert error_of(await chat(http, n=2))["param"] == "n", "so many can never wait"
             gate.open()
 
 
@@ -188,38 +176,26 @@ def first_token_ms(engine: EngineClient) -> float:
 SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "temperature": 0}
 
 
-@pytest.mark.parametrize(
-    ("waited_s", "position", "due"),
-    [
-        (NEWS_INTERVAL_S, 2, True),
-        (NEWS_INTERVAL_S, 4, True),
-        (NEWS_INTERVAL_S, 3, False),
-        (500.0, 3, False),
-        (0.5, 2, False),
-    ],
-)
-def test_a_new_position_is_news_but_not_many_a_second(waited_s: float, position: int, due: bool) -> None:
-    clock = Clock(4.0)
-    news = QueueNews(clock)
-    clock.now_s += SETTLING_S
-    assert news.is_due(QueuePlace("a/0", 3, 10.0))
-    clock.now_s += waited_s
-    assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
-
-
 def test_the_bytes_of_a_comment() -> None:
     assert comment(QueuePlace("a/0", 3, 1199.6)) == b": queued position=3 first_token_ms=1200\n"
 
 
-def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> None:
-    clock = Clock()
-    news = QueueNews(clock)
-    heard = []
-    for clock.now_s, position in ((0.0, 3), (0.3, 3), (0.7, 2), (1.2, 1), (1.7, 1), (2.2, 1)):
-        heard.append(news.is_due(QueuePlace("a/0", position, 10.0)))
-    assert heard == [False, True, False, False, True, False]
-    news.is_over = True
-    clock.now_s = 9.0
+@pytest.mark.parametrize(
+    "places",
+    [
+        ((0.0, 3, False), (0.3, 3, True), (0.7, 2, False), (1.2, 1, False), (1.7, 1, True), (2.2, 1, False)),
+        ((SETTLING_S, 3, True), (SETTLING_S + NEWS_INTERVAL_S, 2, True)),
+        ((SETTLING_S, 3, True), (SETTLING_S + NEWS_INTERVAL_S, 4, True)),
+        ((SETTLING_S, 3, True), (SETTLING_S + NEWS_INTERVAL_S, 3, False), (500.0, 3, False)),
+        ((SETTLING_S, 3, True), (SETTLING_S + 0.5, 2, False)),
+    ],
+)
+def test_a_stream_hears_of_every_place_that_lasts(places: tuple[tuple[float, int, bool], ...]) -> None:
+    """Not many times a second, and not behind its first chunk."""
+    news = QueueNews(clock := Clock())
+    for clock.now_s, position, due in places:
+        assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
+    news.is_over, clock.now_s = True, 900.0
     assert not news.is_due(QueuePlace("a/0", 7, 10.0))
 
 
@@ -271,8 +247,7 @@ STREAMS: dict[str, tuple[dict[str, object], bytes]] = {
 async def test_an_answer_of_any_family_is_ended_as_it_is(held: FakeEngine, path: str) -> None:
     """By the id of its request, which a header tells in all families."""
     app, (body, end) = api(held), STREAMS[path]
-    async with exchange(app, path, {**body, "stream": True}, {"x-request-id": "mine"}) as one:
-        await eventually(lambda: num_live(held) == 1)
+    async with started(app, held, path, {**body, "stream": True}, {"x-request-id": "mine"}) as one:
         response = await control(app, "mine", "stop")
         stopped = {"id": "mine", "action": "stop", "object": "chat.completion.control"}
         assert (response.status_code, response.json()) == (200, stopped)
@@ -292,8 +267,7 @@ async def test_only_who_has_begun_an_answer_controls_it(held: FakeEngine, tmp_pa
     body = {"messages": MESSAGES, "stream": True}
     for number, key in enumerate(("ann", "root")):
         headers = {**of("ann"), "x-request-id": f"hers-{number}"}
-        async with exchange(app, "/v1/chat/completions", body, headers) as one:
-            await eventually(lambda: num_live(held) == 1)
+        async with started(app, held, "/v1/chat/completions", body, headers) as one:
             name = held.requests()[0].id.partition("/")[0]
             others = await control(app, name, "stop", "bob")
             assert (others.status_code, error_of(others)["code"]) == (404, "request_not_found")
@@ -311,8 +285,7 @@ async def test_llama_servers_route_says_in_its_words_whether_it_could(held: Fake
         none = await http.post(path, json={"id": "no", "action": "reasoning_end"})
         assert none.json() == {"success": False, "message": "There is no live request 'no'."}
         headers = {"x-request-id": "mine"}
-        async with exchange(app, "/v1/completions", {"prompt": "a", "stream": True}, headers) as one:
-            await eventually(lambda: num_live(held) == 1)
+        async with started(app, held, "/v1/completions", {"prompt": "a", "stream": True}, headers) as one:
             said = await http.post(path, json={"id": "mine", "action": "reasoning_end", "model": "fake"})
             assert not said.json()["success"]
             assert (await http.post(path, json={"id": "mine", "action": "stop"})).json() == {"success": True}
@@ -321,8 +294,16 @@ async def test_llama_servers_route_says_in_its_words_whether_it_could(held: Fake
 
 async def test_thoughts_are_ended_and_the_answer_begins(slow_engine: EngineClient) -> None:
     """The fake's thoughts would go on for ever."""
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
-    app = api_of(thinking_model(slow_engine, template))
+    words = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
+    template = ChatTemplate(words, bos_text="", eos_text="")
+    reasoning = template_reasoning(template)
+    assert reasoning is not None
+    thinking = ModelThinking(reasoning, is_on=None, budget=None)
+    demo = TOOL_FORMATS["demo"]
+    model = model_read_here(
+        names=("fake",), engine=slow_engine, template=template, tool_format=demo, thinking=thinking
+    )
+    app = create_api(ModelRegistry([model]), OPTIONS).app
     body = {"messages": MESSAGES, "stream": True, "ignore_eos": True}
     async with exchange(app, "/v1/chat/completions", body, {"x-request-id": "mine"}) as one:
         chunk = b""
@@ -347,20 +328,3 @@ def choices_of(piece: bytes | None) -> list[dict[str, Any]]:
     assert piece is not None
     lines = [line for line in piece.split(b"\n") if line.startswith(b"data: {")]
     return [choice for line in lines for choice in json.loads(line[6:])["choices"]]
-
-
-def thinking_model(engine: EngineClient, template: str) -> ServedModel:
-    compiled = ChatTemplate(template, bos_text="", eos_text="")
-    reasoning = template_reasoning(compiled)
-    assert reasoning is not None
-    return model_read_here(
-        names=("fake",),
-        engine=engine,
-        template=compiled,
-        tool_format=TOOL_FORMATS["demo"],
-        thinking=ModelThinking(reasoning, is_on=None, budget=None),
-    )
-
-
-def api_of(model: ServedModel) -> Starlette:
-    return create_api(ModelRegistry([model]), OPTIONS).app
