@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from dirty_equals import IsStr
 
 from openai_cpu_server.api.asking.ask import AskedMessage
 from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
@@ -28,8 +27,6 @@ from tests.api.following import Follower
 from tests.api.resolving import chat
 from tests.api.response_events import kinds, objects, stream, told
 from tests.api.serving import rows
-from tests.api.talking import events
-from tests.api.test_responses import serving
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 
 Json = dict[str, Any]
@@ -198,57 +195,15 @@ def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
 
 
 @pytest.mark.anyio
-async def test_custom_calls_go_the_way_of_all_calls() -> None:
-    """Whole, kept and gone on from; several at once; as a row of a batch."""
-    said = '<|tool_call|>{"name":"note","arguments":{"input":"a\\"b"}}'
-    flat = {"type": "custom", "name": "note"}
-    async with serving(FakeEngine(says=said)) as http:
-        body = {"input": "hi", "tools": [flat], "max_output_tokens": 200}
-        first = (await http.post("/v1/responses", json=body)).json()
-        (item,) = first["output"]
-        assert (item["type"], item["input"]) == ("custom_tool_call", 'a"b')
-        assert first["tools"] == [flat]
-        result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "noted"}
-        more = {**body, "input": [result], "previous_response_id": first["id"]}
-        second = await http.post("/v1/responses", json=more)
-        assert (second.status_code, "x-ignored-parameters" in second.headers) == (200, False)
-        listed = (await http.get(f"/v1/responses/{second.json()['id']}/input_items")).json()["data"]
-        assert [one["type"] for one in listed] == ["custom_tool_call_output"]
-        asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [PLAIN], "n": 2, "max_tokens": 200}
-        answer = (await http.post("/v1/chat/completions", json=asked)).json()
-        told = events(await http.post("/v1/chat/completions", json={**asked, "stream": True}))
-    whole = [choice["message"]["tool_calls"][0] for choice in answer["choices"]]
-    call = {"id": IsStr, "type": "custom", "custom": {"name": "note", "input": 'a"b'}}
-    assert whole == [call, call]
-    choices: list[Json] = [choice for event in told for choice in event["choices"]]  # type: ignore[attr-defined]
-    pieces = [c["delta"]["tool_calls"][0] for c in choices if c["index"] == 0 and "tool_calls" in c["delta"]]
-    assert pieces[0] == {"index": 0, **call, "custom": {"name": "note", "input": ""}}
-    assert "".join(piece["custom"]["input"] for piece in pieces) == 'a"b'
-    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["tool_calls"] * 2
-    row = await rows(FakeEngine(says=said))("/v1/chat/completions", json.dumps(asked).encode(), "")
+async def test_a_row_of_a_batch_calls_them() -> None:
+    """`exchanges/custom_tools.txt` has the other ways."""
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [PLAIN], "max_tokens": 200}
+    engine = FakeEngine(says='<|tool_call|>{"name":"note","arguments":{"input":"a\\"b"}}')
+    row = await rows(engine)("/v1/chat/completions", json.dumps(asked).encode(), "")
     assert b'"custom":{"name":"note","input":"a\\"b"}' in row.body
 
 
 COMPACTED = {"type": "compaction", "encrypted_content": "openai-cpu-server:We wrote a.py."}
-
-
-@pytest.mark.anyio
-async def test_a_conversation_is_summed_up() -> None:
-    user = {"type": "message", "role": "user", "content": "write a.py"}
-    items = [user, {"role": "assistant", "content": "Done."}]
-    asked = {"input": [*items, {"type": "compaction_trigger"}], "tools": RESPONSES_TOOLS[:1], "stream": True}
-    async with serving(FakeEngine(says="We wrote a.py.")) as http:
-        told: list[Any] = events(await http.post("/v1/responses", json=asked))
-        compacted = (await http.post("/v1/responses/compact", json={"input": items})).json()
-        later = {"input": [*compacted["output"], {"role": "user", "content": "go on"}]}
-        again = await http.post("/v1/responses", json=later)
-    assert told[-1]["response"]["output"] == [{**COMPACTED, "id": IsStr}]
-    added = [each["type"] for each in told[-3:-1]]
-    assert added == ["response.output_item.added", "response.output_item.done"]
-    assert compacted["object"] == "response.compaction"
-    assert [one["type"] for one in compacted["output"]] == ["message", "compaction"]
-    assert again.status_code == 200
-    assert "x-ignored-parameters" not in again.headers
 
 
 def test_summaries_of_ours_are_shown_and_others_left_out() -> None:

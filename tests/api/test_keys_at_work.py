@@ -48,19 +48,6 @@ async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
         yield one
 
 
-async def models(http: httpx.AsyncClient, name: str) -> list[str]:
-    answer = await http.get("/v1/models", headers=of(name))
-    return [card["id"] for card in answer.json()["data"]]
-
-
-async def test_one_sees_the_models_that_one_may_use(http: httpx.AsyncClient) -> None:
-    assert await models(http, "ann") == ["fake", "team/fake"]
-    assert await models(http, "bob") == ["team/fake"]
-    assert await models(http, "carl") == []
-    assert (await http.get("/v1/models/fake", headers=of("bob"))).status_code == 404
-    assert (await http.get("/v1/models/team/fake", headers=of("bob"))).status_code == 200
-
-
 async def test_who_is_refused_before_the_body_is_read_counts_with_the_keys_priority(
     engine: FakeEngine, keys: KeyRing
 ) -> None:
@@ -75,23 +62,6 @@ async def test_who_is_refused_before_the_body_is_read_counts_with_the_keys_prior
         ("interactive", "413", "2"),
         ("none", "401", "1"),
     ]
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-async def test_a_model_that_one_may_not_use_does_not_exist(http: httpx.AsyncClient, path: str) -> None:
-    body = {
-        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
-        "/v1/completions": {"prompt": "a", "max_tokens": 1},
-        "/tokenize": {"prompt": "a"},
-        "/detokenize": {"tokens": [3]},
-    }[path]
-    refused = await http.post(path, json={**body, "model": "fake"}, headers=of("bob"))
-    assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
-    for model in ({"model": "team/fake"}, {}):
-        answer = await http.post(path, json={**body, **model}, headers=of("bob"))
-        assert answer.status_code == 200
-        assert answer.json().get("model", "team/fake") == "team/fake"
-    assert (await http.post(path, json=body, headers=of("carl"))).status_code == 404
 
 
 CHAT = "/v1/chat/completions"
@@ -131,16 +101,6 @@ async def test_the_scheduler_knows_the_keys_name_and_what_priority_it_gets(
         one.disconnect()
     assert live.priority.label == priority
     assert live.client == ("user:carl" if name == "shared" else f"key:{name}")
-
-
-async def test_a_tier_that_a_key_does_not_get_is_not_told(http: httpx.AsyncClient) -> None:
-    for path, body, tier in (
-        (CHAT, {"messages": MESSAGES, "max_tokens": 1}, "priority"),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 1}, "fast"),
-    ):
-        for name, told in (("low", "flex"), ("ann", tier)):
-            answer = await http.post(path, json={**body, "service_tier": tier}, headers=of(name))
-            assert answer.json()["service_tier"] == told
 
 
 @pytest.mark.parametrize("who_ends", ["ann", "root"])

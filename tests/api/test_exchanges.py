@@ -1,0 +1,114 @@
+"""Requests and their whole answers, as `exchanges/` has them.
+
+A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
+`key: METHOD path body`. `! state` is the state of its engine from then on. `$(x)50` stands for 50 times x,
+`<resp_1>` for the first id of a response. Indented lines are answers, in which `~` stands for times;
+`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from inline_snapshot import external_file
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, client, embedding_model, named, served
+from tests.api.test_adapters import adapter, find
+from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
+
+FOLDER = Path(__file__).parent / "exchanges"
+REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
+REPEATED = re.compile(r"\$(?:\((.+?)\)|(.))(\d+)")
+NEW_ID = re.compile(r"\b([a-z]+)[-_][0-9a-zA-Z]{20,}\b")
+TIMES = re.compile(r'("(?:created|request_id|system_fingerprint|\w+_(?:at|ms|per_second))": )[^,}]+')
+HEADERS = ("x-ignored-parameters", "x-unenforced-schema-keywords", "x-ratelimit-remaining-tokens")
+
+
+class Server:
+    """An application on an engine of this process, and the names of the ids that it has made."""
+
+    def __init__(self, app: Starlette, engine: FakeEngine) -> None:
+        self.app, self.engine = app, engine
+        self._names: dict[str, str] = {}
+
+    async def answer(self, line: str) -> str:
+        request = REPEATED.sub(lambda found: (found[1] or found[2]) * int(found[3]), line)
+        for new_id, name in self._names.items():
+            request = request.replace(name, new_id)
+        found = REQUEST.fullmatch(request)
+        assert found, line
+        key, method, path, body = found.groups()
+        async with client(self.app, of(key) if key else None) as http:
+            return self._record(await http.request(method, path, content=body.encode()))
+
+    def _record(self, answer: httpx.Response) -> str:
+        record = [f"{name}: {answer.headers[name]}" for name in HEADERS if name in answer.headers]
+        for line in answer.text.split("\n"):
+            start, data = ("data: ", line[6:]) if line.startswith("data: {") else ("", line)
+            if data.startswith(("{", "[")):
+                data = TIMES.sub(r"\1~", json.dumps(json.loads(data)))
+            if data and not data.startswith("event: "):
+                record.append(start + NEW_ID.sub(self._named, data))
+        return f"    {answer.status_code} " + "\n    ".join(record)
+
+    def _named(self, found: re.Match[str]) -> str:
+        number = 1 + sum(name.startswith(f"<{found[1]}_") for name in self._names.values())
+        return self._names.setdefault(found[0], f"<{found[1]}_{number}>")
+
+
+@asynccontextmanager
+async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
+    """`special`: what the engine says, keys with their lines, whether there is a database, and options."""
+    engine = FakeEngine(says=special.pop("says", "Hello you"))
+    await engine.load_adapter(adapter("french"))
+    models = [
+        served(engine, tokenizer=FakeTokenizer(has_fim=True)).default,
+        named(FakeEngine(), "fake:7b"),
+        embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds", "e"),
+        embedding_model(FakeEngine(FAKE_RERANKER), "ranks"),
+    ]
+    holders, has_database = special.pop("keys", {}), special.pop("database", True)
+    keys = key_ring(folder, **holders) if holders else None
+    jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
+    options = msgspec.structs.replace(OPTIONS, **special)
+    api = create_api(ModelRegistry(models), options, keys=keys, jobs=jobs, find_adapter=find)
+    yield Server(api.app, engine)
+    await api.settle()
+    if jobs:
+        await jobs.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
+async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
+    sections = []
+    for section in (FOLDER / f"{name}.txt").read_text("utf-8").split("\n\n## "):
+        title, *lines = [line for line in section.split("\n") if line and not line.startswith("    ")]
+        record = [title, *(lines.pop(0) for _ in range(lines[0].startswith("{")))]
+        async with serving(tmp_path, json.loads(record[1]) if record[1:] else {}) as server:
+            for line in lines:
+                record += [line] if record[-1].startswith(("# ", "! ")) else ["", line]
+                if line.startswith("! "):
+                    server.engine.told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
+                elif not line.startswith("# "):
+                    record.append(await server.answer(line))
+        sections.append("\n".join(record))
+    assert "\n\n\n## ".join(sections) + "\n" == external_file(f"exchanges/{name}.txt")
