@@ -1,9 +1,9 @@
-"""All families ask in one language: errors name what the client sent, and nobody's words are rewritten."""
+"""All families ask in one language; `exchanges/asks.txt` has what they answer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -39,18 +39,6 @@ BODIES: dict[str, Json] = {
     RESPONSES: {"input": "hi"},
     OLD: {"prompt": "hi"},
 }
-OPTIONS = ApiOptions(max_output_tokens=50, max_sequences=4)
-
-
-@pytest.fixture
-async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
-    """With a database, of which names are asked."""
-    models = served(FakeEngine(says="Hello you"))
-    async with client(create_api(models, OPTIONS, jobs=jobs).app) as one:
-        yield one
-
-
-LIMITS = {TEXT: "max_tokens", CHAT_PATH: "max_tokens", RESPONSES: "max_output_tokens"}
 
 
 @pytest.mark.parametrize("family", [CHAT, COMPLETIONS, GENERATE, MESSAGES_API])
@@ -97,12 +85,6 @@ async def test_a_row_of_a_batch_is_stored_as_a_response_only_where_it_says_so() 
     assert stored == {None: (False, 404), False: (False, 404), True: (True, 200)}
     await api.settle()
     await jobs.close()
-
-
-# -- schemas and grammars: exact error bodies, headers, the way to the engine --------------------------------
-
-
-ODD = {"type": "string", "maxLength": 0, "pattern": r"(x)\1"}
 
 
 @pytest.mark.parametrize("stream", [True, False])

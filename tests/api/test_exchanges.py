@@ -21,7 +21,11 @@ import pytest
 from inline_snapshot import external_file
 from starlette.applications import Starlette
 
+from openai_cpu_server.answers.cache import AnswerCache
+from openai_cpu_server.answers.sqlite import SqliteAnswers
+from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
@@ -33,21 +37,35 @@ from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, embedding_model, named, served
 from tests.api.test_adapters import adapter, find
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
+from tests.waiting import eventually
 
 FOLDER = Path(__file__).parent / "exchanges"
 REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
 REPEATED = re.compile(r"\$(?:\((.+?)\)|(.))(\d+)")
 NEW_ID = re.compile(r"\b([a-z]+)[-_][0-9a-zA-Z]{20,}\b")
 TIMES = re.compile(r'("(?:created|request_id|system_fingerprint|\w+_(?:at|ms|per_second))": )[^,}]+')
-HEADERS = ("x-ignored-parameters", "x-unenforced-schema-keywords", "x-ratelimit-remaining-tokens")
+BOUNDS = StoreBounds(60, 1_000_000)
+HEADERS = ("x-cache", "x-ignored-parameters", "x-unenforced-schema-keywords", "x-ratelimit-remaining-tokens")
+
+
+class Kept:
+    """Number of answers that a cache has written."""
+
+    num = 0
+
+    def answer_kept(self) -> None:
+        self.num += 1
+
+    def answers_held(self, entries: int, num_bytes: int) -> None: ...
 
 
 class Server:
     """An application on an engine of this process, and the names of the ids that it has made."""
 
-    def __init__(self, app: Starlette, engine: FakeEngine) -> None:
-        self.app, self.engine = app, engine
+    def __init__(self, app: Starlette, engine: FakeEngine, kept: Kept) -> None:
+        self.app, self.engine, self.kept = app, engine, kept
         self._names: dict[str, str] = {}
+        self._num_misses = 0
 
     async def answer(self, line: str) -> str:
         request = REPEATED.sub(lambda found: (found[1] or found[2]) * int(found[3]), line)
@@ -57,7 +75,10 @@ class Server:
         assert found, line
         key, method, path, body = found.groups()
         async with client(self.app, of(key) if key else None) as http:
-            return self._record(await http.request(method, path, content=body.encode()))
+            answer = await http.request(method, path, content=body.encode())
+        self._num_misses += answer.headers.get("x-cache") == "miss"
+        await eventually(lambda: self.kept.num == self._num_misses)
+        return self._record(answer)
 
     def _record(self, answer: httpx.Response) -> str:
         record = [f"{name}: {answer.headers[name]}" for name in HEADERS if name in answer.headers]
@@ -76,7 +97,8 @@ class Server:
 
 @asynccontextmanager
 async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
-    """`special`: what the engine says, keys with their lines, whether there is a database, and options."""
+    """`special`: what the engine says, keys with their lines, whether there is a database, options, and for a
+    cache of answers the similarity from which on questions are alike, or 1."""
     engine = FakeEngine(says=special.pop("says", "Hello you"))
     await engine.load_adapter(adapter("french"))
     models = [
@@ -88,9 +110,16 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     holders, has_database = special.pop("keys", {}), special.pop("database", True)
     keys = key_ring(folder, **holders) if holders else None
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
+    registry, kept, recall = ModelRegistry(models), Kept(), None
+    if least := special.pop("cache", None):
+        for model in models:
+            model.content_digest = lambda model=model: model.name  # type: ignore[misc]
+        answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept)
+        recall = AnswerLookup(answers, registry, SimilarAnswers("embeds", least) if least < 1 else None)
+        special["compares_turns"] = least < 1
     options = msgspec.structs.replace(OPTIONS, **special)
-    api = create_api(ModelRegistry(models), options, keys=keys, jobs=jobs, find_adapter=find)
-    yield Server(api.app, engine)
+    api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, recall=recall)
+    yield Server(api.app, engine, kept)
     await api.settle()
     if jobs:
         await jobs.close()

@@ -13,12 +13,10 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.http.key_file import KeyRing
-from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, locked_api, num_live
+from tests.api.serving import OPTIONS, client, locked_api, num_live, started
 from tests.api.talking import MESSAGES, error_of
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -95,10 +93,8 @@ async def test_the_scheduler_knows_the_keys_name_and_what_priority_it_gets(
     """No way of asking gets a key more than its best priority."""
     engine.goes_on.clear()
     headers = {**of(name), **({"x-priority": header} if header else {})}
-    async with exchange(locked, path, body, headers) as one:
-        await eventually(lambda: num_live(engine) == 1)
+    async with started(locked, engine, path, body, headers):
         (live,) = engine.requests()
-        one.disconnect()
     assert live.priority.label == priority
     assert live.client == ("user:carl" if name == "shared" else f"key:{name}")
 
@@ -108,8 +104,7 @@ async def test_one_sees_and_ends_ones_own_requests_only_but_for_administrators(
     http: httpx.AsyncClient, locked: Starlette, engine: FakeEngine, who_ends: str
 ) -> None:
     engine.goes_on.clear()
-    async with exchange(locked, CHAT, LONG, of("ann")):
-        await eventually(lambda: num_live(engine) == 1)
+    async with started(locked, engine, CHAT, LONG, of("ann")):
         name = engine.requests()[0].id
 
         async def listed(who: str) -> list[str]:
