@@ -29,7 +29,7 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import client, embedding_model, named, num_live
 from tests.api.sockets import ASK, content, opened
-from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.talking import chat, error_of
 from tests.fakes import FAKE_EMBEDDER
 from tests.waiting import eventually
 

@@ -34,7 +34,6 @@ from tests.api.events import Event, watching
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import api, client, locked_api, new_engine, running, served
-from tests.api.talking import error_of
 from tests.clock import Clock
 from tests.fakes import FAKE_LIVE
 from tests.waiting import eventually
@@ -252,13 +251,6 @@ async def test_a_key_that_is_taken_back_or_loses_a_scope_ends_its_streams(
     async with watching(app, headers=of("ann"), types="step,cache,rate") as again:
         hello = await again.next()
     assert (hello["sees"], hello["types"]) == ("own", ["step", "cache"]), "no rates"
-
-
-@pytest.mark.parametrize("types", ["", "steps", "step,nothing", ","])
-async def test_unknown_types_are_refused(http: httpx.AsyncClient, types: str) -> None:
-    refused = await http.get("/v1/events", params={"types": types})
-    assert refused.status_code == 400
-    assert error_of(refused)["param"] == "types"
 
 
 async def test_no_client_may_take_all_streams_and_keys_cannot_keep_an_administrator_out(

@@ -121,20 +121,6 @@ async def test_a_choice_is_named_with_a_slash_and_ends_its_call(held: FakeEngine
     assert num_live(held) == 0
 
 
-@pytest.mark.parametrize("name", ["chatcmpl-0", "chatcmpl-0/0", "", "a/b/c", "one that has ended"])
-async def test_what_does_not_live_is_not_found(http: httpx.AsyncClient, name: str) -> None:
-    if name == "one that has ended":
-        name = (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).json()["id"]
-    response = await http.delete(f"/v1/requests/{name}")
-    assert response.status_code == 404
-    assert error_of(response) == {
-        "message": f"There is no live request '{name}'.",
-        "type": "invalid_request_error",
-        "param": "id",
-        "code": "request_not_found",
-    }
-
-
 # -- a full queue: refused by priority, with the scheduler's own estimate of when there is room --------------
 
 
