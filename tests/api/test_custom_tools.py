@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from openai_cpu_server.api.asking.ask import AskedMessage
-from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
+from openai_cpu_server.api.asking.call import Call, PartsReader
 from openai_cpu_server.api.responses.as_ask import left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import turns
 from openai_cpu_server.api.responses.sent_items import new_items, told_in_words
-from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallBegin,
@@ -21,11 +20,9 @@ from openai_cpu_server.prompt.tool_formats import (
     Content,
     WrittenCall,
 )
-from tests.api.calls import call, end, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
 from tests.api.resolving import chat
-from tests.api.response_events import kinds, objects, stream, told
 from tests.api.serving import rows
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 
@@ -148,33 +145,6 @@ def test_responses_know_custom_tools_and_namespaces() -> None:
         (spaces, ["agents.spawn", "agents.tell"]),
     ):
         assert names(body(tool_choice=choice)) == chosen
-
-
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_the_events_of_a_custom_call(is_cut: bool) -> None:
-    style = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls", custom=frozenset({"agents.tell"}))
-    output = written("hermes", "agents.tell", "one\ntwo")
-    reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-    steps = [text(0, output[:-30]), text(0, "" if is_cut else output[-30:]), end(0, reason)]
-    events = objects(told(stream(call(tool_calls=style)), steps))
-    status = "incomplete" if is_cut else "completed"
-    item = {
-        "type": "custom_tool_call",
-        "id": "ctc_1",
-        "status": status,
-        "call_id": "call_1",
-        "name": "tell",
-        "namespace": "agents",
-        "input": events[-1]["response"]["output"][0]["input"],
-    }
-    assert "one\ntwo".startswith(item["input"])
-    assert is_cut or item["input"] == "one\ntwo"
-    assert events[-1]["response"]["output"] == [item]
-    said = [kind for kind in kinds(events)[2:-1] if kind != "custom_tool_call_input.delta"]
-    assert said == ["output_item.added", "custom_tool_call_input.done", "output_item.done"]
-    deltas = [x["delta"] for x in events if x["type"] == "response.custom_tool_call_input.delta"]
-    assert "".join(deltas) == item["input"]
-    assert events[-3]["input"] == item["input"]
 
 
 def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:

@@ -1,9 +1,9 @@
 """Requests and their whole answers, as `exchanges/` has them.
 
 A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
-`key: METHOD path body`. `! state` is the state of its engine from then on. `$(x)50` stands for 50 times x,
-`<resp_1>` for the first id of a response. Indented lines are answers, in which `~` stands for times;
-`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
+`key: METHOD path body` behind their headers, `@ name: value`. `! state` is that of its engine from then on.
+`$(x)50` stands for 50 times x, `<resp_1>` for the first id of a response. Indented lines are answers, where
+`~` stands for times; `pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
 """
 
 from __future__ import annotations
@@ -43,9 +43,15 @@ FOLDER = Path(__file__).parent / "exchanges"
 REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
 REPEATED = re.compile(r"\$(?:\((.+?)\)|(.))(\d+)")
 NEW_ID = re.compile(r"\b([a-z]+)[-_][0-9a-zA-Z]{20,}\b")
-TIMES = re.compile(r'("(?:created|request_id|system_fingerprint|\w+_(?:at|ms|per_second))": )[^,}]+')
+TIMES = re.compile(
+    r'("(?:created|request_id|system_fingerprint|(total_)?bytes|\w+_(at|ms|per_second))": )(?!null)[^,}[]+'
+)
 BOUNDS = StoreBounds(60, 1_000_000)
-HEADERS = ("x-cache", "x-ignored-parameters", "x-unenforced-schema-keywords", "x-ratelimit-remaining-tokens")
+HEADERS = (
+    *("x-cache", "x-ignored-parameters", "x-unenforced-schema-keywords", "x-ratelimit-remaining-tokens"),
+    *("x-conversation-id", "access-control-allow-origin", "access-control-allow-methods"),
+    *("access-control-allow-headers", "access-control-allow-credentials", "access-control-expose-headers"),
+)
 
 
 class Kept:
@@ -64,6 +70,8 @@ class Server:
 
     def __init__(self, app: Starlette, engine: FakeEngine, kept: Kept) -> None:
         self.app, self.engine, self.kept = app, engine, kept
+        self.headers: dict[str, str] = {}
+        """Those of the next request."""
         self._names: dict[str, str] = {}
         self._num_misses = 0
 
@@ -74,8 +82,9 @@ class Server:
         found = REQUEST.fullmatch(request)
         assert found, line
         key, method, path, body = found.groups()
-        async with client(self.app, of(key) if key else None) as http:
-            answer = await http.request(method, path, content=body.encode())
+        headers, self.headers = {**self.headers, **(of(key) if key else {})}, {}
+        async with client(self.app) as http:
+            answer = await http.request(method, path, content=body.encode(), headers=headers)
         self._num_misses += answer.headers.get("x-cache") == "miss"
         await eventually(lambda: self.kept.num == self._num_misses)
         return self._record(answer)
@@ -117,6 +126,7 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
         answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept)
         recall = AnswerLookup(answers, registry, SimilarAnswers("embeds", least) if least < 1 else None)
         special["compares_turns"] = least < 1
+    special |= {name: tuple(value) for name, value in special.items() if isinstance(value, list)}
     options = msgspec.structs.replace(OPTIONS, **special)
     api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, recall=recall)
     yield Server(api.app, engine, kept)
@@ -134,9 +144,11 @@ async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
         record = [title, *(lines.pop(0) for _ in range(lines[0].startswith("{")))]
         async with serving(tmp_path, json.loads(record[1]) if record[1:] else {}) as server:
             for line in lines:
-                record += [line] if record[-1].startswith(("# ", "! ")) else ["", line]
+                record += [line] if record[-1].startswith(("# ", "! ", "@ ")) else ["", line]
                 if line.startswith("! "):
                     server.engine.told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
+                elif line.startswith("@ "):
+                    server.headers.update([line[2:].split(": ", 1)])
                 elif not line.startswith("# "):
                     record.append(await server.answer(line))
         sections.append("\n".join(record))
