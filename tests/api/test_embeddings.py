@@ -19,7 +19,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, embedding_model, locked_api, num_live, started
+from tests.api.serving import OPTIONS, client, embedding_model, locked_api, num_live
 from tests.api.talking import error_of
 from tests.api.watching import page
 from tests.fakes import FAKE_EMBEDDER
@@ -28,7 +28,6 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 PATH = "/v1/embeddings"
-BATCH = {"priority": "batch", "user": "ann"}
 
 
 @pytest.fixture
@@ -50,21 +49,6 @@ async def test_as_many_inputs_as_openai_takes_come_in_their_order(http: httpx.As
     body = (await http.post(PATH, json={"input": ["x"] * 2048})).json()
     assert [item["index"] for item in body["data"]] == list(range(2048))
     assert body["usage"]["prompt_tokens"] == 3 * 2048
-
-
-@pytest.mark.parametrize(("fields", "label"), [({}, "interactive"), (BATCH, "batch")])
-async def test_calls_are_seen_and_can_be_ended(
-    engine: FakeEngine, app: Starlette, fields: dict[str, object], label: str
-) -> None:
-    engine.goes_on.clear()
-    async with started(app, engine, PATH, {"input": ["a", "b"], **fields}) as one:
-        (live,) = engine.requests()
-        assert (live.priority.label, live.id[:5], live.prompt_tokens) == (label, "embd-", 6)
-        assert ("user:ann" in live.client) == (fields is BATCH)
-        async with client(app) as http:
-            assert (await http.delete(f"/v1/requests/{live.id}")).status_code == 200
-        assert b"request_cancelled" in (await one.chunk() or b"")
-    assert (one.status, num_live(engine)) == (499, 0)
 
 
 async def test_a_call_that_takes_too_long_is_408(engine: FakeEngine, http: httpx.AsyncClient) -> None:

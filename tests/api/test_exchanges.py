@@ -1,16 +1,18 @@
 """Requests and their whole answers, as `exchanges/` has them.
 
 A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
-`key: METHOD path body` behind their headers, `@ name: value`. `! state` is that of its engine from then on.
-`$(x)50` stands for 50 times x, `<resp_1>` for the first id of a response. Indented lines are answers, where
-`~` stands for times; `pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
+`key: METHOD path body` behind their headers, `@ name: value`. A request behind `&` is held by the engine
+until a line `&`; `! state` is that of the engine from then on. `$(x)50` stands for 50 times x, `<resp_1>` for the
+first id of a response. Indented lines are answers, in which `~` stands for times;
+`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, embedding_model, named, served
+from tests.api.serving import OPTIONS, client, embedding_model, named, num_live, served
 from tests.api.test_adapters import adapter, find
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 from tests.waiting import eventually
@@ -44,7 +46,8 @@ REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
 REPEATED = re.compile(r"\$(?:\((.+?)\)|(.))(\d+)")
 NEW_ID = re.compile(r"\b([a-z]+)[-_][0-9a-zA-Z]{20,}\b")
 TIMES = re.compile(
-    r'("(?:created|request_id|system_fingerprint|(total_)?bytes|\w+_(at|ms|per_second))": )(?!null)[^,}[]+'
+    r'("(?:created|request_id|system_fingerprint|(?:total_)?bytes|age_s|'
+    r'\w+_(?:at|ms|per_second|duration))": )(?!null)[^,}[]+'
 )
 BOUNDS = StoreBounds(60, 1_000_000)
 HEADERS = (
@@ -52,6 +55,13 @@ HEADERS = (
     *("x-conversation-id", "access-control-allow-origin", "access-control-allow-methods"),
     *("access-control-allow-headers", "access-control-allow-credentials", "access-control-expose-headers"),
 )
+
+
+class SilentTokenizer(FakeTokenizer):
+    """A vocabulary that writes nothing around a text, and has no tokens for any."""
+
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        return [[] for _ in texts]
 
 
 class Kept:
@@ -68,12 +78,23 @@ class Kept:
 class Server:
     """An application on an engine of this process, and the names of the ids that it has made."""
 
-    def __init__(self, app: Starlette, engine: FakeEngine, kept: Kept) -> None:
-        self.app, self.engine, self.kept = app, engine, kept
+    def __init__(self, app: Starlette, engines: list[FakeEngine], kept: Kept) -> None:
+        self.app, self.engines, self.kept = app, engines, kept
         self.headers: dict[str, str] = {}
         """Those of the next request."""
         self._names: dict[str, str] = {}
         self._num_misses = 0
+
+    async def begin(self, line: str) -> None:
+        for engine in self.engines:
+            engine.goes_on.clear()
+        self._begun = asyncio.create_task(self.answer(line))
+        await eventually(lambda: any(map(num_live, self.engines)) or self._begun.done())
+
+    async def end(self) -> str:
+        for engine in self.engines:
+            engine.goes_on.set()
+        return await self._begun
 
     async def answer(self, line: str) -> str:
         request = REPEATED.sub(lambda found: (found[1] or found[2]) * int(found[3]), line)
@@ -108,16 +129,18 @@ class Server:
 async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
     """`special`: what the engine says, keys with their lines, whether there is a database, options, and for a
     cache of answers the similarity from which on questions are alike, or 1."""
-    engine = FakeEngine(says=special.pop("says", "Hello you"))
-    await engine.load_adapter(adapter("french"))
+    engines = [FakeEngine(says=special.pop("says", "Hello you")), FakeEngine()]
+    engines += [FakeEngine(FAKE_EMBEDDER), FakeEngine(FAKE_RERANKER)]
+    await engines[0].load_adapter(adapter("french"))
+    embeds = SilentTokenizer() if special.pop("is_silent", False) else None
     models = [
-        served(engine, tokenizer=FakeTokenizer(has_fim=True)).default,
-        named(FakeEngine(), "fake:7b"),
-        embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds", "e"),
-        embedding_model(FakeEngine(FAKE_RERANKER), "ranks"),
+        served(engines[0], tokenizer=FakeTokenizer(has_fim=True)).default,
+        named(engines[1], "fake:7b"),
+        embedding_model(engines[2], "embeds", "e", tokenizer=embeds),
+        embedding_model(engines[3], "ranks"),
     ]
     holders, has_database = special.pop("keys", {}), special.pop("database", True)
-    keys = key_ring(folder, **holders) if holders else None
+    keys = key_ring(folder, special.pop("shared", None), **holders) if holders else None
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
     registry, kept, recall = ModelRegistry(models), Kept(), None
     if least := special.pop("cache", None):
@@ -129,7 +152,7 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     special |= {name: tuple(value) for name, value in special.items() if isinstance(value, list)}
     options = msgspec.structs.replace(OPTIONS, **special)
     api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, recall=recall)
-    yield Server(api.app, engine, kept)
+    yield Server(api.app, engines, kept)
     await api.settle()
     if jobs:
         await jobs.close()
@@ -144,12 +167,14 @@ async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
         record = [title, *(lines.pop(0) for _ in range(lines[0].startswith("{")))]
         async with serving(tmp_path, json.loads(record[1]) if record[1:] else {}) as server:
             for line in lines:
-                record += [line] if record[-1].startswith(("# ", "! ", "@ ")) else ["", line]
+                record += [line] if record[-1].startswith(("# ", "! ", "@ ", "& ")) else ["", line]
                 if line.startswith("! "):
-                    server.engine.told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
+                    server.engines[0].told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
                 elif line.startswith("@ "):
                     server.headers.update([line[2:].split(": ", 1)])
+                elif line.startswith("& "):
+                    await server.begin(line[2:])
                 elif not line.startswith("# "):
-                    record.append(await server.answer(line))
+                    record.append(await (server.end() if line == "&" else server.answer(line)))
         sections.append("\n".join(record))
     assert "\n\n\n## ".join(sections) + "\n" == external_file(f"exchanges/{name}.txt")

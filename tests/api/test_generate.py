@@ -13,7 +13,7 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, locked_api, num_live, started
+from tests.api.serving import OPTIONS, api, client, locked_api, num_live
 from tests.reading import model_read_here
 from tests.waiting import eventually
 
@@ -26,16 +26,6 @@ async def generate(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
 
 async def batch(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
     return await http.post("/v1/generate/batch", json={"temperature": 0, "seed": 1, **fields})
-
-
-@pytest.mark.parametrize(
-    ("name", "priority"),
-    [("high", "interactive"), ("normal", "interactive"), ("low", "batch"), ("batch", "batch")],
-)
-async def test_priorities_go_by_old_names_too(engine: FakeEngine, name: str, priority: str) -> None:
-    engine.goes_on.clear()
-    async with started(api(engine), engine, "/generate", {"prompt": "a", "priority": name}):
-        assert engine.requests()[0].priority.label == priority
 
 
 async def test_several_prompts_are_answered_in_their_order(http: httpx.AsyncClient) -> None:

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.serving import api
-from tests.api.talking import MESSAGES, chat, complete, events
+from tests.api.talking import chat, complete, events
 
 pytestmark = pytest.mark.anyio
 
@@ -85,14 +85,6 @@ async def test_each_family_tells_it_where_its_clients_look_or_look_away(
         assert progress[-1]["processed"] == progress[-1]["total"] >= 600
         assert told.count("prompt_progress") == len(objects)
     assert "prompt_progress" not in plain
-
-
-async def test_whole_answers_tell_no_progress_and_the_header_says_one_of_two(http: httpx.AsyncClient) -> None:
-    whole = await chat(http, return_progress=True)
-    assert "prompt_progress" not in whole.text
-    body = {"messages": MESSAGES, "stream": True}
-    wrong = await http.post("/v1/chat/completions", json=body, headers={"X-Progress": "yes"})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "X-Progress")
 
 
 def texts_of(told: list[dict[str, Any]]) -> str:

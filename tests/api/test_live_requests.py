@@ -27,8 +27,7 @@ from openai_cpu_server.prompt.reasoning import template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.keys import key_ring, of
-from tests.api.serving import LONG, OPTIONS, api, busy, client, locked_api, num_live, started, waiting
+from tests.api.serving import LONG, OPTIONS, api, busy, client, num_live, waiting
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.clock import Clock
 from tests.gates import Gate
@@ -107,18 +106,6 @@ async def test_a_cancelled_stream_ends_with_one_error(slow_engine: EngineClient)
 async def held() -> FakeEngine:
     """An engine that gives no token."""
     return FakeEngine(is_held=True)
-
-
-@pytest.mark.parametrize("slash", ["/", "%2F"])
-async def test_a_choice_is_named_with_a_slash_and_ends_its_call(held: FakeEngine, slash: str) -> None:
-    app = api(held)
-    async with started(app, held, "/v1/completions", {**LONG, "n": 2}) as one, client(app) as http:
-        name = str((await listed(http))[1]["id"])
-        response = await http.delete("/v1/requests/" + name.replace("/", slash))
-        assert response.json()["id"] == name
-        assert await one.chunk() == CANCELLED
-    assert one.status == 499
-    assert num_live(held) == 0
 
 
 # -- a full queue: refused by priority, with the scheduler's own estimate of when there is room --------------
@@ -213,69 +200,12 @@ async def test_the_sdk_does_not_see_the_comments(http: httpx.AsyncClient) -> Non
     assert len("".join(texts)) == 8
 
 
-# -- answers that run are controlled ------------------------------------------------------------------------
+# -- answers that run are controlled; `exchanges/control.txt` has how they end ------------------------------
 
 
-STREAMS: dict[str, tuple[dict[str, object], bytes]] = {
-    "/v1/chat/completions": ({"messages": MESSAGES}, b'"finish_reason":"stop"'),
-    "/v1/completions": ({"prompt": "a"}, b'"finish_reason":"stop"'),
-    "/v1/responses": ({"input": "a"}, b"response.completed"),
-    "/v1/messages": (
-        {"model": "fake", "messages": MESSAGES, "max_tokens": 4000},
-        b'"stop_reason":"end_turn"',
-    ),
-    "/api/chat": ({"model": "fake", "messages": MESSAGES}, b'"done_reason":"stop"'),
-}
-"""Bodies, and what tells that the answer has ended by itself."""
-
-
-@pytest.mark.parametrize("path", STREAMS)
-async def test_an_answer_of_any_family_is_ended_as_it_is(held: FakeEngine, path: str) -> None:
-    """By the id of its request, which a header tells in all families."""
-    app, (body, end) = api(held), STREAMS[path]
-    async with started(app, held, path, {**body, "stream": True}, {"x-request-id": "mine"}) as one:
-        response = await control(app, "mine", "stop")
-        stopped = {"id": "mine", "action": "stop", "object": "chat.completion.control"}
-        assert (response.status_code, response.json()) == (200, stopped)
-        assert end in b"".join(await one.rest())
-    again = await control(app, "mine", "stop")
-    assert (again.status_code, error_of(again)["code"]) == (409, "request_ended")
-
-
-async def control(app: Starlette, name: str, action: str, key: str = "") -> httpx.Response:
-    async with client(app, of(key) if key else None) as http:
-        return await http.post(f"/v1/chat/completions/{name}/control", json={"action": action})
-
-
-async def test_only_who_has_begun_an_answer_controls_it(held: FakeEngine, tmp_path: Path) -> None:
-    keys = key_ring(tmp_path, ann="", bob="", root='scopes = ["inference", "admin"]')
-    app = locked_api(held, keys)
-    body = {"messages": MESSAGES, "stream": True}
-    for number, key in enumerate(("ann", "root")):
-        headers = {**of("ann"), "x-request-id": f"hers-{number}"}
-        async with started(app, held, "/v1/chat/completions", body, headers) as one:
-            name = held.requests()[0].id.partition("/")[0]
-            others = await control(app, name, "stop", "bob")
-            assert (others.status_code, error_of(others)["code"]) == (404, "request_not_found")
-            async with client(app, of(key)) as http:
-                response = await http.delete(f"/v1/chat/completions/{name}")
-            assert response.json() == {"id": name, "deleted": True, "object": "chat.completion.deleted"}
-            assert b'"finish_reason":"stop"' in b"".join(await one.rest())
-        assert (await control(app, name, "stop", "bob")).status_code == 404
-        assert (await control(app, name, "stop", "ann")).status_code == 409
-
-
-async def test_llama_servers_route_says_in_its_words_whether_it_could(held: FakeEngine) -> None:
-    app, path = api(held), "/v1/chat/completions/control"
+async def control(app: Starlette, name: str, action: str) -> httpx.Response:
     async with client(app) as http:
-        none = await http.post(path, json={"id": "no", "action": "reasoning_end"})
-        assert none.json() == {"success": False, "message": "There is no live request 'no'."}
-        headers = {"x-request-id": "mine"}
-        async with started(app, held, "/v1/completions", {"prompt": "a", "stream": True}, headers) as one:
-            said = await http.post(path, json={"id": "mine", "action": "reasoning_end", "model": "fake"})
-            assert not said.json()["success"]
-            assert (await http.post(path, json={"id": "mine", "action": "stop"})).json() == {"success": True}
-            await one.rest()
+        return await http.post(f"/v1/chat/completions/{name}/control", json={"action": action})
 
 
 async def test_thoughts_are_ended_and_the_answer_begins(slow_engine: EngineClient) -> None:
