@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.files.batches import RowRunner
@@ -143,7 +144,7 @@ def num_live(engine: Engine) -> int:
 
 @asynccontextmanager
 async def started(
-    app: Starlette, engine: Engine, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    app: ASGIApp, engine: Engine, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
 ) -> AsyncIterator[Exchange]:
     """A call that the engine has. Its client leaves in the end."""
     async with exchange(app, path, body, headers) as one:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -55,8 +53,7 @@ class Cached:
         router = RouterOptions(names=("auto",), routes=routes, otherwise="small", way=cascade)
         self.models = ModelRegistry(models, [ModelRouter(router)])
         self.watch = Watch.new(model="fake")
-        self.path = Path(tempfile.mkdtemp()) / "answers.db"
-        self.store = SqliteAnswers.open(self.path, BOUNDS)
+        self.store = SqliteAnswers.open(None, BOUNDS)
         self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics.answers)
         similar = SimilarAnswers("vectors", least) if least is not None else None
         self.recall = AnswerLookup(self.cache, self.models, similar)
@@ -93,9 +90,6 @@ async def http(cached: Cached) -> AsyncIterator[httpx.AsyncClient]:
         yield one
 
 
-# -- the same question ------------------------------------------------------------------------------------
-
-
 async def test_websockets_and_rows_of_batches_share_answers_which_are_counted(
     cached: Cached, http: httpx.AsyncClient
 ) -> None:
@@ -113,9 +107,6 @@ async def test_websockets_and_rows_of_batches_share_answers_which_are_counted(
     assert "ocs_answer_cache_entries 1.0" in cached.metrics
 
 
-# -- what is never shared ---------------------------------------------------------------------------------
-
-
 async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: httpx.AsyncClient) -> None:
     """Of one that is not what its model was made of nothing is known."""
     cached.models.default.content_digest = lambda: None
@@ -126,9 +117,6 @@ async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: http
         said.append((await chat(http)).headers["x-cache"])
         await cached.kept(len(said) - 2)
     assert said == ["bypass", "bypass", "miss", "miss"]
-
-
-# -- what is not kept -------------------------------------------------------------------------------------
 
 
 async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
@@ -169,9 +157,6 @@ async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncCl
     assert (await cached.store.size()).entries == 1
 
 
-# -- the model need not be there --------------------------------------------------------------------------
-
-
 async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
     cached: Cached, http: httpx.AsyncClient
 ) -> None:
@@ -188,9 +173,6 @@ async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
     assert (await chat(http, model="large")).headers["x-cache"] == "exact"
 
 
-# -- clearing and counting --------------------------------------------------------------------------------
-
-
 async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: httpx.AsyncClient) -> None:
     engines = (cached.engine, cached.large, cached.vectors)
     await chat(http)
@@ -205,8 +187,6 @@ async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: htt
     assert [engine.num_cleared for engine in engines] == [1, 1, 1]
     assert (await chat(http)).headers["x-cache"] == "miss"
 
-
-# -- similar questions ------------------------------------------------------------------------------------
 
 ONE, ALIKE = ([{"role": "user", "content": "aaaaaaaaaaa" + end}] for end in "ab")
 """The fake embeds texts by their letters."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import httpx
-import msgspec
 import pytest
 
-from tests.api.asgi import exchange
 from tests.api.captures import captured
-from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, new_engine, running, started
+from tests.api.serving import api, client, new_engine, running
 from tests.api.talking import MESSAGES
 
 pytestmark = pytest.mark.anyio
@@ -45,25 +42,3 @@ async def test_a_request_of_claude_code(http: httpx.AsyncClient, query: str) -> 
     assert answer.text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
     ignored = answer.headers["x-ignored-parameters"].split(",")
     assert {"context_management", "tools[1] (web_search_20250305)"} <= set(ignored)
-
-
-async def test_a_stream_that_fails_says_so(engine: FakeEngine) -> None:
-    engine.goes_on.clear()
-    body = {"messages": MESSAGES, "max_tokens": 4000, "stream": True}
-    async with started(api(engine), engine, "/v1/messages", body) as one:
-        engine.cancel(engine.requests()[0].id)
-        first, *_, last = await one.rest()
-    assert first.startswith(b"event: message_start\n")
-    assert last.startswith(b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":')
-
-
-async def test_a_silent_stream_is_pinged(engine: FakeEngine) -> None:
-    engine.goes_on.clear()
-    app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.01))
-    body = {"messages": MESSAGES, "max_tokens": 4, "stream": True}
-    async with exchange(app, "/v1/messages", body) as one:
-        await one.chunk()
-        pings = [await one.chunk() for _ in range(3)]
-        engine.goes_on.set()
-        await one.rest()
-    assert pings == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3

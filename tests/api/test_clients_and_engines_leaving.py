@@ -28,18 +28,6 @@ CHAT = "/v1/chat/completions"
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineClient, stream: bool) -> None:
-    body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "n": 2}
-    async with exchange(api(slow_engine), CHAT, body) as one:
-        await eventually(lambda: slow_engine.status().running["interactive"] == 2)
-        if stream:
-            assert await one.chunk()
-        one.disconnect()
-    assert num_live(slow_engine) == 0
-    await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
-
-
 async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: FakeEngine) -> None:
     engine.goes_on.clear()
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))

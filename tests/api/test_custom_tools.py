@@ -20,10 +20,8 @@ from openai_cpu_server.prompt.tool_formats import (
     Content,
     WrittenCall,
 )
-from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
 from tests.api.resolving import chat
-from tests.api.serving import rows
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 
 Json = dict[str, Any]
@@ -162,15 +160,6 @@ def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
 
 
 # -- over HTTP -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.anyio
-async def test_a_row_of_a_batch_calls_them() -> None:
-    """`exchanges/custom_tools.txt` has the other ways."""
-    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [PLAIN], "max_tokens": 200}
-    engine = FakeEngine(says='<|tool_call|>{"name":"note","arguments":{"input":"a\\"b"}}')
-    row = await rows(engine)("/v1/chat/completions", json.dumps(asked).encode(), "")
-    assert b'"custom":{"name":"note","input":"a\\"b"}' in row.body
 
 
 COMPACTED = {"type": "compaction", "encrypted_content": "openai-cpu-server:We wrote a.py."}

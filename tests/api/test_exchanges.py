@@ -2,8 +2,8 @@
 
 A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
 `key: METHOD path body` behind their headers, `@ name: value`. A request behind `&` is held by the engine
-until a line `&`; `! state` is that of the engine from then on. `$(x)50` stands for 50 times x, `<resp_1>` for the
-first id of a response. Indented lines are answers, in which `~` stands for times;
+until a line `&`; `! state` is that of the engine from then on. `$(x)50` stands for 50 times x, `<resp_1>` for
+the first id of a response. Indented lines are answers, in which `~` stands for times;
 `pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
 """
 
@@ -116,7 +116,7 @@ class Server:
             start, data = ("data: ", line[6:]) if line.startswith("data: {") else ("", line)
             if data.startswith(("{", "[")):
                 data = TIMES.sub(r"\1~", json.dumps(json.loads(data)))
-            if data and not data.startswith("event: "):
+            if data and (not data.startswith("event: ") or data == "event: error"):
                 record.append(start + NEW_ID.sub(self._named, data))
         return f"    {answer.status_code} " + "\n    ".join(record)
 

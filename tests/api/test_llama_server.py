@@ -13,7 +13,6 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
@@ -28,18 +27,6 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 
 
-class HearingEngine(FakeEngine):
-    """Keeps what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[GenerationRequest] = []
-
-    def generate(self, requests: Any) -> Any:
-        self.heard += requests
-        return super().generate(requests)
-
-
 @pytest.fixture
 async def able() -> AsyncIterator[httpx.AsyncClient]:
     """A model that fills in, one that embeds, and one that ranks."""
@@ -48,13 +35,6 @@ async def able() -> AsyncIterator[httpx.AsyncClient]:
     ranks = embedding_model(FakeEngine(FAKE_RERANKER), "ranks")
     async with client(create_api(ModelRegistry([generates, embeds, ranks]), OPTIONS).app) as http:
         yield http
-
-
-@pytest.fixture
-async def hearing() -> AsyncIterator[tuple[httpx.AsyncClient, HearingEngine]]:
-    engine = HearingEngine()
-    async with client(api(engine)) as http:
-        yield http, engine
 
 
 async def ask(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
@@ -88,11 +68,10 @@ async def test_a_stream_tells_several_prompts_apart(http: httpx.AsyncClient) -> 
     assert told == [one["content"] for one in whole]
 
 
-async def test_samplers_that_are_not_named_are_off(hearing: tuple[httpx.AsyncClient, HearingEngine]) -> None:
-    http, engine = hearing
+async def test_samplers_that_are_not_named_are_off(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields: Json = {"temperature": 0.5, "min_p": 0.2, "dry_multiplier": 1, "repeat_penalty": 1.2}
     await ask(http, **fields, samplers="kt", seed=2**32 - 1)
-    (asked,) = engine.heard
+    (asked,) = engine.asked
     assert (asked.sampling.top_k, asked.sampling.temperature) == (40, 0.5)
     assert (asked.sampling.min_p, asked.sampling.dry, asked.sampling.repeat_penalty) == (0.0, None, 1.0)
     assert asked.sampling.seed < 2**32 - 1
@@ -102,16 +81,15 @@ async def test_samplers_that_are_not_named_are_off(hearing: tuple[httpx.AsyncCli
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_openais_routes_take_its_fields_too(
-    hearing: tuple[httpx.AsyncClient, HearingEngine], path: str
+    http: httpx.AsyncClient, engine: FakeEngine, path: str
 ) -> None:
     """Those of a chat of its page, with all of its settings."""
-    http, engine = hearing
     body = {**captured("llama_server_page"), "prompt": "hi"}
     del body["prompt" if "chat" in path else "messages"]
     response = await http.post(path, json=body)
     assert response.status_code == 200, response.text
     assert response.headers["x-ignored-parameters"] == "dynatemp_exponent,sse_ping_interval,samplers (infill)"
-    (asked,) = engine.heard
+    (asked,) = engine.asked
     assert (asked.sampling.top_k, asked.sampling.min_p, asked.sampling.top_p) == (40, 0.0, 1.0)
     wrong = await http.post(path, json={**body, "samplers": ["temperature", "top_k"]})
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "samplers")
@@ -120,11 +98,11 @@ async def test_openais_routes_take_its_fields_too(
 
 
 async def test_biases_of_texts_are_those_of_their_tokens(
-    hearing: tuple[httpx.AsyncClient, HearingEngine],
+    http: httpx.AsyncClient,
+    engine: FakeEngine,
 ) -> None:
-    http, engine = hearing
     await ask(http, logit_bias=[["ab", -1000], [70, 2], ["c", False], [71, False]])
-    (asked,) = engine.heard
+    (asked,) = engine.asked
     a, b, c = (b"abc"[at] + 2 for at in range(3))
     assert asked.sampling.logit_bias == {70: 2.0, a: -100.0, b: -100.0}
     assert set(asked.sampling.bad_words) == {(c,), (71,)}
@@ -132,13 +110,13 @@ async def test_biases_of_texts_are_those_of_their_tokens(
 
 async def test_a_gap_is_filled_as_llama_server_asks() -> None:
     """By the order of its `format_prompt_infill`; what has no room is left out, the first files first."""
-    engine = HearingEngine()
+    engine = FakeEngine()
     gap = {"input_prefix": "ab", "prompt": "c", "input_suffix": "d", "n_predict": 4}
     files = [{"text": "x" * 5000}, {"filename": "f", "text": "y"}]
     async with client(create_api(served(engine, tokenizer=FakeTokenizer(has_fim=True)), OPTIONS).app) as able:
         answer = await able.post("/infill", json={**gap, "input_extra": files})
         assert answer.json()["tokens_predicted"] == 4
-    (asked,) = engine.heard
+    (asked,) = engine.asked
     text = tuple(byte + 2 for byte in b"\n\n--- snippet ---\n\ny")
     assert asked.tokens[-7 - len(text) :] == (*text, 400, 99, 100, 101, 401, 102, 402)
 

@@ -13,7 +13,7 @@ from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import sha
-from tests.api.serving import api, client, locked_api, rows, started
+from tests.api.serving import api, client, locked_api, num_live, rows, started
 from tests.api.talking import MESSAGES, chat
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +45,7 @@ async def test_a_client_that_left_is_499_in_the_log(
         async with started(api(engine), engine, "/v1/chat/completions", body):
             pass
         (line,) = lines(caplog)
+        assert num_live(engine) == 0
         assert "status=499" in line
         assert "output_tokens=" in line
 
