@@ -100,20 +100,14 @@ def test_a_step_is_told_with_who_was_in_it_and_others_are_only_counted(feed: Fee
     (step,) = told(whole)["steps"]
     assert (step["model"], step["ms"], step["predicted_ms"], step["tokens"]) == ("fake", 1.0, 2.0, 1)
     assert step["at"] == pytest.approx(whole.hello().at - FIGURES.elapsed_ms / 1000)
+    names = ("a/0", "ann", "interactive"), ("b/0", "bob", "batch"), ("c/0", "bob", "batch")
     told_parts = [
         {"id": name, "client": client, "priority": label, "decode": 1, "output": 1, "why": "decode"}
-        for name, client, label in (
-            ("a/0", "ann", "interactive"),
-            ("b/0", "bob", "batch"),
-            ("c/0", "bob", "batch"),
-        )
+        for name, client, label in names
     ]
     assert step["parts"] == told_parts
     (seen,) = told(own)["steps"]
-    assert seen["parts"] == [
-        told_parts[0],
-        {"priority": "batch", "sequences": 2, "decode": 2, "output": 2},
-    ]
+    assert seen["parts"] == [told_parts[0], {"priority": "batch", "sequences": 2, "decode": 2, "output": 2}]
 
 
 def test_many_short_steps_come_as_few(feed: Feed) -> None:
