@@ -116,9 +116,10 @@ class Server:
             start, data = ("data: ", line[6:]) if line.startswith("data: {") else ("", line)
             if data.startswith(("{", "[")):
                 data = TIMES.sub(r"\1~", json.dumps(json.loads(data)))
-            if data and (not data.startswith("event: ") or data == "event: error"):
+            if data and (data == "event: error" or not data.startswith(("event: ", ":"))):
                 record.append(start + NEW_ID.sub(self._named, data))
-        return f"    {answer.status_code} " + "\n    ".join(record)
+        told = "\n    ".join(record)
+        return f"    {answer.status_code} {told}".rstrip()
 
     def _named(self, found: re.Match[str]) -> str:
         number = 1 + sum(name.startswith(f"<{found[1]}_") for name in self._names.values())
@@ -171,7 +172,8 @@ async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
                 if line.startswith("! "):
                     server.engines[0].told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
                 elif line.startswith("@ "):
-                    server.headers.update([line[2:].split(": ", 1)])
+                    header, _, value = line[2:].partition(":")
+                    server.headers[header] = value.strip()
                 elif line.startswith("& "):
                     await server.begin(line[2:])
                 elif not line.startswith("# "):
