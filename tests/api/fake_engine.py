@@ -79,7 +79,7 @@ class FakeEngine:
         ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.thoughts_ended: list[str] = []
-        self.asked: list[GenerationRequest] = []
+        self.submitted: list[GenerationRequest] = []
         self.num_cleared = 0
 
     @property
@@ -89,7 +89,7 @@ class FakeEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
-        self.asked += requests
+        self.submitted += requests
         generation = GenerationAnswer(requests, cancel=self._leave, clock=time.monotonic)
         for request in requests:
             self._live[request.id] = (request, generation)

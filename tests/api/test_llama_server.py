@@ -71,7 +71,7 @@ async def test_a_stream_tells_several_prompts_apart(http: httpx.AsyncClient) -> 
 async def test_samplers_that_are_not_named_are_off(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields: Json = {"temperature": 0.5, "min_p": 0.2, "dry_multiplier": 1, "repeat_penalty": 1.2}
     await ask(http, **fields, samplers="kt", seed=2**32 - 1)
-    (asked,) = engine.asked
+    (asked,) = engine.submitted
     assert (asked.sampling.top_k, asked.sampling.temperature) == (40, 0.5)
     assert (asked.sampling.min_p, asked.sampling.dry, asked.sampling.repeat_penalty) == (0.0, None, 1.0)
     assert asked.sampling.seed < 2**32 - 1
@@ -89,7 +89,7 @@ async def test_openais_routes_take_its_fields_too(
     response = await http.post(path, json=body)
     assert response.status_code == 200, response.text
     assert response.headers["x-ignored-parameters"] == "dynatemp_exponent,sse_ping_interval,samplers (infill)"
-    (asked,) = engine.asked
+    (asked,) = engine.submitted
     assert (asked.sampling.top_k, asked.sampling.min_p, asked.sampling.top_p) == (40, 0.0, 1.0)
     wrong = await http.post(path, json={**body, "samplers": ["temperature", "top_k"]})
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "samplers")
@@ -102,7 +102,7 @@ async def test_biases_of_texts_are_those_of_their_tokens(
     engine: FakeEngine,
 ) -> None:
     await ask(http, logit_bias=[["ab", -1000], [70, 2], ["c", False], [71, False]])
-    (asked,) = engine.asked
+    (asked,) = engine.submitted
     a, b, c = (b"abc"[at] + 2 for at in range(3))
     assert asked.sampling.logit_bias == {70: 2.0, a: -100.0, b: -100.0}
     assert set(asked.sampling.bad_words) == {(c,), (71,)}
@@ -116,7 +116,7 @@ async def test_a_gap_is_filled_as_llama_server_asks() -> None:
     async with client(create_api(served(engine, tokenizer=FakeTokenizer(has_fim=True)), OPTIONS).app) as able:
         answer = await able.post("/infill", json={**gap, "input_extra": files})
         assert answer.json()["tokens_predicted"] == 4
-    (asked,) = engine.asked
+    (asked,) = engine.submitted
     text = tuple(byte + 2 for byte in b"\n\n--- snippet ---\n\ny")
     assert asked.tokens[-7 - len(text) :] == (*text, 400, 99, 100, 101, 401, 102, 402)
 
