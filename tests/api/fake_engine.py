@@ -12,14 +12,7 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
-from openai_cpu_server.contract.engine import (
-    EngineState,
-    EngineStatus,
-    LiveRequest,
-    RequestState,
-    SeeStep,
-    unavailable,
-)
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, SeeStep, unavailable
 from openai_cpu_server.contract.media import MediaRows, MediaShape, MediaSize, require_senses
 from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, TokenEvent
 from openai_cpu_server.contract.model_info import (
@@ -36,7 +29,7 @@ from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationA
 from openai_cpu_server.engine_client.live import names_of
 from openai_cpu_server.errors import AdapterFailed, RequestCancelled
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
+from tests.fakes import END_TOKEN, FAKE_INFO, FAKE_LIVE, FakeEmbedder, adapted, next_token
 
 _NOBODY = {priority.label: 0 for priority in Priority}
 READY = EngineStatus(
@@ -86,6 +79,7 @@ class FakeEngine:
         ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.thoughts_ended: list[str] = []
+        self.submitted: list[GenerationRequest] = []
         self.num_cleared = 0
 
     @property
@@ -95,6 +89,7 @@ class FakeEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
+        self.submitted += requests
         generation = GenerationAnswer(requests, cancel=self._leave, clock=time.monotonic)
         for request in requests:
             self._live[request.id] = (request, generation)
@@ -237,15 +232,11 @@ def _event(request: GenerationRequest, token: int) -> TokenEvent:
 
 
 def _snapshot(request: GenerationRequest | EmbedRequest) -> LiveRequest:
-    return LiveRequest(
+    return msgspec.structs.replace(
+        FAKE_LIVE,
         id=request.id,
         priority=request.priority,
-        state=RequestState.RUNNING,
         prompt_tokens=request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens),
-        output_tokens=0,
-        age_s=0.0,
         client=request.client,
-        position=None,
-        first_token_ms=None,
         num_inputs=len(request.inputs) if isinstance(request, EmbedRequest) else None,
     )

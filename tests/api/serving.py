@@ -6,9 +6,11 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.files.batches import RowRunner
@@ -138,6 +140,17 @@ async def waiting(engine: EngineClient, **fields: object) -> AsyncIterator[Excha
 
 def num_live(engine: Engine) -> int:
     return len(engine.requests())
+
+
+@asynccontextmanager
+async def started(
+    app: ASGIApp, engine: Engine, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> AsyncIterator[Exchange]:
+    """A call that the engine has. Its client leaves in the end."""
+    async with exchange(app, path, body, headers) as one:
+        await eventually(lambda: num_live(engine) > 0)
+        yield one
+        one.disconnect()
 
 
 def locked_api(

@@ -1,13 +1,10 @@
-"""The cache of answers in the API: every family and way of asking, what is never shared, and who pays."""
+"""The cache of answers in the API, beside what `exchanges/answer_cache.txt` has."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator
 
 import httpx
 import msgspec
@@ -20,8 +17,6 @@ from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import Cascade, RouterOptions, WhenStreaming
@@ -30,25 +25,21 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
-from tests.api.keys import key_ring, of
 from tests.api.serving import client, embedding_model, named, num_live
-from tests.api.sockets import content, opened
-from tests.api.talking import chat, complete, error_of, events
+from tests.api.sockets import ASK, content, opened
+from tests.api.talking import chat, error_of
 from tests.fakes import FAKE_EMBEDDER
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
 BOUNDS = StoreBounds(60, 1_000_000)
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-FORM = {"response_format": {"type": "json_object"}}
-DRAWN = {"seed": None, "temperature": 1}
 
 
 class Cached:
     """A small and a large model, one that embeds, a cascade between the two, and a cache of answers."""
 
-    def __init__(self, *, least: float | None = None, keys: KeyRing | None = None) -> None:
+    def __init__(self, least: float | None = None) -> None:
         self.engine, self.large = FakeEngine(), FakeEngine(says="large")
         self.vectors = FakeEngine(FAKE_EMBEDDER)
         self.files = {"fake": "file 1", "large": "file 2", "vectors": "file 3"}
@@ -62,18 +53,12 @@ class Cached:
         router = RouterOptions(names=("auto",), routes=routes, otherwise="small", way=cascade)
         self.models = ModelRegistry(models, [ModelRouter(router)])
         self.watch = Watch.new(model="fake")
-        self.path = Path(tempfile.mkdtemp()) / "answers.db"
-        self.store = SqliteAnswers.open(self.path, BOUNDS)
+        self.store = SqliteAnswers.open(None, BOUNDS)
         self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics.answers)
         similar = SimilarAnswers("vectors", least) if least is not None else None
         self.recall = AnswerLookup(self.cache, self.models, similar)
-        self.api = create_api(
-            self.models,
-            ApiOptions(compares_turns=least is not None),
-            keys=keys,
-            watch=self.watch,
-            recall=self.recall,
-        )
+        options = ApiOptions(compares_turns=least is not None)
+        self.api = create_api(self.models, options, watch=self.watch, recall=self.recall)
         self.app: Starlette = self.api.app
 
     def known(self, model: ServedModel) -> ServedModel:
@@ -105,121 +90,21 @@ async def http(cached: Cached) -> AsyncIterator[httpx.AsyncClient]:
         yield one
 
 
-@pytest.fixture
-def similar() -> Cached:
-    return Cached(least=0.9)
-
-
-def same(one: httpx.Response, other: httpx.Response) -> bool:
-    """But for what is new with each call, and where the time went."""
-    new = ("id", "created", "timings", "usage", "metrics")
-    bodies = [{k: v for k, v in each.json().items() if k not in new} for each in (one, other)]
-    return bodies[0] == bodies[1]
-
-
-def text_of(answer: httpx.Response) -> str:
-    return str(answer.json()["choices"][0]["message"]["content"])
-
-
-async def generate(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
-    return await http.post("/v1/generate", json={"prompt": "hi", "max_tokens": 8, "temperature": 0, **fields})
-
-
-# -- the same question ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"n": 3, "temperature": 1},
-        {"logprobs": True, "top_logprobs": 2, "logit_bias": {"99": 1, "100": 2}},
-        {"tools": [TOOL]},
-        {"stop": "x"},
-        {"max_completion_tokens": 8, "cache": True},
-    ],
-)
-async def test_the_same_question_is_answered_again_without_the_model(
-    cached: Cached, http: httpx.AsyncClient, fields: dict[str, object]
-) -> None:
-    first = await chat(http, **fields)
-    await cached.kept()
-    cached.engine.goes_on.clear()
-    again = await chat(http, **fields)
-    assert (first.status_code, again.status_code) == (200, 200)
-    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
-    assert same(first, again)
-    usage, used = first.json()["usage"], again.json()["usage"]
-    assert used["completion_tokens"] == usage["completion_tokens"]
-    assert used["prompt_tokens_details"] == {"cached_tokens": usage["prompt_tokens"]}
-    assert first.json()["id"] != again.json()["id"]
-    assert again.json()["timings"]["queue_ms"] == 0
-
-
-MANY = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "temperature": 1, "echo": True, "logprobs": 1}
-
-
-@pytest.mark.parametrize(
-    ("ask", "fields", "says"),
-    [(chat, FORM, "{}"), (complete, MANY, None), (generate, {}, None)],
-    ids=["a schema", "completions", "the older route"],
-)
-async def test_other_shapes_and_families_do_so_too(
-    cached: Cached,
-    http: httpx.AsyncClient,
-    ask: Callable[..., Awaitable[httpx.Response]],
-    fields: dict[str, object],
-    says: str | None,
-) -> None:
-    cached.engine.says = says
-    first = await ask(http, **fields)
-    await cached.kept()
-    again = await ask(http, **fields)
-    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "exact")
-    assert same(first, again)
-    assert (await ask(http, **fields, cache=False)).headers["x-cache"] == "bypass"
-
-
-async def test_a_streams_answer_is_kept_and_streams_and_whole_answers_are_made_of_the_same(
+async def test_websockets_and_rows_of_batches_share_answers_which_are_counted(
     cached: Cached, http: httpx.AsyncClient
 ) -> None:
-    streams = []
-    for said in ("miss", "exact"):
-        stream = await chat(http, stream=True, stream_options={"include_usage": True})
-        assert stream.headers["x-cache"] == said
-        assert stream.text.endswith("data: [DONE]\n\n")
-        streams.append([event["choices"] for event in events(stream)])
-        await cached.kept()
-    assert streams[0] == streams[1]
-    assert len(streams[0]) > 8  # as many chunks as the model made
-    whole = await chat(http)
-    text = "".join(c["delta"].get("content") or "" for choices in streams[0] for c in choices)  # type: ignore[attr-defined]
-    assert (whole.headers["x-cache"], text_of(whole)) == ("exact", text)
-
-
-async def test_websockets_and_rows_of_batches(cached: Cached, http: httpx.AsyncClient) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
     first = await chat(http)
     await cached.kept()
     async with opened(cached.app) as socket:
-        socket.ask("r", **body, stream=True)
+        socket.ask("r", stream=True)
         heard = (await socket.until_end("r"))["r"]
     assert heard[-1]["headers"]["x-cache"] == "exact"
     assert content(heard) == first.json()["choices"][0]["message"]["content"]
-    row = await cached.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
+    row = await cached.api.run_row("/v1/chat/completions", json.dumps(ASK).encode(), "")
     assert json.loads(row.body)["choices"] == first.json()["choices"]
-    assert cached.counted("exact") == 2
-
-
-async def test_a_batch_of_the_older_route_shares_its_answers(cached: Cached, http: httpx.AsyncClient) -> None:
-    await generate(http)
-    await cached.kept()
-    body = {"prompts": ["hi", "hi"], "max_tokens": 8, "temperature": 0}
-    assert (await http.post("/v1/generate/batch", json=body)).status_code == 200
-    assert cached.counted("exact") == 2
-
-
-# -- what is never shared ---------------------------------------------------------------------------------
+    assert (cached.counted("miss"), cached.counted("exact")) == (1, 2)
+    assert "ocs_answer_cache_output_tokens_total 16.0" in cached.metrics
+    assert "ocs_answer_cache_entries 1.0" in cached.metrics
 
 
 async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: httpx.AsyncClient) -> None:
@@ -232,66 +117,6 @@ async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: http
         said.append((await chat(http)).headers["x-cache"])
         await cached.kept(len(said) - 2)
     assert said == ["bypass", "bypass", "miss", "miss"]
-
-
-async def test_adapters_and_versions_of_one_have_answers_of_their_own(
-    cached: Cached, http: httpx.AsyncClient
-) -> None:
-    said = []
-    for digest in ("1", "2"):
-        await cached.engine.load_adapter(Adapter(name="poet", path="p", digest=digest))
-        for fields in ({"lora": "poet"}, {"model": "fake:poet"}, {}):
-            answer = await chat(http, **fields)
-            said.append((answer.headers["x-cache"], text_of(answer)))
-            if said[-1][0] == "miss":
-                await cached.kept([word for word, _ in said].count("miss"))
-    assert [word for word, _ in said] == ["miss", "exact", "miss", "miss", "exact", "exact"]
-    assert len({text for _, text in said}) == 3
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> KeyRing:
-    limits = "tokens_per_minute = 40\nrequests_per_minute = 3"
-    return key_ring(tmp_path, ann=limits, bob="", root="admin = true")
-
-
-async def asked_with(cached: Cached, key: str, **fields: object) -> httpx.Response:
-    async with client(cached.app, of(key)) as http:
-        return await chat(http, **fields)
-
-
-async def test_a_key_has_answers_of_its_own_and_pays_requests_but_no_tokens(keys: KeyRing) -> None:
-    cached = Cached(keys=keys)
-    first = await asked_with(cached, "ann", max_tokens=20)
-    await cached.kept()
-    assert (await asked_with(cached, "bob", max_tokens=20)).headers["x-cache"] == "miss"
-    for _ in range(2):
-        again = await asked_with(cached, "ann", max_tokens=20)
-        assert again.headers["x-cache"] == "exact"
-    tokens = "x-ratelimit-remaining-tokens"
-    assert int(first.headers[tokens]) <= int(again.headers[tokens])
-    refused = await asked_with(cached, "ann", max_tokens=20)
-    assert (refused.status_code, error_of(refused)["type"]) == (429, "requests")
-
-
-async def test_without_keys_everybody_is_one(cached: Cached) -> None:
-    await asked_with(cached, "one")
-    await cached.kept()
-    assert (await asked_with(cached, "two")).headers["x-cache"] == "exact"
-
-
-# -- what is not kept -------------------------------------------------------------------------------------
-
-
-async def test_a_client_may_want_none_of_it(cached: Cached, http: httpx.AsyncClient) -> None:
-    for fields in ({"cache": False}, DRAWN):
-        for _ in range(2):
-            assert (await chat(http, **fields)).headers["x-cache"] == "bypass"
-    assert "ocs_answer_cache_stores_total 0.0" in cached.metrics
-    await chat(http)
-    await cached.kept()
-    assert (await chat(http, cache=False)).headers["x-cache"] == "bypass"
-    assert cached.counted("bypass") == 5
 
 
 async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
@@ -307,6 +132,15 @@ async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient)
     long = [{"role": "user", "content": "x" * 4080}]
     cut = await chat(http, messages=long, max_tokens=None, ignore_eos=True)
     assert cut.json()["choices"][0]["finish_reason"] == "length"
+    cached.engine.says = "x" * 8000
+    beyond = {
+        "model": "fake",
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "zz"}],
+        "max_tokens": 10**5,
+    }
+    said = (await http.post("/v1/messages", json=beyond)).json()
+    assert said["stop_reason"] == "model_context_window_exceeded"
     await cached.cache.clear()  # behind all that is being written
     assert "ocs_answer_cache_stores_total 0.0" in cached.metrics
 
@@ -318,20 +152,9 @@ async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncCl
     cached.engine.goes_on.set()
     answers = await asking
     assert [answer.headers["x-cache"] for answer in answers] == ["miss", "miss"]
-    assert same(*answers)
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
     await cached.kept(2)
     assert (await cached.store.size()).entries == 1
-
-
-# -- the model need not be there --------------------------------------------------------------------------
-
-
-async def test_a_model_that_sleeps_is_not_woken(cached: Cached, http: httpx.AsyncClient) -> None:
-    await chat(http)
-    await cached.kept()
-    cached.engine.told = msgspec.structs.replace(READY, state=EngineState.ASLEEP)
-    assert (await chat(http)).headers["x-cache"] == "exact"
-    assert (await chat(http, max_tokens=7)).status_code == 503  # the fake does not wake
 
 
 async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
@@ -350,29 +173,6 @@ async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
     assert (await chat(http, model="large")).headers["x-cache"] == "exact"
 
 
-# -- clearing and counting --------------------------------------------------------------------------------
-
-
-async def test_it_is_counted_and_can_be_cleared(cached: Cached, http: httpx.AsyncClient) -> None:
-    await chat(http)
-    await cached.kept()
-    await chat(http)
-    stats = (await http.get("/v1/cache/stats")).json()["answers"]
-    assert (stats["entries"], stats["bytes"] > 100) == (1, True)
-    assert (cached.counted("miss"), cached.counted("exact")) == (1, 1)
-    assert "ocs_answer_cache_output_tokens_total 8.0" in cached.metrics
-    assert "ocs_answer_cache_entries 1.0" in cached.metrics
-    assert (await http.delete("/v1/cache?only=prompts")).status_code == 204
-    assert (await chat(http)).headers["x-cache"] == "exact"
-    assert (await http.delete("/v1/cache?only=answers")).status_code == 204
-    assert (await chat(http)).headers["x-cache"] == "miss"
-    await cached.kept(2)
-    assert (await http.delete("/v1/cache")).status_code == 204
-    assert (await http.get("/v1/cache/stats")).json()["answers"] == {"entries": 0, "bytes": 0}
-    wrong = await http.delete("/v1/cache?only=everything")
-    assert (wrong.status_code, error_of(wrong)["param"]) == (400, "only")
-
-
 async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: httpx.AsyncClient) -> None:
     engines = (cached.engine, cached.large, cached.vectors)
     await chat(http)
@@ -388,129 +188,31 @@ async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: htt
     assert (await chat(http)).headers["x-cache"] == "miss"
 
 
-# -- similar questions ------------------------------------------------------------------------------------
-
-ONE, ALIKE, OTHER = "aaaaaaaaaaaa", "aaaaaaaaaaab", "zz"
+ONE, ALIKE = ([{"role": "user", "content": "aaaaaaaaaaa" + end}] for end in "ab")
 """The fake embeds texts by their letters."""
-BRIEF = {"role": "system", "content": "Be brief."}
 
 
-async def say(cached: Cached, text: str, *before: dict[str, str], **fields: object) -> httpx.Response:
+@pytest.fixture
+async def similar() -> Cached:
+    cached = Cached(least=0.9)
     async with client(cached.app) as http:
-        return await chat(http, messages=[*before, {"role": "user", "content": text}], **fields)
-
-
-async def message(cached: Cached, text: str, **fields: object) -> httpx.Response:
-    """In Anthropic's words, whose limits are upper bounds, which may lie beyond the context."""
-    body = {"model": "fake", "temperature": 0, "messages": [{"role": "user", "content": text}], **fields}
-    async with client(cached.app) as http:
-        return await http.post("/v1/messages", json=body)
-
-
-MISS, ALMOST = "miss", "semantic; similarity=0.99"
-STREAM, FREE, TWO, THREE, EIGHT = {"stream": True}, *({"max_tokens": most} for most in (None, 2, 3, 8))
-WITH_F, WITH_G = {"tools": [TOOL]}, {"tools": [{"type": "function", "function": {"name": "g"}}]}
-STORIES: dict[str, tuple[Any, ...]] = {
-    "a similar question": (say, (ONE, {}, MISS), (ALIKE, {}, ALMOST), (OTHER, {}, MISS)),
-    "drawn anew each time": (say, (ONE, DRAWN, MISS), (ALIKE, DRAWN, ALMOST), (OTHER, DRAWN, MISS)),
-    "as a stream": (say, (ONE, STREAM, MISS), (ALIKE, STREAM, ALMOST)),
-    "another limit": (say, (ONE, FREE, MISS), (ALIKE + "a", FREE, ALMOST), (ALIKE, EIGHT, MISS)),
-    "Anthropic's limits": (message, (ONE, THREE, MISS), (ALIKE, THREE, ALMOST), (ALIKE, TWO, MISS)),
-    "another tool": (say, (ONE, WITH_F, MISS), (ALIKE, WITH_G, MISS), (ALIKE, WITH_F, ALMOST)),
-}
-"""Ways of asking, and what is asked one after the other, with what the cache does."""
-
-
-@pytest.mark.parametrize("name", STORIES)
-async def test_a_similar_question_gets_the_same_answer(similar: Cached, name: str) -> None:
-    ask, *steps = STORIES[name]
-    similar.engine.says = "well" if FREE in steps[0] else None  # else the context would cut it
-    answers = []
-    for text, fields, expected in steps:
-        answers.append(await ask(similar, text, **fields))
-        assert (answers[-1].status_code, answers[-1].headers["x-cache"]) == (200, expected), text
-        if expected == MISS:
-            await similar.kept([answer.headers["x-cache"] for answer in answers].count(MISS))
-    assert similar.counted("semantic") == 1
-    if name == "a similar question":
-        first, again, other = answers
-        assert (text_of(again), text_of(other) != text_of(first)) == (text_of(first), True)
-        assert again.json()["usage"]["prompt_tokens"] == first.json()["usage"]["prompt_tokens"]
-
-
-async def test_an_answer_that_the_context_has_cut_is_not_kept_whatever_its_limit(similar: Cached) -> None:
-    similar.engine.says = "x" * 8000
-    for _ in range(2):
-        cut = await message(similar, OTHER, max_tokens=100_000)
-        await similar.cache.measure()
-        assert cut.headers["x-cache"] == "miss"
-
-
-@pytest.mark.parametrize("least", [None, 0.9], ids=["the same words", "similar words"])
-@pytest.mark.parametrize(
-    ("before", "fields"),
-    [
-        ([BRIEF], {}),
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], {}),
-        ([], {"tools": [TOOL]}),
-        ([], FORM),
-        ([], {"temperature": 0.5}),
-        ([], {"max_tokens": 7}),
-        ([], {"model": "large"}),
-        ([], {"cache_salt": "mine"}),
-        ([], {"stop": ["x"]}),
-        ([], {"logprobs": True}),
-        ([], {"logit_bias": {"99": 1}}),
-        ([], {"n": 2}),
-    ],
-)
-async def test_but_for_the_last_turn_nothing_may_differ(
-    least: float | None, before: list[dict[str, str]], fields: dict[str, object]
-) -> None:
-    cached = Cached(least=least)
-    await say(cached, ONE)
+        await chat(http, messages=ONE)
     await cached.kept()
-    again = await say(cached, ONE if least is None else ALIKE, *before, **fields)
-    assert again.headers["x-cache"] == "miss"
-    assert least or (await say(cached, ALIKE)).headers["x-cache"] == "miss", (
-        "other words are another question"
-    )
-
-
-async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing) -> None:
-    cached = Cached(least=0.9, keys=keys)
-    said = []
-    for key, text in (("bob", ONE), ("root", ALIKE), ("bob", ALIKE)):
-        said.append(await asked_with(cached, key, messages=[{"role": "user", "content": text}]))
-        await cached.kept(min(2, len(said)))
-    headers = [answer.headers["x-cache"] for answer in said]
-    assert headers == ["miss", "miss", ALMOST]
-
-
-async def test_a_turn_that_cannot_be_read_as_a_whole_is_not_compared(similar: Cached) -> None:
-    """The model reads 64 tokens: two that begin alike would be the same to it."""
-    for end in "xy":
-        answer = await say(similar, "a" * 70 + end, **DRAWN)
-        assert answer.headers["x-cache"] == "bypass"
-        assert (await say(similar, "a" * 70 + end)).headers["x-cache"] == "miss"
+    return cached
 
 
 async def test_without_the_model_that_embeds_all_is_computed(similar: Cached) -> None:
-    await say(similar, ONE)
-    await similar.kept()
     similar.vectors.told = msgspec.structs.replace(READY, state=EngineState.FAILED)
-    assert (await say(similar, ALIKE)).headers["x-cache"] == "miss"
-    assert (await say(similar, ONE)).headers["x-cache"] == "exact"
+    async with client(similar.app) as http:
+        assert (await chat(http, messages=ALIKE)).headers["x-cache"] == "miss"
+        assert (await chat(http, messages=ONE)).headers["x-cache"] == "exact"
 
 
 async def test_rows_of_batches_get_no_similar_answers(similar: Cached) -> None:
     """Nobody would see that they are."""
-    await say(similar, ONE)
-    await similar.kept()
-    body = {"messages": [{"role": "user", "content": ALIKE}], "max_tokens": 8, "temperature": 0}
+    body = {"messages": ALIKE, "max_tokens": 8, "temperature": 0}
     await similar.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
+    older = {"prompts": [ALIKE[0]["content"] + "b"], "max_tokens": 8, "temperature": 0}
     async with client(similar.app) as http:
-        await http.post(
-            "/v1/generate/batch", json={"prompts": [ALIKE + "b"], "max_tokens": 8, "temperature": 0}
-        )
+        await http.post("/v1/generate/batch", json=older)
     assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)

@@ -127,11 +127,9 @@ def test_long_bodies_and_what_has_something_to_compile_are_slow(fields: dict[str
     assert asked(**fields).is_slow
 
 
-@pytest.mark.parametrize(
-    "words", ["json", "choice", "tools", "regex", "grammar", "response_format", "caf\u00e9", "\x00"]
-)
-def test_words_of_a_prompt_make_nothing_slow(words: str) -> None:
-    assert not asked(messages=[{"role": "user", "content": f"My {words}, please"}]).is_slow
+def test_words_of_a_prompt_make_nothing_slow() -> None:
+    for word in ("json", "choice", "tools", "regex", "grammar", "response_format", "caf\u00e9", "\x00"):
+        assert not asked(messages=[{"role": "user", "content": f"My {word}, please"}]).is_slow
     assert not asked(response_format={"type": "text"}).is_slow
 
 

@@ -1,4 +1,7 @@
-"""Web pages: by which name they call, and where they come from. Who is an administrator without keys."""
+"""By which name pages call, where they come from, and who is an administrator without keys.
+
+What pages may read: `exchanges/browsers.txt`.
+"""
 
 from __future__ import annotations
 
@@ -74,18 +77,14 @@ async def test_by_another_name_nothing_answers(named: Starlette, host: str) -> N
         assert messages_error_of(anthropic)["type"] == "invalid_request_error"
 
 
-async def test_two_names_are_none(named: Starlette) -> None:
+async def test_two_names_are_none_and_a_websocket_is_held_to_the_same(named: Starlette) -> None:
     headers = [("host", "localhost"), ("host", "localhost")]
     async with client(named) as http:
         assert (await http.send(httpx.Request("GET", "http://x/health", headers=headers))).status_code == 421
-
-
-@pytest.mark.parametrize("host", ["localhost:8000", "evil.example", ""])
-async def test_a_websocket_is_held_to_the_same(named: Starlette, host: str) -> None:
-    async with connected(named, headers={"host": host}, is_bare=True) as socket:
-        if host == "localhost:8000":
-            await socket.accepted()
-        else:
+    async with connected(named, headers={"host": "localhost:8000"}, is_bare=True) as socket:
+        await socket.accepted()
+    for host in ("evil.example", ""):
+        async with connected(named, headers={"host": host}, is_bare=True) as socket:
             status, error = await socket.refused()
             assert (status, error["code"]) == (421, "host_not_allowed")
 
@@ -147,74 +146,9 @@ async def test_another_page_may_not(named: Starlette, origin: str, headers: dict
         assert (await http.get("/health", headers={**headers, "origin": origin})).status_code == 200
 
 
-async def test_a_host_and_an_origin_that_are_both_nothing_are_not_alike(engine: FakeEngine) -> None:
-    async with client(api(engine)) as http:
-        headers = {"host": "", "origin": "null"}
-        assert (await http.post("/tokenize", headers=headers, json={"content": "a"})).status_code == 403
-
-
-async def test_an_application_has_an_origin_too(engine: FakeEngine) -> None:
-    """Those of no host's: as they are written, and no other."""
-    origins = ("app://obsidian.md", "HTTPS://Page.Example:443/")
-    async with client(api(engine, msgspec.structs.replace(OPTIONS, cors_origins=origins))) as http:
-        for origin, status in (("app://obsidian.md", 200), ("app://other", 403), (PAGE, 200)):
-            answer = await http.post("/tokenize", json={"content": "a"}, headers={"origin": origin})
-            assert answer.status_code == status
-        answer = await http.options("/tokenize", headers=PREFLIGHT)
-        assert answer.headers["access-control-allow-origin"] == PAGE
-
-
 @given(st.text() | st.from_regex(r"[a-z]{0,5}:?/{0,2}[\\[\\]:.@a-z0-9/#?]{0,20}"))
 def test_any_text_is_an_origin_or_none_and_canonical_but_once(text: str) -> None:
     assert canonical_origin(canonical_origin(text)) == canonical_origin(text)
-
-
-# -- what pages may read ----------------------------------------------------------------------------------
-
-ASKING = {**PREFLIGHT, "access-control-request-headers": "authorization,content-type,x-stainless-os"}
-
-
-async def test_off_by_default(http: httpx.AsyncClient) -> None:
-    assert (await http.options("/v1/chat/completions", headers=ASKING)).status_code == 405
-    answer = await http.get("/v1/models", headers={"origin": PAGE})
-    assert "access-control-allow-origin" not in answer.headers
-
-
-@pytest.mark.parametrize(("allowed", "said"), [((PAGE, "http://b"), PAGE), (("*",), "*")])
-async def test_a_preflight_needs_no_key(engine: FakeEngine, allowed: tuple[str, ...], said: str) -> None:
-    options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=allowed)
-    async with client(api(engine, options)) as http:
-        answer = await http.options("/v1/chat/completions", headers=ASKING)
-        assert answer.status_code == 200
-        assert answer.headers["access-control-allow-origin"] == said
-        assert "POST" in answer.headers["access-control-allow-methods"]
-        assert "x-stainless-os" in answer.headers["access-control-allow-headers"]
-        assert "access-control-allow-credentials" not in answer.headers
-        refused = await http.get("/v1/models", headers={"origin": PAGE})
-        assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
-        assert refused.headers["access-control-allow-origin"] == said  # the page may read why
-        exposed = refused.headers["access-control-expose-headers"]
-        for name in ("x-request-id", "x-ratelimit-remaining-tokens", "x-ratelimit-limit-requests"):
-            assert name in exposed
-
-
-async def test_another_origin_is_not_let_in(engine: FakeEngine) -> None:
-    """Nor is a preflight that is none, without a key."""
-    options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=("https://other.example",))
-    async with client(api(engine, options)) as http:
-        assert (await http.options("/v1/models", headers=ASKING)).status_code == 400
-        answer = await http.get("/v1/models", headers={"origin": PAGE, "x-api-key": "k"})
-        assert "access-control-allow-origin" not in answer.headers
-        assert (await http.options("/v1/models")).status_code == 401
-
-
-@pytest.mark.parametrize("allowed", [(PAGE,), ("*",)])
-async def test_a_page_that_is_allowed_may_send_what_browsers_send_unasked(
-    engine: FakeEngine, allowed: tuple[str, ...]
-) -> None:
-    headers = {"content-type": "text/plain", "origin": PAGE}
-    async with client(api(engine, msgspec.structs.replace(OPTIONS, cors_origins=allowed))) as http:
-        assert (await http.post("/tokenize", content=b'{"content": "x"}', headers=headers)).status_code == 200
 
 
 # -- administrators without keys --------------------------------------------------------------------------

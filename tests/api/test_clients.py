@@ -11,10 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.http.clients import Client, client_address
 from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Identity, Key
-from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of, sha
-from tests.api.serving import OPTIONS, api, client, locked_api, num_live
+from tests.api.serving import OPTIONS, api, client, locked_api, num_live, started
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES
 from tests.waiting import eventually
@@ -165,16 +164,14 @@ async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_na
     app = api(held, msgspec.structs.replace(OPTIONS, trusted_proxies=TRUSTED))
     named = {"x-forwarded-for": "198.51.100.1"}
     async with (
-        exchange(coming_from("192.0.2.1", app), CHAT, LONG) as one,
-        exchange(coming_from("192.0.2.2", app), CHAT, LONG, named) as two,
-        exchange(coming_from("10.0.0.1", app), CHAT, LONG, named) as three,
+        started(coming_from("192.0.2.1", app), held, CHAT, LONG),
+        started(coming_from("192.0.2.2", app), held, CHAT, LONG, named),
+        started(coming_from("10.0.0.1", app), held, CHAT, LONG, named),
+        client(app) as http,
     ):
         await eventually(lambda: num_live(held) == 3)
         found = [live.client for live in held.requests()]
-        async with client(app) as http:
-            listing = (await http.get("/v1/requests")).text
-        for each in (one, two, three):
-            each.disconnect()
+        listing = (await http.get("/v1/requests")).text
     assert sorted(found) == ["peer:@192.0.2.1", "peer:@192.0.2.2", "peer:@198.51.100.1"]
     assert not any(address in listing for address in ("192.0.2.", "198.51"))
 
@@ -188,9 +185,7 @@ async def test_a_sockets_requests_are_their_peers(held: FakeEngine) -> None:
 
 async def test_an_administrators_key_sees_addresses(held: FakeEngine, tmp_path: Path) -> None:
     app = locked_api(held, key_ring(tmp_path, "shared", root="admin = true"))
-    async with exchange(coming_from("192.0.2.1", app), CHAT, LONG, of("shared")) as one:
-        await eventually(lambda: num_live(held) == 1)
-        async with client(app, of("root")) as http:
-            (card,) = (await http.get("/v1/requests")).json()["data"]
-        one.disconnect()
+    asking = started(coming_from("192.0.2.1", app), held, CHAT, LONG, of("shared"))
+    async with asking, client(app, of("root")) as http:
+        (card,) = (await http.get("/v1/requests")).json()["data"]
     assert card["client"] == f"{sha('shared')[:16]}@192.0.2.1"

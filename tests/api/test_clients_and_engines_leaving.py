@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import msgspec
-import openai
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.asking.kept_streams import EventLog
-from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, busy, client, locked_api, new_engine, num_live, running, waiting
-from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running, started
+from tests.api.talking import MESSAGES, error_of
 from tests.gates import Gate
 from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineClient, stream: bool) -> None:
-    body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "n": 2}
-    async with exchange(api(slow_engine), CHAT, body) as one:
-        await eventually(lambda: slow_engine.status().running["interactive"] == 2)
-        if stream:
-            assert await one.chunk()
-        one.disconnect()
-    assert num_live(slow_engine) == 0
-    await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
 
 
 async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: FakeEngine) -> None:
@@ -55,96 +40,11 @@ async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: F
     assert said[-1].endswith(b"data: [DONE]\n\n")
 
 
-async def test_an_engine_that_goes_ends_what_it_computes_with_an_error() -> None:
-    """A stream, a whole answer and what the SDK reads."""
-    body = {"messages": MESSAGES, "ignore_eos": True}
-    engine = new_engine("step_s=0.02")
-    async with (
-        running(engine),
-        exchange(api(engine), CHAT, {**body, "stream": True}) as stream,
-        exchange(api(engine), CHAT, body) as whole,
-        client(api(engine)) as http,
-    ):
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
-        reading = asyncio.create_task(_read_to_end(sdk))
-        assert b'"role":"assistant"' in (await stream.chunk() or b"")
-        await eventually(lambda: engine.status().running["interactive"] == 3)
-        await engine.close()
-        chunks = await stream.rest()
-        data = await whole.chunk() or b""
-        with pytest.raises(openai.APIError, match="shutting down") as caught:
-            await reading
-    assert chunks[-1] == (
-        b'event: error\ndata: {"error":{"message":"The server is shutting down.","type":"server_error",'
-        b'"param":null,"code":"generation_failed"}}\n\n'
-    )
-    assert (stream.status, whole.status) == (200, 500)
-    assert json.loads(data)["error"]["code"] == caught.value.code == "generation_failed"
-
-
-async def _read_to_end(sdk: openai.AsyncOpenAI) -> None:
-    fields = {"ignore_eos": True}
-    async for _ in await sdk.completions.create(model="fake", prompt="a", stream=True, extra_body=fields):
-        pass
-
-
-async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
-    async with busy() as engine:
-        for stream in (True, False):
-            async with waiting(engine, stream=stream) as second:
-                second.disconnect()
-            assert engine.status().waiting["interactive"] == 0
-            assert num_live(engine) == 1
-
-
-async def test_the_sdk_does_not_repeat_what_kills_the_engine() -> None:
-    """By itself it sends what got a 500 twice again: together enough crashes to give the engine up."""
-    async with running(new_engine("kill_on=300")) as engine, client(api(engine)) as http:
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
-        assert sdk.max_retries == 2
-        with pytest.raises(openai.InternalServerError, match="died each time") as caught:
-            await sdk.completions.create(model="fake", prompt=[2, 3, 300])
-        assert caught.value.response.headers["x-should-retry"] == "false"
-        await eventually(lambda: engine.state is EngineState.READY)
-        ready = await http.get("/ready")
-    assert (ready.status_code, ready.json()["restarts"]) == (200, 2)
-
-
-async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "loads")
-    async with running(new_engine(gate.loads)) as engine, client(api(engine)) as http:
-        before = (await chat(http)).json()
-        gate.close()
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGKILL)
-        await eventually(lambda: engine.state is EngineState.RESTARTING)
-        ready, health = await http.get("/ready"), await http.get("/health")
-        gate.open()
-        after = await chat(http)
-    assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
-    assert "retry-after" in ready.headers
-    assert ready.json()["error"]["code"] == "engine_unavailable"
-    assert (health.status_code, health.json()["restarts"]) == (200, 1)
-    assert after.status_code == 200
-    assert after.json()["choices"] == before["choices"]
-
-
 # -- streams that are taken up again -------------------------------------------------------------------------
 
 
 LONG_CHAT = {"messages": MESSAGES, "ignore_eos": True, "stream": True, "max_tokens": 60, "temperature": 0}
 MINE = {"x-conversation-id": "mine"}
-
-
-async def begun(app: Starlette, num_events: int, headers: Mapping[str, str] = MINE) -> bytes:
-    """What a client has heard that leaves behind so many events."""
-    heard = b""
-    async with exchange(app, CHAT, LONG_CHAT, headers) as one:
-        while heard.count(b"id: ") < num_events:
-            heard += await one.chunk() or b""
-        assert one.headers["x-conversation-id"] == headers["x-conversation-id"]
-        one.disconnect()
-    return heard
 
 
 async def taken_up(app: Starlette, name: str, last: str | None = None, key: str = "") -> httpx.Response:
@@ -179,7 +79,11 @@ async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(
 ) -> None:
     """Also when its engine is killed meanwhile."""
     app = api(held)
-    heard = await begun(app, 5)
+    heard = b""
+    async with exchange(app, CHAT, LONG_CHAT, MINE) as one:
+        while heard.count(b"id: ") < 5:
+            heard += await one.chunk() or b""
+        one.disconnect()
     assert num_live(held) == 1
     assert held.engine_pid is not None
     os.kill(held.engine_pid, signal.SIGKILL)
@@ -211,9 +115,8 @@ async def test_nobody_comes_back_in_time(keep_s: float) -> None:
     """0: it ends with its connection."""
     engine = FakeEngine(is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_streams_s=keep_s))
-    async with exchange(app, CHAT, LONG_CHAT, MINE) as one:
-        await eventually(lambda: num_live(engine) == 1)
-        one.disconnect()
+    async with started(app, engine, CHAT, LONG_CHAT, MINE):
+        pass
     assert keep_s or num_live(engine) == 0
     await eventually(lambda: num_live(engine) == 0)
     assert (await taken_up(app, "mine")).status_code == 404
@@ -240,24 +143,10 @@ async def test_a_stream_is_its_keys_and_a_new_one_takes_its_place(tmp_path: Path
     assert (await taken_up(app, "mine", key="ann")).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("last", "code"), [("x", "invalid_value"), ("-1", "invalid_value"), ("99999", "events_lost")]
-)
-async def test_what_is_not_there_cannot_be_taken_up(last: str, code: str) -> None:
-    app = api(FakeEngine())
-    await begun(app, 2)
-    response = await taken_up(app, "mine", last)
-    error = error_of(response)
-    assert (response.status_code, error["param"]) == (400, "Last-Event-ID")
-    assert error["code"] == code
-
-
-async def test_a_name_that_is_none_and_too_many_streams_are_refused() -> None:
+async def test_too_many_streams_are_refused() -> None:
     engine = FakeEngine(is_held=True)
     app = api(engine)
     async with client(app) as http:
-        wrong = await http.post(CHAT, json=LONG_CHAT, headers={"x-conversation-id": "two words"})
-        assert (wrong.status_code, error_of(wrong)["param"]) == (400, "X-Conversation-Id")
         for number in range(32):
             async with exchange(app, CHAT, LONG_CHAT, {"x-conversation-id": f"c{number}"}) as one:
                 await eventually(lambda: num_live(engine) > number)  # noqa: B023 (it is awaited here)
@@ -267,31 +156,6 @@ async def test_a_name_that_is_none_and_too_many_streams_are_refused() -> None:
         for number in range(32):
             await http.delete(f"/v1/stream?conv_id=c{number}")
     assert num_live(engine) == 0
-
-
-async def test_llama_servers_routes_take_up_the_same_stream() -> None:
-    app = api(FakeEngine())
-    named = {"x-conversation-id": "talk::org/model"}
-    heard = await begun(app, 3, named)
-    async with client(app) as http:
-        known = {"conv_id": "talk::org/model"}
-        whole = await http.get("/v1/stream", params={**known, "from": 0})
-        assert whole.content.startswith(heard)
-        rest = await http.get("/v1/stream", params={**known, "from": len(heard) - 7})
-        assert rest.content == whole.content[len(heard) - 7 :]
-        assert (await http.get("/v1/stream", params={**known, "from": 10**9})).status_code == 400
-        (state,) = (await http.post("/v1/streams/lookup", json={"conversation_ids": ["talk", "no"]})).json()
-        assert state["conversation_id"] == "talk::org/model"
-        assert (state["is_done"], state["total_bytes"]) == (True, len(whole.content))
-        for _ in range(2):
-            assert (await http.delete("/v1/stream", params=known)).status_code == 204
-        assert (await http.get("/v1/stream", params=known)).status_code == 404
-        for path, param in (
-            ("stream", "conv_id"),
-            ("stream?conv_id=a&to=1", "to"),
-            ("stream?from=x", "from"),
-        ):
-            assert error_of(await http.get(f"/v1/{path}"))["param"] == param
 
 
 async def test_of_a_long_stream_the_oldest_events_are_dropped() -> None:

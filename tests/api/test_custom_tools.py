@@ -6,15 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from dirty_equals import IsStr
 
 from openai_cpu_server.api.asking.ask import AskedMessage
-from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
+from openai_cpu_server.api.asking.call import Call, PartsReader
 from openai_cpu_server.api.responses.as_ask import left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import turns
 from openai_cpu_server.api.responses.sent_items import new_items, told_in_words
-from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallBegin,
@@ -22,14 +20,8 @@ from openai_cpu_server.prompt.tool_formats import (
     Content,
     WrittenCall,
 )
-from tests.api.calls import call, end, text
-from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
 from tests.api.resolving import chat
-from tests.api.response_events import kinds, objects, stream, told
-from tests.api.serving import rows
-from tests.api.talking import events
-from tests.api.test_responses import serving
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 
 Json = dict[str, Any]
@@ -153,33 +145,6 @@ def test_responses_know_custom_tools_and_namespaces() -> None:
         assert names(body(tool_choice=choice)) == chosen
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_the_events_of_a_custom_call(is_cut: bool) -> None:
-    style = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls", custom=frozenset({"agents.tell"}))
-    output = written("hermes", "agents.tell", "one\ntwo")
-    reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-    steps = [text(0, output[:-30]), text(0, "" if is_cut else output[-30:]), end(0, reason)]
-    events = objects(told(stream(call(tool_calls=style)), steps))
-    status = "incomplete" if is_cut else "completed"
-    item = {
-        "type": "custom_tool_call",
-        "id": "ctc_1",
-        "status": status,
-        "call_id": "call_1",
-        "name": "tell",
-        "namespace": "agents",
-        "input": events[-1]["response"]["output"][0]["input"],
-    }
-    assert "one\ntwo".startswith(item["input"])
-    assert is_cut or item["input"] == "one\ntwo"
-    assert events[-1]["response"]["output"] == [item]
-    said = [kind for kind in kinds(events)[2:-1] if kind != "custom_tool_call_input.delta"]
-    assert said == ["output_item.added", "custom_tool_call_input.done", "output_item.done"]
-    deltas = [x["delta"] for x in events if x["type"] == "response.custom_tool_call_input.delta"]
-    assert "".join(deltas) == item["input"]
-    assert events[-3]["input"] == item["input"]
-
-
 def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
     given = body(
         input=[
@@ -197,58 +162,7 @@ def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
 # -- over HTTP -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.anyio
-async def test_custom_calls_go_the_way_of_all_calls() -> None:
-    """Whole, kept and gone on from; several at once; as a row of a batch."""
-    said = '<|tool_call|>{"name":"note","arguments":{"input":"a\\"b"}}'
-    flat = {"type": "custom", "name": "note"}
-    async with serving(FakeEngine(says=said)) as http:
-        body = {"input": "hi", "tools": [flat], "max_output_tokens": 200}
-        first = (await http.post("/v1/responses", json=body)).json()
-        (item,) = first["output"]
-        assert (item["type"], item["input"]) == ("custom_tool_call", 'a"b')
-        assert first["tools"] == [flat]
-        result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "noted"}
-        more = {**body, "input": [result], "previous_response_id": first["id"]}
-        second = await http.post("/v1/responses", json=more)
-        assert (second.status_code, "x-ignored-parameters" in second.headers) == (200, False)
-        listed = (await http.get(f"/v1/responses/{second.json()['id']}/input_items")).json()["data"]
-        assert [one["type"] for one in listed] == ["custom_tool_call_output"]
-        asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [PLAIN], "n": 2, "max_tokens": 200}
-        answer = (await http.post("/v1/chat/completions", json=asked)).json()
-        told = events(await http.post("/v1/chat/completions", json={**asked, "stream": True}))
-    whole = [choice["message"]["tool_calls"][0] for choice in answer["choices"]]
-    call = {"id": IsStr, "type": "custom", "custom": {"name": "note", "input": 'a"b'}}
-    assert whole == [call, call]
-    choices: list[Json] = [choice for event in told for choice in event["choices"]]  # type: ignore[attr-defined]
-    pieces = [c["delta"]["tool_calls"][0] for c in choices if c["index"] == 0 and "tool_calls" in c["delta"]]
-    assert pieces[0] == {"index": 0, **call, "custom": {"name": "note", "input": ""}}
-    assert "".join(piece["custom"]["input"] for piece in pieces) == 'a"b'
-    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["tool_calls"] * 2
-    row = await rows(FakeEngine(says=said))("/v1/chat/completions", json.dumps(asked).encode(), "")
-    assert b'"custom":{"name":"note","input":"a\\"b"}' in row.body
-
-
 COMPACTED = {"type": "compaction", "encrypted_content": "openai-cpu-server:We wrote a.py."}
-
-
-@pytest.mark.anyio
-async def test_a_conversation_is_summed_up() -> None:
-    user = {"type": "message", "role": "user", "content": "write a.py"}
-    items = [user, {"role": "assistant", "content": "Done."}]
-    asked = {"input": [*items, {"type": "compaction_trigger"}], "tools": RESPONSES_TOOLS[:1], "stream": True}
-    async with serving(FakeEngine(says="We wrote a.py.")) as http:
-        told: list[Any] = events(await http.post("/v1/responses", json=asked))
-        compacted = (await http.post("/v1/responses/compact", json={"input": items})).json()
-        later = {"input": [*compacted["output"], {"role": "user", "content": "go on"}]}
-        again = await http.post("/v1/responses", json=later)
-    assert told[-1]["response"]["output"] == [{**COMPACTED, "id": IsStr}]
-    added = [each["type"] for each in told[-3:-1]]
-    assert added == ["response.output_item.added", "response.output_item.done"]
-    assert compacted["object"] == "response.compaction"
-    assert [one["type"] for one in compacted["output"]] == ["message", "compaction"]
-    assert again.status_code == 200
-    assert "x-ignored-parameters" not in again.headers
 
 
 def test_summaries_of_ours_are_shown_and_others_left_out() -> None:

@@ -12,7 +12,7 @@ import anyio
 import httpx
 import openai
 import pytest
-from dirty_equals import IsFloat, IsInt, IsStr
+from dirty_equals import IsFloat, IsPartialDict
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
@@ -21,23 +21,13 @@ from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, SETTLING_S, Qu
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.models.served import ModelThinking, ServedModel
+from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.keys import key_ring, of
-from tests.api.serving import (
-    LONG,
-    OPTIONS,
-    api,
-    busy,
-    client,
-    locked_api,
-    num_live,
-    waiting,
-)
+from tests.api.serving import OPTIONS, api, busy, client, num_live, waiting
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.clock import Clock
 from tests.gates import Gate
@@ -52,14 +42,8 @@ CANCELLED = (
 )
 
 
-async def listed(http: httpx.AsyncClient) -> list[dict[str, object]]:
-    body = (await http.get("/v1/requests")).json()
-    assert body["object"] == "list"
-    return list(body["data"])
-
-
-async def test_live_requests_are_listed() -> None:
-    """One that runs and one that waits, which can be cancelled."""
+async def test_a_request_that_waits_is_listed_and_can_be_cancelled() -> None:
+    """`exchanges/control.txt` has those that run."""
     chat = {"messages": MESSAGES, "ignore_eos": True, "priority": "batch", "user": "ann"}
     async with (
         busy() as engine,
@@ -67,82 +51,18 @@ async def test_live_requests_are_listed() -> None:
         exchange(api(engine), "/v1/chat/completions", chat) as second,
     ):
         await eventually(lambda: engine.requests()[-1].position == 1)
-        running_one, waiting_one = await listed(http)
+        waiting_one = (await http.get("/v1/requests")).json()["data"][1]
         await http.delete(f"/v1/requests/{waiting_one['id']}")
         assert await second.chunk() == CANCELLED
         assert num_live(engine) == 1
-    facts = {"object": "request", "age_s": IsFloat, "inputs": None, "inputs_done": None}
-    assert running_one == {
-        **facts,
-        "id": IsStr(regex="cmpl-.*"),
-        "priority": "interactive",
-        "state": "running",
-        "prompt_tokens": 2,
-        "output_tokens": IsInt,
-        "client": "",
-        "position": None,
-        "first_token_ms": None,
-    }
-    assert waiting_one == {
-        **facts,
-        "id": IsStr(regex="chatcmpl-.*"),
-        "priority": "batch",
-        "state": "waiting",
-        "prompt_tokens": 5,
-        "output_tokens": 0,
-        "client": "ann",
-        "position": 1,
-        "first_token_ms": IsFloat,
-    }
-
-
-async def test_a_cancelled_stream_ends_with_one_error(slow_engine: EngineClient) -> None:
-    app = api(slow_engine)
-    async with exchange(app, "/v1/completions", {**LONG, "n": 2, "stream": True}) as one, client(app) as http:
-        name = json.loads((await one.chunk() or b"")[len(b"data: ") :].split(b"\n")[0])["id"]
-        assert [card["id"] for card in await listed(http)] == [f"{name}/0", f"{name}/1"]
-        response = await http.delete(f"/v1/requests/{name}")
-        ended = {"id": name, "deleted": True, "object": "request"}
-        assert (response.status_code, response.json()) == (200, ended)
-        chunks = await one.rest()
-    assert chunks[-1] == b"event: error\ndata: " + CANCELLED + b"\n\n"
-    assert b"".join(chunks).count(b"event: error") == 1
-    assert b"[DONE]" not in b"".join(chunks)
-    assert num_live(slow_engine) == 0
-    await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
+    facts = {"state": "waiting", "position": 1, "first_token_ms": IsFloat, "client": "ann"}
+    assert waiting_one == IsPartialDict(facts)
 
 
 @pytest.fixture
 async def held() -> FakeEngine:
     """An engine that gives no token."""
     return FakeEngine(is_held=True)
-
-
-@pytest.mark.parametrize("slash", ["/", "%2F"])
-async def test_a_choice_is_named_with_a_slash_and_ends_its_call(held: FakeEngine, slash: str) -> None:
-    app = api(held)
-    async with exchange(app, "/v1/completions", {**LONG, "n": 2}) as one, client(app) as http:
-        await eventually(lambda: num_live(held) == 2)
-        name = str((await listed(http))[1]["id"])
-        response = await http.delete("/v1/requests/" + name.replace("/", slash))
-        assert response.json()["id"] == name
-        assert await one.chunk() == CANCELLED
-    assert one.status == 499
-    assert num_live(held) == 0
-
-
-@pytest.mark.parametrize("name", ["chatcmpl-0", "chatcmpl-0/0", "", "a/b/c", "one that has ended"])
-async def test_what_does_not_live_is_not_found(http: httpx.AsyncClient, name: str) -> None:
-    if name == "one that has ended":
-        name = (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).json()["id"]
-    response = await http.delete(f"/v1/requests/{name}")
-    assert response.status_code == 404
-    assert error_of(response) == {
-        "message": f"There is no live request '{name}'.",
-        "type": "invalid_request_error",
-        "param": "id",
-        "code": "request_not_found",
-    }
 
 
 # -- a full queue: refused by priority, with the scheduler's own estimate of when there is room --------------
@@ -169,9 +89,7 @@ async def test_a_full_queue_says_when_there_is_room(tmp_path: Path) -> None:
                     assert (refused.status_code, error_of(refused)["code"]) == (429, "queue_full")
                     wait_ms = int(refused.headers["retry-after-ms"])
                     is_as_told = 0 < first_token_ms(engine) - 1 <= wait_ms <= before_ms + 1
-            assert int(refused.headers["retry-after"]) == -(-wait_ms // 1000)
-            too_many = await chat(http, n=2)
-            assert (too_many.status_code, error_of(too_many)["param"]) == (400, "n")
+            assert error_of(await chat(http, n=2))["param"] == "n", "so many can never wait"
             gate.open()
 
 
@@ -188,38 +106,26 @@ def first_token_ms(engine: EngineClient) -> float:
 SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "temperature": 0}
 
 
-@pytest.mark.parametrize(
-    ("waited_s", "position", "due"),
-    [
-        (NEWS_INTERVAL_S, 2, True),
-        (NEWS_INTERVAL_S, 4, True),
-        (NEWS_INTERVAL_S, 3, False),
-        (500.0, 3, False),
-        (0.5, 2, False),
-    ],
-)
-def test_a_new_position_is_news_but_not_many_a_second(waited_s: float, position: int, due: bool) -> None:
-    clock = Clock(4.0)
-    news = QueueNews(clock)
-    clock.now_s += SETTLING_S
-    assert news.is_due(QueuePlace("a/0", 3, 10.0))
-    clock.now_s += waited_s
-    assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
-
-
 def test_the_bytes_of_a_comment() -> None:
     assert comment(QueuePlace("a/0", 3, 1199.6)) == b": queued position=3 first_token_ms=1200\n"
 
 
-def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> None:
-    clock = Clock()
-    news = QueueNews(clock)
-    heard = []
-    for clock.now_s, position in ((0.0, 3), (0.3, 3), (0.7, 2), (1.2, 1), (1.7, 1), (2.2, 1)):
-        heard.append(news.is_due(QueuePlace("a/0", position, 10.0)))
-    assert heard == [False, True, False, False, True, False]
-    news.is_over = True
-    clock.now_s = 9.0
+@pytest.mark.parametrize(
+    "places",
+    [
+        ((0.0, 3, False), (0.3, 3, True), (0.7, 2, False), (1.2, 1, False), (1.7, 1, True), (2.2, 1, False)),
+        ((SETTLING_S, 3, True), (SETTLING_S + NEWS_INTERVAL_S, 2, True)),
+        ((SETTLING_S, 3, True), (SETTLING_S + NEWS_INTERVAL_S, 4, True)),
+        ((SETTLING_S, 3, True), (SETTLING_S + NEWS_INTERVAL_S, 3, False), (500.0, 3, False)),
+        ((SETTLING_S, 3, True), (SETTLING_S + 0.5, 2, False)),
+    ],
+)
+def test_a_stream_hears_of_every_place_that_lasts(places: tuple[tuple[float, int, bool], ...]) -> None:
+    """Not many times a second, and not behind its first chunk."""
+    news = QueueNews(clock := Clock())
+    for clock.now_s, position, due in places:
+        assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
+    news.is_over, clock.now_s = True, 900.0
     assert not news.is_due(QueuePlace("a/0", 7, 10.0))
 
 
@@ -251,78 +157,26 @@ async def test_the_sdk_does_not_see_the_comments(http: httpx.AsyncClient) -> Non
     assert len("".join(texts)) == 8
 
 
-# -- answers that run are controlled ------------------------------------------------------------------------
+# -- answers that run are controlled; `exchanges/control.txt` has how they end ------------------------------
 
 
-STREAMS: dict[str, tuple[dict[str, object], bytes]] = {
-    "/v1/chat/completions": ({"messages": MESSAGES}, b'"finish_reason":"stop"'),
-    "/v1/completions": ({"prompt": "a"}, b'"finish_reason":"stop"'),
-    "/v1/responses": ({"input": "a"}, b"response.completed"),
-    "/v1/messages": (
-        {"model": "fake", "messages": MESSAGES, "max_tokens": 4000},
-        b'"stop_reason":"end_turn"',
-    ),
-    "/api/chat": ({"model": "fake", "messages": MESSAGES}, b'"done_reason":"stop"'),
-}
-"""Bodies, and what tells that the answer has ended by itself."""
-
-
-@pytest.mark.parametrize("path", STREAMS)
-async def test_an_answer_of_any_family_is_ended_as_it_is(held: FakeEngine, path: str) -> None:
-    """By the id of its request, which a header tells in all families."""
-    app, (body, end) = api(held), STREAMS[path]
-    async with exchange(app, path, {**body, "stream": True}, {"x-request-id": "mine"}) as one:
-        await eventually(lambda: num_live(held) == 1)
-        response = await control(app, "mine", "stop")
-        stopped = {"id": "mine", "action": "stop", "object": "chat.completion.control"}
-        assert (response.status_code, response.json()) == (200, stopped)
-        assert end in b"".join(await one.rest())
-    again = await control(app, "mine", "stop")
-    assert (again.status_code, error_of(again)["code"]) == (409, "request_ended")
-
-
-async def control(app: Starlette, name: str, action: str, key: str = "") -> httpx.Response:
-    async with client(app, of(key) if key else None) as http:
-        return await http.post(f"/v1/chat/completions/{name}/control", json={"action": action})
-
-
-async def test_only_who_has_begun_an_answer_controls_it(held: FakeEngine, tmp_path: Path) -> None:
-    keys = key_ring(tmp_path, ann="", bob="", root='scopes = ["inference", "admin"]')
-    app = locked_api(held, keys)
-    body = {"messages": MESSAGES, "stream": True}
-    for number, key in enumerate(("ann", "root")):
-        headers = {**of("ann"), "x-request-id": f"hers-{number}"}
-        async with exchange(app, "/v1/chat/completions", body, headers) as one:
-            await eventually(lambda: num_live(held) == 1)
-            name = held.requests()[0].id.partition("/")[0]
-            others = await control(app, name, "stop", "bob")
-            assert (others.status_code, error_of(others)["code"]) == (404, "request_not_found")
-            async with client(app, of(key)) as http:
-                response = await http.delete(f"/v1/chat/completions/{name}")
-            assert response.json() == {"id": name, "deleted": True, "object": "chat.completion.deleted"}
-            assert b'"finish_reason":"stop"' in b"".join(await one.rest())
-        assert (await control(app, name, "stop", "bob")).status_code == 404
-        assert (await control(app, name, "stop", "ann")).status_code == 409
-
-
-async def test_llama_servers_route_says_in_its_words_whether_it_could(held: FakeEngine) -> None:
-    app, path = api(held), "/v1/chat/completions/control"
+async def control(app: Starlette, name: str, action: str) -> httpx.Response:
     async with client(app) as http:
-        none = await http.post(path, json={"id": "no", "action": "reasoning_end"})
-        assert none.json() == {"success": False, "message": "There is no live request 'no'."}
-        headers = {"x-request-id": "mine"}
-        async with exchange(app, "/v1/completions", {"prompt": "a", "stream": True}, headers) as one:
-            await eventually(lambda: num_live(held) == 1)
-            said = await http.post(path, json={"id": "mine", "action": "reasoning_end", "model": "fake"})
-            assert not said.json()["success"]
-            assert (await http.post(path, json={"id": "mine", "action": "stop"})).json() == {"success": True}
-            await one.rest()
+        return await http.post(f"/v1/chat/completions/{name}/control", json={"action": action})
 
 
 async def test_thoughts_are_ended_and_the_answer_begins(slow_engine: EngineClient) -> None:
     """The fake's thoughts would go on for ever."""
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
-    app = api_of(thinking_model(slow_engine, template))
+    words = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
+    template = ChatTemplate(words, bos_text="", eos_text="")
+    reasoning = template_reasoning(template)
+    assert reasoning is not None
+    thinking = ModelThinking(reasoning, is_on=None, budget=None)
+    demo = TOOL_FORMATS["demo"]
+    model = model_read_here(
+        names=("fake",), engine=slow_engine, template=template, tool_format=demo, thinking=thinking
+    )
+    app = create_api(ModelRegistry([model]), OPTIONS).app
     body = {"messages": MESSAGES, "stream": True, "ignore_eos": True}
     async with exchange(app, "/v1/chat/completions", body, {"x-request-id": "mine"}) as one:
         chunk = b""
@@ -347,20 +201,3 @@ def choices_of(piece: bytes | None) -> list[dict[str, Any]]:
     assert piece is not None
     lines = [line for line in piece.split(b"\n") if line.startswith(b"data: {")]
     return [choice for line in lines for choice in json.loads(line[6:])["choices"]]
-
-
-def thinking_model(engine: EngineClient, template: str) -> ServedModel:
-    compiled = ChatTemplate(template, bos_text="", eos_text="")
-    reasoning = template_reasoning(compiled)
-    assert reasoning is not None
-    return model_read_here(
-        names=("fake",),
-        engine=engine,
-        template=compiled,
-        tool_format=TOOL_FORMATS["demo"],
-        thinking=ModelThinking(reasoning, is_on=None, budget=None),
-    )
-
-
-def api_of(model: ServedModel) -> Starlette:
-    return create_api(ModelRegistry([model]), OPTIONS).app

@@ -11,14 +11,14 @@ import pytest
 
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.observe.logs import JsonFormatter
-from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import sha
-from tests.api.serving import api, client, locked_api, num_live, rows
+from tests.api.serving import api, client, locked_api, num_live, rows, started
 from tests.api.talking import MESSAGES, chat
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
+
+PSST = [{"role": "user", "content": "psst"}]
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +35,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in records(caplog)]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_the_log_has_one_line_of_numbers(
-    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
-    messages = [{"role": "user", "content": "psst"}]
-    await chat(http, stream=stream, ignore_eos=True, service_tier="flex", messages=messages)
-    (line,) = lines(caplog)
-    fields = dict(field.split("=", 1) for field in line.replace("POST ", "POST_").split())
-    assert fields["route"] == "POST_/v1/chat/completions"
-    assert (fields["status"], fields["priority"]) == ("200", "batch")
-    assert (fields["prompt_tokens"], fields["cached_tokens"], fields["output_tokens"]) == ("7", "0", "8")
-    assert float(fields["total_ms"]) >= float(fields["ttft_ms"]) >= float(fields["queue_ms"])
-    assert fields["finish_reason"] == "length"
-    assert "psst" not in line
-
-
 async def test_a_client_that_left_is_499_in_the_log(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,15 +42,15 @@ async def test_a_client_that_left_is_499_in_the_log(
     for stream in (True, False):
         caplog.clear()
         body = {"messages": MESSAGES, "stream": stream}
-        async with exchange(api(engine), "/v1/chat/completions", body) as one:
-            await eventually(lambda: num_live(engine) == 1)
-            one.disconnect()
+        async with started(api(engine), engine, "/v1/chat/completions", body):
+            pass
         (line,) = lines(caplog)
+        assert num_live(engine) == 0
         assert "status=499" in line
         assert "output_tokens=" in line
 
 
-async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
+async def test_the_log_has_one_line_of_numbers_with_the_keys_name_and_no_words(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
@@ -78,13 +62,17 @@ async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
     }
     async with client(locked_api(engine, KeyRing(None, path)), headers) as http:
         await chat(http, ignore_eos=True)
+        await chat(http, ignore_eos=True, stream=True, service_tier="flex", messages=PSST)
         await chat(http, temperature=9)
-    good, bad = (json.loads(JsonFormatter().format(record)) for record in records(caplog))
+    good, stream, bad = (json.loads(JsonFormatter().format(record)) for record in records(caplog))
+    assert good.keys() == stream.keys()
+    assert (stream["priority"], stream["prompt_tokens"], stream["cached_tokens"]) == ("batch", 7, 0)
     assert (good["id"], good["key"], good["status"], good["priority"]) == ("mine", "ann", 200, "interactive")
     assert (good["output_tokens"], good["finish_reason"], good["trace_id"]) == (8, "length", "ab" * 16)
     assert good["total_ms"] >= good["ttft_ms"] >= good["queue_ms"] >= 0
     assert (bad["status"], bad["error"], bad["key"]) == (400, "InvalidRequest", "ann")
     assert "hunter2" not in caplog.text
+    assert "psst" not in caplog.text
 
 
 @pytest.mark.parametrize("given", ["", "x", "00-" + "0" * 32 + "-" + "cd" * 8 + "-01", "ff-" + "a" * 53])

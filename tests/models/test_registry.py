@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState, LastDeath
-from openai_cpu_server.errors import EngineUnavailable, ModelNotFound
+from openai_cpu_server.errors import EngineUnavailable, ModelNotFound, WrongModelKind
 from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import embedding_model
-from tests.fakes import FAKE_EMBEDDER
+from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 from tests.reading import model_read_here
 
 
@@ -144,3 +144,49 @@ def test_any_name_may_mean_the_first_that_is_able() -> None:
     assert choose_able(models, "text-embedding-3-small", None, Ability.EMBED).model is second
     with pytest.raises(ModelNotFound):
         ModelRegistry([first]).choose("gpt-4", None)
+
+
+@pytest.fixture
+def able() -> ModelRegistry:
+    return ModelRegistry(
+        [
+            model("chat", engine=FakeEngine()),
+            embedding_model(FakeEngine(FAKE_RERANKER), "ranks"),
+            embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds", "e"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "ability", "found"),
+    [
+        (None, None, Ability.GENERATE, "chat"),
+        (None, None, Ability.EMBED, "embeds"),
+        (None, None, Ability.RERANK, "ranks"),
+        (None, {"chat", "e"}, Ability.RERANK, "e"),
+        ("embeds", None, Ability.RERANK, "embeds"),
+    ],
+)
+def test_the_first_that_is_able_is_meant_where_no_name_is_given(
+    able: ModelRegistry, name: str | None, allowed: set[str] | None, ability: Ability, found: str
+) -> None:
+    assert choose_able(able, name, allowed, ability).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "ability", "said"),
+    [
+        ("chat", None, Ability.EMBED, "'chat' cannot embed. On this server can: 'embeds', 'e'."),
+        ("chat", {"chat"}, Ability.EMBED, "'chat' cannot embed. No model of this server can."),
+        (None, {"ranks"}, Ability.GENERATE, "'ranks' cannot generate text. No model of this server can."),
+        ("ranks", None, Ability.EMBED, "'ranks' cannot embed. On this server can: 'embeds', 'e'."),
+    ],
+)
+def test_others_are_refused_with_a_hint_to_those_that_the_caller_may_use(
+    able: ModelRegistry, name: str | None, allowed: set[str] | None, ability: Ability, said: str
+) -> None:
+    with pytest.raises(WrongModelKind) as refused:
+        choose_able(able, name, allowed, ability)
+    assert str(refused.value) == f"The model {said}"
+    with pytest.raises(ModelNotFound):
+        choose_able(able, "embeds", {"chat"}, Ability.EMBED)

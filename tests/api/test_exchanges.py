@@ -1,0 +1,182 @@
+"""Requests and their whole answers, as `exchanges/` has them.
+
+A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
+`key: METHOD path body` behind their headers, `@ name: value`. A request behind `&` is held by the engine
+until a line `&`; `! state` is that of the engine from then on. `$(x)50` stands for 50 times x, `<resp_1>` for
+the first id of a response. Indented lines are answers, in which `~` stands for times;
+`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from inline_snapshot import external_file
+from starlette.applications import Starlette
+
+from openai_cpu_server.answers.cache import AnswerCache
+from openai_cpu_server.answers.sqlite import SqliteAnswers
+from openai_cpu_server.answers.store import StoreBounds
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, client, embedding_model, named, num_live, served
+from tests.api.test_adapters import adapter, find
+from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
+from tests.waiting import eventually
+
+FOLDER = Path(__file__).parent / "exchanges"
+REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
+REPEATED = re.compile(r"\$(?:\((.+?)\)|(.))(\d+)")
+NEW_ID = re.compile(r"\b([a-z]+)[-_][0-9a-zA-Z]{20,}\b")
+TIMES = re.compile(
+    r'("(?:created|request_id|system_fingerprint|(?:total_)?bytes|age_s|'
+    r'\w+_(?:at|ms|per_second|duration))": )(?!null)[^,}[]+'
+)
+BOUNDS = StoreBounds(60, 1_000_000)
+HEADERS = (
+    *("x-cache", "x-ignored-parameters", "x-unenforced-schema-keywords", "x-ratelimit-remaining-tokens"),
+    *("x-conversation-id", "access-control-allow-origin", "access-control-allow-methods"),
+    *("access-control-allow-headers", "access-control-allow-credentials", "access-control-expose-headers"),
+)
+
+
+class SilentTokenizer(FakeTokenizer):
+    """A vocabulary that writes nothing around a text, and has no tokens for any."""
+
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        return [[] for _ in texts]
+
+
+class Kept:
+    """Number of answers that a cache has written."""
+
+    num = 0
+
+    def answer_kept(self) -> None:
+        self.num += 1
+
+    def answers_held(self, entries: int, num_bytes: int) -> None: ...
+
+
+class Server:
+    """An application on an engine of this process, and the names of the ids that it has made."""
+
+    def __init__(self, app: Starlette, engines: list[FakeEngine], kept: Kept) -> None:
+        self.app, self.engines, self.kept = app, engines, kept
+        self.headers: dict[str, str] = {}
+        """Those of the next request."""
+        self._names: dict[str, str] = {}
+        self._num_misses = 0
+
+    async def begin(self, line: str) -> None:
+        for engine in self.engines:
+            engine.goes_on.clear()
+        self._begun = asyncio.create_task(self.answer(line))
+        await eventually(lambda: any(map(num_live, self.engines)) or self._begun.done())
+
+    async def end(self) -> str:
+        for engine in self.engines:
+            engine.goes_on.set()
+        return await self._begun
+
+    async def answer(self, line: str) -> str:
+        request = REPEATED.sub(lambda found: (found[1] or found[2]) * int(found[3]), line)
+        for new_id, name in self._names.items():
+            request = request.replace(name, new_id)
+        found = REQUEST.fullmatch(request)
+        assert found, line
+        key, method, path, body = found.groups()
+        headers, self.headers = {**self.headers, **(of(key) if key else {})}, {}
+        async with client(self.app) as http:
+            answer = await http.request(method, path, content=body.encode(), headers=headers)
+        self._num_misses += answer.headers.get("x-cache") == "miss"
+        await eventually(lambda: self.kept.num == self._num_misses)
+        return self._record(answer)
+
+    def _record(self, answer: httpx.Response) -> str:
+        record = [f"{name}: {answer.headers[name]}" for name in HEADERS if name in answer.headers]
+        for line in answer.text.split("\n"):
+            start, data = ("data: ", line[6:]) if line.startswith("data: {") else ("", line)
+            if data.startswith(("{", "[")):
+                data = TIMES.sub(r"\1~", json.dumps(json.loads(data)))
+            if data and (data == "event: error" or not data.startswith(("event: ", ":"))):
+                record.append(start + NEW_ID.sub(self._named, data))
+        told = "\n    ".join(record)
+        return f"    {answer.status_code} {told}".rstrip()
+
+    def _named(self, found: re.Match[str]) -> str:
+        number = 1 + sum(name.startswith(f"<{found[1]}_") for name in self._names.values())
+        return self._names.setdefault(found[0], f"<{found[1]}_{number}>")
+
+
+@asynccontextmanager
+async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
+    """`special`: what the engine says, keys with their lines, whether there is a database, options, and for a
+    cache of answers the similarity from which on questions are alike, or 1."""
+    engines = [FakeEngine(says=special.pop("says", "Hello you")), FakeEngine()]
+    engines += [FakeEngine(FAKE_EMBEDDER), FakeEngine(FAKE_RERANKER)]
+    await engines[0].load_adapter(adapter("french"))
+    embeds = SilentTokenizer() if special.pop("is_silent", False) else None
+    models = [
+        served(engines[0], tokenizer=FakeTokenizer(has_fim=True)).default,
+        named(engines[1], "fake:7b"),
+        embedding_model(engines[2], "embeds", "e", tokenizer=embeds),
+        embedding_model(engines[3], "ranks"),
+    ]
+    holders, has_database = special.pop("keys", {}), special.pop("database", True)
+    keys = key_ring(folder, special.pop("shared", None), **holders) if holders else None
+    jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
+    registry, kept, recall = ModelRegistry(models), Kept(), None
+    if least := special.pop("cache", None):
+        for model in models:
+            model.content_digest = lambda model=model: model.name  # type: ignore[misc]
+        answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept)
+        recall = AnswerLookup(answers, registry, SimilarAnswers("embeds", least) if least < 1 else None)
+        special["compares_turns"] = least < 1
+    special |= {name: tuple(value) for name, value in special.items() if isinstance(value, list)}
+    options = msgspec.structs.replace(OPTIONS, **special)
+    api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, recall=recall)
+    yield Server(api.app, engines, kept)
+    await api.settle()
+    if jobs:
+        await jobs.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
+async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
+    sections = []
+    for section in (FOLDER / f"{name}.txt").read_text("utf-8").split("\n\n## "):
+        title, *lines = [line for line in section.split("\n") if line and not line.startswith("    ")]
+        record = [title, *(lines.pop(0) for _ in range(lines[0].startswith("{")))]
+        async with serving(tmp_path, json.loads(record[1]) if record[1:] else {}) as server:
+            for line in lines:
+                record += [line] if record[-1].startswith(("# ", "! ", "@ ", "& ")) else ["", line]
+                if line.startswith("! "):
+                    server.engines[0].told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
+                elif line.startswith("@ "):
+                    header, _, value = line[2:].partition(":")
+                    server.headers[header] = value.strip()
+                elif line.startswith("& "):
+                    await server.begin(line[2:])
+                elif not line.startswith("# "):
+                    record.append(await (server.end() if line == "&" else server.answer(line)))
+        sections.append("\n".join(record))
+    assert "\n\n\n## ".join(sections) + "\n" == external_file(f"exchanges/{name}.txt")
