@@ -16,8 +16,8 @@ _FORGET = 0.98
 """What a further step leaves of those before: some 50 count.
 
 This guards against drafts that lose against all predictions (tests/scheduler/test_drafts.py tells when it
-must act). `scripts/regress.py sensitivity speculation.speculator._TRIAL` and the other names here: where drafts
-gain, no value matters.
+must act). `scripts/regress.py sensitivity speculation.speculator._TRIAL` and the other names here: where
+drafts gain, no value matters.
 """
 _TRIAL = 32
 """Steps with drafts before anything is said of them."""
