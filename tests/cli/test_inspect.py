@@ -193,7 +193,7 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_
         ({"general.name": "a\x1b[2Jb\nc ü"}, r"name           a\x1b[2Jb\nc ü", "\x1b"),
         (YARN, "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens", "\x1b"),
         (
-            lambda path: gemma3(tiny_model_path(), path, window=64),
+            lambda path: gemma3(path, window=64),
             "see the last 64 tokens only",
             "keep a state",
         ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import msgspec
 import pytest
 
@@ -20,10 +18,9 @@ from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.deaths import Death, DeathKind
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.engine_client.replay import RequestReplay
-from tests.engine.test_constrained import ending, generate, resumed, shown
+from tests.engine.test_constrained import generate, resumed, shown
 from tests.engine.test_core import Engine
 from tests.engine.test_parts import texts_of
-from tests.fakes import END_TOKEN
 from tests.scheduler.driver import alone, request
 
 END = "</t>"
@@ -38,45 +35,10 @@ def thinking(
     *,
     budget: int | None = 8,
     grammar: str | None = None,
-    output: int = 60,
-    begin: str = "",
-    opening: str = "",
     **more: object,
 ) -> GenerationRequest:
-    thoughts = Thinking(begin=begin, end=END, budget=budget, closing=spelt("." + END), opening=spelt(opening))
-    constraint = Constraint(grammar=grammar, thinking=thoughts)
-    return request(name, output=output, constraint=constraint, **more)
-
-
-@pytest.mark.parametrize("budget", [0, 1, 7, 30])
-def test_thoughts_end_when_their_budget_is_used_up(budget: int) -> None:
-    tokens = generate(thinking(budget=budget)).told("a")
-    assert tuple(tokens[budget : budget + 5]) == spelt("." + END)
-    assert len(tokens) == 60
-
-
-@pytest.mark.parametrize(("budget", "output", "end"), [(None, 60, ""), (8, 10, ".<")])
-def test_the_limit_of_tokens_also_cuts_thoughts_and_what_ends_them(
-    budget: int | None, output: int, end: str
-) -> None:
-    engine = generate(thinking(budget=budget, output=output))
-    assert END not in shown(engine, "a")
-    assert shown(engine, "a").endswith(end)
-    assert ending(engine) == (FinishReason.LENGTH, output)
-
-
-def test_the_answers_form_begins_behind_the_thoughts() -> None:
-    engine = generate(thinking(budget=8, grammar='{"?"}'))
-    _, _, answer = shown(engine, "a").partition(END)
-    assert (answer[:2], answer[3:], len(answer)) == ('{"', '"}', 5)
-    assert ending(engine)[0] is FinishReason.STOP
-
-
-def test_a_model_that_must_think_opens_its_thoughts_and_others_need_not_begin_with_any() -> None:
-    text = shown(generate(thinking(begin="<t>", opening="<t>", grammar="yes")), "a")
-    assert (text[:3], text[11:]) == ("<t>", "." + END + "yes")
-    text = shown(generate(thinking(begin="<t>", budget=0)), "a")
-    assert (END in text, len(text)) == (False, 60)
+    thoughts = Thinking(end=END, budget=budget, closing=spelt("." + END))
+    return request(name, output=60, constraint=Constraint(grammar=grammar, thinking=thoughts), **more)
 
 
 def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
@@ -88,16 +50,6 @@ def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
     whole = stopped.told("a")
     for num_told in range(len(whole)):
         assert resumed(one, whole[:num_told]).told("a") == whole[num_told:]
-
-
-@pytest.mark.parametrize("begin", ["", "<t>"])
-def test_an_output_goes_on_where_a_dead_engine_left_it(begin: str) -> None:
-    one = thinking(begin=begin, opening=begin, budget=6, grammar="{?a*b?}")
-    whole = alone(one)[:-1]
-    for num_told in range(len(whole)):
-        engine = resumed(one, whole[:num_told])
-        assert engine.told("a") == whole[num_told:]
-        assert ending(engine) == (FinishReason.STOP, len(whole) + 1)
 
 
 def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
@@ -114,32 +66,6 @@ def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
         rest = texts_of(other.events)
         assert all(whole[part].endswith(rest[part]) for part in OutputPart)
         assert other.finish().thought_tokens == num_thoughts
-
-
-def test_where_log_probabilities_are_asked_for_the_output_is_the_same() -> None:
-    free = thinking("a", budget=5, grammar="{?b?}")
-    scored = thinking("b", budget=5, grammar="{?b?}", tokens=free.tokens, top_logprobs=0)
-    engine = generate(free, scored)
-    assert engine.told("a") == engine.told("b")
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_company_changes_nothing(seed: int) -> None:
-    """Requests with and without a form, of several budgets, come while others run."""
-    draw = random.Random(seed)
-    budgets, grammars = (None, 0, 3, 9), (None, "{?a*}")
-    asked = [
-        thinking(f"r{i}", budget=draw.choice(budgets), grammar=draw.choice(grammars), output=40)
-        for i in range(12)
-    ]
-    engine = Engine()
-    for one in asked:
-        engine.submit(one)
-        for _ in range(draw.randrange(4)):
-            engine.step()
-    engine.run()
-    for one in asked:
-        assert engine.told(one.id) == [token for token in alone(one) if token != END_TOKEN]
 
 
 # -- ended by somebody, while they go on -------------------------------------------------------------------

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from gguf import GGUFReader
 
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.step import Open, Span, Step
@@ -25,7 +24,7 @@ from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama import driver
 from tests.llama.driver import GREEDY, SmallMachine, generate
-from tests.llama.odd_models import header_only, rewritten
+from tests.llama.odd_models import as_architecture, header_only, rewritten
 from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
@@ -212,14 +211,6 @@ def test_a_model_that_says_strange_things_of_itself(
     if "tokenizer.ggml.model" in changes:
         with pytest.raises(StartupError, match="has no tokenizer"):
             Vocabulary.open(path)
-
-
-def as_architecture(source: Path, target: Path, architecture: str, **more: object) -> Path:
-    """The same model under the name of another architecture that has the same tensors."""
-    values = GGUFReader(source).fields.items()
-    facts = {name.replace("llama.", f"{architecture}."): field.contents() for name, field in values}
-    own = {name: value for name, value in facts.items() if name.startswith(f"{architecture}.")}
-    return rewritten(source, target, {"general.architecture": architecture, **own, **more})
 
 
 @pytest.mark.parametrize("causal", [None, False])

@@ -222,9 +222,9 @@ def filled(backend: LlamaBackend, cells: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("window", [5, 8, 24])
-def test_cells_are_saved_whole_however_narrow_the_window_is(tiny: Path, tmp_path: Path, window: int) -> None:
+def test_cells_are_saved_whole_however_narrow_the_window_is(tmp_path: Path, window: int) -> None:
     """llama.cpp leaves out what a window hides from the last cell that it saves together."""
-    path = gemma3(tiny, tmp_path / "narrow.gguf", window=window)
+    path = gemma3(tmp_path / "narrow.gguf", window=window)
     text = tuple(token % 500 for token in TEXT)
     with loaded(path, kv_type="f32", threads=1) as backend:
         with holding(backend, 0, text[:64], text[64:100], text[100:120]):
