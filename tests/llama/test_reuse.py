@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -32,7 +31,6 @@ from tests.llama.driver import (
     do,
     execute_and_press,
     feed,
-    generate,
     holding,
     loaded,
     logprobs,
@@ -42,7 +40,6 @@ from tests.llama.odd_models import gemma3
 
 CHUNKS = (TEXT[:40], TEXT[40:64], TEXT[64:128])
 """Two blocks of 64."""
-SAVING = (Save(0, 0, 64, block=1), Save(0, 64, 128, block=2))
 
 SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("f32", "bf16")]
 
@@ -68,23 +65,6 @@ def nexts(backend: LlamaBackend, slot: int, start: int) -> tuple[Logprobs, Logpr
     return one, logprobs(backend, slot, start + 1, TEXT[start + 1 : start + 33])
 
 
-def test_sharers_do_not_see_each_other(pool: LlamaBackend) -> None:
-    texts = {slot: TEXT[:100] + OTHER[10 * slot : 10 * slot + 10] for slot in range(1, 5)}
-    outputs: dict[int, list[int]] = {slot: [] for slot in texts}
-    with ExitStack() as slots:
-        slots.enter_context(holding(pool, 0, TEXT[:100]))
-        for slot, text in texts.items():
-            slots.enter_context(opened(pool, slot, text))
-            do(pool, ShareCells(0, slot, 100))
-        spans = tuple(Span(slot, 100, text[100:], True) for slot, text in texts.items())
-        for position in range(110, 118):
-            samples = pool.execute(Step(spans=spans)).samples
-            for slot, sample in samples.items():
-                outputs[slot].append(sample.token)
-            spans = tuple(Span(slot, position, (sample.token,), True) for slot, sample in samples.items())
-    assert outputs == {slot: generate(pool, text, 8) for slot, text in texts.items()}
-
-
 def test_sharing_takes_no_cells(tight: LlamaBackend) -> None:
     with holding(tight, 0, TEXT[:200]), ExitStack() as slots:
         for slot in range(1, 6):
@@ -106,64 +86,22 @@ def test_closing_the_source_leaves_the_sharers_intact(tight: LlamaBackend) -> No
     assert_close(found, expected)
 
 
-def restoring(slot: int) -> tuple[Verb, ...]:
-    return Restore(1, slot, 0, 64), Restore(2, slot, 64, 128)
-
-
-class Story(NamedTuple):
-    restoring: tuple[Verb, ...]
-    slots: tuple[int, ...] = (0,)
-    """They hold the text after that."""
-    saving: tuple[Verb, ...] = SAVING
-    beside: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Other slots with what they hold, from before the text is computed to the end."""
-    again: tuple[tuple[int, ...], ...] = ()
-    """Chunks that slot 0 has computed again when it is restored."""
-
-
-STORIES = {
-    "in its own slot": Story(restoring(0)),
-    "in another slot": Story(restoring(4), (4,)),
-    "twice": Story((*restoring(2), *restoring(3)), (2, 3)),
-    "beside others": Story(restoring(5), (5,), beside=((1, OTHER[:50]), (3, TEXT[50:100]))),
-    "behind what is shared": Story((ShareCells(0, 1, 64), Restore(2, 1, 64, 128)), (1,), again=CHUNKS[:2]),
-    "saved by sharers": Story(
-        restoring(3),
-        (3,),
-        (ShareCells(0, 1, 128), ShareCells(0, 2, 64), Save(1, 0, 64, block=1), Save(0, 64, 128, block=2)),
-    ),
-}
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_a_restored_prefix_gives_identical_logits(pool: LlamaBackend, story: Story) -> None:
-    with ExitStack() as others:
-        for slot, text in story.beside:
-            others.enter_context(holding(pool, slot, text))
-        with holding(pool, 0, *CHUNKS), ExitStack() as sharers:
-            for slot in {verb.slot for verb in story.saving if isinstance(verb, ShareCells)}:
-                sharers.enter_context(holding(pool, slot))
-            do(pool, *story.saving)
-            expected = nexts(pool, 0, 128)
-        with holding(pool, 2, OTHER[:130]):
-            pass  # the freed cells hold something else now
-        with ExitStack() as slots:
-            for slot in {0, *story.slots}:
-                slots.enter_context(holding(pool, slot, *(story.again if slot == 0 else ())))
-            do(pool, *story.restoring)
-            found = [nexts(pool, slot, 128) for slot in story.slots]
-            assert found == [expected] or len(found) > 1
-            for each in zip(*found, strict=True):
-                assert_close(each[0], each[-1])
-    do(pool, Drop(1), Drop(2))
-
-
-def test_saving_changes_nothing(pool: LlamaBackend) -> None:
-    with holding(pool, 0, *CHUNKS):
+def test_a_restored_prefix_gives_identical_logits(pool: LlamaBackend) -> None:
+    """In its own slot and in others, beside others, and behind what is shared."""
+    with holding(pool, 0, *CHUNKS), holding(pool, 1), holding(pool, 2):
+        do(pool, ShareCells(0, 1, 128), ShareCells(0, 2, 64))
+        do(pool, Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
         expected = nexts(pool, 0, 128)
-    with holding(pool, 0, *CHUNKS):
-        do(pool, Save(0, 0, 64, block=1), Save(0, 50, 128, block=2))
+    with holding(pool, 2, OTHER[:130]):
+        pass  # the freed cells hold something else now
+    with holding(pool, 0):
+        do(pool, Restore(1, 0, 0, 64), Restore(2, 0, 64, 128))
         assert nexts(pool, 0, 128) == expected
+    with holding(pool, 5, OTHER[:50]), holding(pool, 2), holding(pool, 4, *CHUNKS[:2]), holding(pool, 1):
+        do(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 128), ShareCells(4, 1, 64), Restore(2, 1, 64, 128))
+        for slot in (1, 2):
+            for some, others in zip(nexts(pool, slot, 128), expected, strict=True):
+                assert_close(some, others)
     do(pool, Drop(1), Drop(2))
 
 
