@@ -624,3 +624,52 @@ class TestDemo:
     def test_repositorys_own_generator(self, tmp_path: Path) -> None:
         path = resolve_model("demo", demo=DemoFiles(models=(), cache=tmp_path))
         assert path.read_bytes().startswith(b"GGUF")
+
+
+CONTENT = b"GGUF" + bytes(400_000)
+
+
+@pytest.fixture
+def evil_hub() -> Iterator[Hub]:
+    with running({"acme/evil": Repo({"m.gguf": CONTENT})}) as evil_hub:
+        yield evil_hub
+
+
+@pytest.fixture
+def evil_user(evil_hub: Hub, tmp_path: Path) -> User:
+    return User(tmp_path / "home", evil_hub.endpoint)
+
+
+def files(evil_user: User) -> list[Path]:
+    return [path for path in evil_user.home.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def test_more_than_was_announced_is_not_stored(evil_hub: Hub, evil_user: User) -> None:
+    evil_hub.repos["acme/evil"].claimed_size = 1000
+    assert "the hub sends more of m.gguf than" in evil_user.failure("hf:acme/evil")
+    assert [path for path in files(evil_user) if path.stat().st_size > 1000] == []
+
+
+@pytest.mark.parametrize("etag", ["..", ".", "a/b", "g" * 64, "0" * 63])
+def test_a_hash_that_is_none_names_no_file(evil_hub: Hub, evil_user: User, etag: str) -> None:
+    evil_hub.repos["acme/evil"].etag = etag
+    assert "does not say which content" in evil_user.failure("hf:acme/evil/m.gguf")
+    evil_hub.repos["acme/evil"].etag = None
+    assert evil_user.resolve("hf:acme/evil/m.gguf").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf:o/r\0",
+        "hf:o\0/r",
+        "hf:o/r/m\0.gguf",
+        "hf:o/r:Q4\0",
+        "hf:o/r/a\n.gguf",
+        "hf:o/r/a\\b.gguf",
+        "hf:ö/r",
+    ],
+)
+def test_names_with_characters_that_no_hub_has(name: str) -> None:
+    with pytest.raises(StartupError, match="is not hf:OWNER/REPO"):
+        parse_hub_name(name)

@@ -1,7 +1,8 @@
-"""Tensors from the header alone: against the `gguf` package, and against damage."""
+"""GGUF headers: tensors as the `gguf` package reads them, kinds of models, and damage of all sorts."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import gguf
 import pytest
 
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name, model_kind
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, file_tensors, model_tensors, tensor_type_named
-from tests.llama.odd_models import split
+from tests.llama.odd_models import header_only, split, written
 from tests.tiny_model import tiny_model_path
 
 
@@ -116,3 +118,122 @@ def test_files_that_end_too_early(tiny: Path, tmp_path: Path, kept: int, line: s
     said = line.replace("SIZE", f"{tiny.stat().st_size:,}")
     with pytest.raises(StartupError, match=f"is truncated or damaged: {said}"):
         model_tensors(GgufHeader(path))
+
+
+_HUGE = [2**26 + 1, 2**32 - 1, 2**33, 2**63 - 1, 2**64 - 1]
+_SPARSE = 1 << 40
+"""Bytes of a file that takes no room on disk: what is believed of it is read for hours."""
+
+
+def sparse(path: Path, head: bytes) -> Path:
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(_SPARSE)
+    return path
+
+
+def head(*, version: int = 3, tensors: int = 0, pairs: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, pairs)
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def pair(key: bytes, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StartupError) as error:
+        file_tensors(GgufHeader(path))
+    (line,) = str(error.value).splitlines()
+    assert str(path) in line
+    return line
+
+
+@pytest.mark.parametrize("count", _HUGE)
+def test_pairs_and_tensors(count: int, tmp_path: Path) -> None:
+    assert f"counts {count:,}" in refusal(sparse(tmp_path / "m.gguf", head(pairs=count)))
+    assert "dimensions" in refusal(sparse(tmp_path / "m.gguf", head(tensors=count)))
+
+
+@pytest.mark.parametrize("count", _HUGE)
+@pytest.mark.parametrize("before", [b"", text(b"key") + struct.pack("<I", 8)])
+def test_lengths_of_keys_and_strings(before: bytes, count: int, tmp_path: Path) -> None:
+    refusal(sparse(tmp_path / "m.gguf", head(pairs=1) + before + struct.pack("<Q", count)))
+
+
+@pytest.mark.parametrize("count", _HUGE)
+@pytest.mark.parametrize("kind", [0, 5, 6, 8, 9, 10, 12, 99])
+def test_lengths_of_arrays(kind: int, count: int, tmp_path: Path) -> None:
+    array = pair(b"key", 9, struct.pack("<IQ", kind, count))
+    path = sparse(tmp_path / "m.gguf", head(pairs=1) + array)
+    with contextlib.suppress(StartupError):  # a long array of numbers is left in the file
+        GgufHeader(path)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("<I", 100_000), ("<I", 2**32 - 1), ("<Q", 2**63)])
+def test_parts(kind: str, count: int, tmp_path: Path) -> None:
+    pairs = pair(b"split.count", 4 if kind == "<I" else 10, struct.pack(kind, count))
+    path = tmp_path / f"m-00001-of-{count:05d}.gguf"
+    path.write_bytes(head(pairs=1) + pairs)
+    with pytest.raises(StartupError, match=r"split\.count is [\d,]+, at most 99,999 can be"):
+        model_tensors(GgufHeader(path))
+
+
+def test_parts_by_their_name_alone() -> None:
+    assert files_by_name(Path("a/m.gguf")) == [Path("a/m.gguf")]
+    assert files_by_name(Path("a/m-00002-of-00003.gguf")) == [
+        Path(f"a/m-0000{number}-of-00003.gguf") for number in (1, 2, 3)
+    ]
+    assert files_by_name(Path("m-00001-of-1000000000.gguf")) == [Path("m-00001-of-1000000000.gguf")]
+
+
+def test_a_file_for_other_machines_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    assert refusal(path) == f"{path} is for big-endian machines."
+
+
+NONE, MEAN, LAST, RANK = 0, 1, 3, 4
+UNSPECIFIED = 2**32 - 1
+"""-1, as llama.cpp's own writer writes it."""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling", "causal", "kind"),
+    [
+        ("qwen3", -1, None, ModelKind.GENERATES),
+        ("llama", None, None, ModelKind.GENERATES),
+        ("llama", NONE, True, ModelKind.GENERATES),
+        ("llama", UNSPECIFIED, None, ModelKind.GENERATES),
+        ("llama", UNSPECIFIED, False, ModelKind.EMBEDS),
+        ("bert", UNSPECIFIED, None, ModelKind.EMBEDS),
+        ("qwen3", LAST, None, ModelKind.EMBEDS),
+        ("qwen3", RANK, None, ModelKind.RERANKS),
+        ("llama", None, False, ModelKind.EMBEDS),
+        ("bert", MEAN, False, ModelKind.EMBEDS),
+        ("bert", None, None, ModelKind.EMBEDS),
+        ("bert", RANK, False, ModelKind.RERANKS),
+        ("nomic-bert-moe", NONE, None, ModelKind.EMBEDS),
+        ("an-architecture-of-tomorrow", None, None, ModelKind.GENERATES),
+    ],
+)
+def test_the_header_says_what_a_model_is_for(
+    tmp_path: Path, architecture: str, pooling: int | None, causal: bool | None, kind: ModelKind
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", architecture)
+    if pooling is not None:
+        add_pooling = writer.add_int32 if pooling < 0 else writer.add_uint32
+        add_pooling(f"{architecture}.pooling_type", pooling)
+    if causal is not None:
+        writer.add_bool(f"{architecture}.attention.causal", causal)
+    assert model_kind(GgufHeader(written(writer, tmp_path / "a.gguf"))) is kind
+
+
+@pytest.mark.parametrize("pooling", [5, 255, 2**31])
+def test_a_pooling_of_tomorrow_is_refused(tmp_path: Path, pooling: int) -> None:
+    file = header_only(tmp_path / "a.gguf", "qwen3", {"qwen3.pooling_type": pooling})
+    with pytest.raises(StartupError, match=rf"qwen3\.pooling_type is {pooling:,}, which llama\.cpp does not"):
+        model_kind(GgufHeader(file))
