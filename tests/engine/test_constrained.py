@@ -96,9 +96,7 @@ def test_forced_tokens_keep_to_the_limit_and_the_end_counts_as_a_token() -> None
         ("???", 2, 2, 0),
     ],
 )
-def test_tokens_that_were_not_sampled_are_counted(
-    pattern: str, output: int, sampled: int, forced: int
-) -> None:
+def test_forced_tokens_are_counted(pattern: str, output: int, sampled: int, forced: int) -> None:
     engine = generate(constrained("a", pattern, output=output))
     figures = engine.all_figures
     assert engine.finish().forced_tokens == sum(f.forced for f in figures) == forced
@@ -110,7 +108,7 @@ def test_tokens_that_were_not_sampled_are_counted(
     ("pattern", "stop", "said", "num_tokens", "num_computed"),
     [("?abcdef?", ("cd",), "?ab", 5, 4), ("abcdef?", ("cd",), "ab", 4, 0), ("yes", (), "yes", 4, 0)],
 )
-def test_an_output_without_a_choice_is_never_computed_and_stop_strings_end_what_is_forced(
+def test_forced_output_is_never_computed(
     pattern: str, stop: tuple[str, ...], said: str, num_tokens: int, num_computed: int
 ) -> None:
     engine = generate(constrained("a", pattern, stop=stop))
@@ -156,9 +154,7 @@ PANICKED = "The engine could not handle this request (Panic)."
         ("%", PANICKED, 0, False),
     ],
 )
-def test_a_grammar_that_fails_ends_only_its_own_request(
-    pattern: str, error: str, output: int, is_own_fault: bool
-) -> None:
+def test_grammars_that_fail(pattern: str, error: str, output: int, is_own_fault: bool) -> None:
     one = constrained("good", "{???}")
     engine = generate(constrained("bad", pattern), one)
     finish = engine.finish("bad")
@@ -216,11 +212,7 @@ def spelt(text: str) -> tuple[int, ...]:
 
 
 def thinking(
-    name: str = "a",
-    *,
-    budget: int | None = 8,
-    grammar: str | None = None,
-    **more: object,
+    name: str = "a", *, budget: int | None = 8, grammar: str | None = None, **more: object
 ) -> GenerationRequest:
     thoughts = Thinking(end=END, budget=budget, closing=spelt("." + END))
     return request(name, output=60, constraint=Constraint(grammar=grammar, thinking=thoughts), **more)
@@ -340,9 +332,7 @@ async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
 @pytest.mark.parametrize("stop", [(), ("never there",)])
 @pytest.mark.parametrize("num_steps", [None, 0, 1, 9])
 @pytest.mark.anyio
-async def test_an_answer_is_ended_as_it_is(
-    num_steps: int | None, stop: tuple[str, ...], ends_thoughts: bool
-) -> None:
+async def test_an_answer_is_ended(num_steps: int | None, stop: tuple[str, ...], ends_thoughts: bool) -> None:
     """Where there is no engine yet it ends in the next one, also when its thoughts have just been ended."""
     one = request("a", output=40, stop=stop)
     client, whole = Client(one), alone(one)

@@ -362,9 +362,7 @@ class BusyBackend(FakeBackend):
     ("running", "newcomer", "interrupts"),
     [(BATCH, Priority.INTERACTIVE, True), (BATCH, BATCH, False), (Priority.INTERACTIVE,) * 2 + (False,)],
 )
-def test_an_interactive_newcomer_interrupts_batch_work_only(
-    running: Priority, newcomer: Priority, interrupts: bool
-) -> None:
+def test_a_newcomer_interrupts_batch_work(running: Priority, newcomer: Priority, interrupts: bool) -> None:
     backend = BusyBackend()
     engine = Engine(backend=backend)
     one = request("one", prompt=100, priority=running)
@@ -408,9 +406,7 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_ro
 
 
 @pytest.mark.parametrize(("cpu_expert_layers", "in_one_go"), [(0, True), (9, False)])
-def test_where_steps_cannot_be_interrupted_those_of_batch_work_are_short(
-    cpu_expert_layers: int, in_one_go: bool
-) -> None:
+def test_batch_steps_on_a_device_are_short(cpu_expert_layers: int, in_one_go: bool) -> None:
     """A device computes on; the CPU, which has the experts of each layer, would hear of a newcomer."""
     gpu = Device(name="Vulkan0", backend="V", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
     placed = {"layers": 9, "num_layers": 9, "weights_bytes": 1000, "cells_bytes": 1000}

@@ -77,9 +77,7 @@ STORIES = [
 
 
 @pytest.mark.parametrize(("form", "stage", "text", "thoughts", "content"), STORIES)
-def test_thoughts_and_content(
-    form: str, stage: ThinkingStage, text: str, thoughts: str, content: str
-) -> None:
+def test_thoughts_and_answer(form: str, stage: ThinkingStage, text: str, thoughts: str, content: str) -> None:
     assert read(reader(form, stage), [text]) == (thoughts, content)
     assert read(reader(form, stage), list(text)) == (thoughts, content)
 
@@ -233,11 +231,7 @@ def shown(releases: list[ReleasedText]) -> str:
 
 HELD = ReleasedText(0, "")
 RELEASES: dict[str, tuple[list[bytes], tuple[str, ...], list[ReleasedText]]] = {
-    "plain tokens pass at once": (
-        [b"Hel", b"lo"],
-        (),
-        [ReleasedText(1, "Hel"), ReleasedText(1, "lo"), HELD],
-    ),
+    "plain tokens pass at once": ([b"Hel", b"lo"], (), [ReleasedText(1, "Hel"), ReleasedText(1, "lo"), HELD]),
     "a character in parts is held until it is whole": (
         [b"\xf0\x9f", b"\x98", b"\x80!"],
         (),
@@ -290,9 +284,7 @@ def test_unfinished_characters_at_the_end_and_in_a_stop() -> None:
 
 
 @given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.text("ab\u00e9", min_size=1, max_size=4)))
-def test_the_whole_is_the_decoded_sum_of_its_parts_up_to_the_stop(
-    pieces: list[bytes], stop: list[str]
-) -> None:
+def test_the_whole_is_the_decoded_sum_of_its_parts_up_to_a_stop(pieces: list[bytes], stop: list[str]) -> None:
     releases = stream(pieces, *stop)
     whole = b"".join(pieces)
     if releases[-1].stopped:

@@ -122,9 +122,7 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
     assert parts(steps(engine)) == [ShownPart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
 
 
-def test_each_step_is_logged_with_who_was_in_it_and_at_other_levels_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.trace")
     steps(watched(CHAT, JOB))
     assert caplog.records == []

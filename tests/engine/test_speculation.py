@@ -5,12 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import (
-    CancelRequest,
-    FinishReason,
-    Submit,
-    TokenEvent,
-)
+from openai_cpu_server.contract.messages import CancelRequest, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.contract.step import TokenLogprob
 from tests.engine.test_core import OPTIONS, Engine

@@ -1,4 +1,4 @@
-"""The engine's side of the turn and of its steps, on clocks of our own: when it may compute, and for how long."""
+"""The engine's side of the turn and of its steps, on our own clocks: when it may compute, and how long."""
 
 from __future__ import annotations
 

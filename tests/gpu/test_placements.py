@@ -71,12 +71,7 @@ def shaders() -> Path:
 
 @pytest.mark.parametrize(("shape", "place"), CASES)
 async def test_a_model_on_a_device(
-    shape: str,
-    place: str,
-    shaders: Path,
-    device: Device,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: str, place: str, shaders: Path, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, asked = with_all_experts(tiny_model_path(shape=shape), tmp_path / "model.gguf"), PLACES[place]
     options = {

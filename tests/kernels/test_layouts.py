@@ -67,9 +67,7 @@ def test_each_expert_gets_its_share_of_the_rows(graphs: LayoutGraphs) -> None:
 
 
 @pytest.mark.parametrize("experts", [None, 3])
-def test_products_that_are_left_to_ggml_are_ggmls(
-    library: KernelLibrary, graphs: LayoutGraphs, experts: int | None
-) -> None:
+def test_products_left_to_ggml(library: KernelLibrary, graphs: LayoutGraphs, experts: int | None) -> None:
     library.switch_on(Kernel.PRODUCTS)
     for left, kinds in (((GgmlType.Q8_0,), (GgmlType.Q4_0,)), ((), (GgmlType.Q8_0, GgmlType.Q4_0))):
         library.leave(left)

@@ -85,9 +85,7 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
     assert not reaches(library, graphs)
 
 
-def test_a_kernel_that_came_too_late_is_off(
-    library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path
-) -> None:
+def test_a_kernel_that_is_late_is_off(library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path) -> None:
     """A second copy of the library, behind ggml."""
     late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())

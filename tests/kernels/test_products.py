@@ -147,9 +147,7 @@ def test_types_and_shapes(check: Check, kind: GgmlType) -> None:
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_a_row_gives_the_same_whatever_is_beside_it(
-    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
-) -> None:
+def test_a_row_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     """To the last bit: so a greedy answer does not depend on who else is served."""
     case = product_case(np.random.default_rng(0), kind, rows=70, outputs=100, depth=768)
     together = computed(library, graphs, case)
@@ -192,9 +190,7 @@ def test_weights_at_the_ends_of_their_range(check: Check, graphs: GgmlGraphs, ki
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_nothing_gives_nothing_and_a_broken_row_spoils_no_other(
-    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
-) -> None:
+def test_zeros_and_a_broken_row(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=8, outputs=40, depth=512)
     for zero in ("activations", "weights"):
         nothing = msgspec.structs.replace(case, **{zero: np.zeros_like(getattr(case, zero))})
@@ -255,9 +251,7 @@ def test_shapes_of_experts(
 
 
 @pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
-def test_a_token_gives_the_same_whoever_shares_its_experts(
-    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
-) -> None:
+def test_a_token_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     """To the last bit, and the same as each expert's product alone."""
     random = np.random.default_rng(0)
     experts = chosen(random, tokens=50, slots=3, num_experts=8)
@@ -276,9 +270,7 @@ def test_a_token_gives_the_same_whoever_shares_its_experts(
 
 
 @pytest.mark.parametrize("number", [-1, 5, 2**31 - 1, -(2**31)])
-def test_an_expert_that_there_is_not_gives_zeros(
-    library: KernelLibrary, graphs: GgmlGraphs, number: int
-) -> None:
+def test_an_unknown_expert_gives_zeros(library: KernelLibrary, graphs: GgmlGraphs, number: int) -> None:
     random = np.random.default_rng(0)
     experts = chosen(random, tokens=6, slots=2, num_experts=5)
     case = expert_case(random, GgmlType.Q8_0, experts, num_experts=5)
@@ -292,12 +284,7 @@ def test_an_expert_that_there_is_not_gives_zeros(
     ("batches", "matrices", "rows"),
     [
         *(((number,), 3, rows) for number in (3, 6) for rows in (1, 20)),  # a matrix for each, or for several
-        *(
-            ((16,), 1, 1),
-            ((2,), 1, 3),
-            ((2, 4), 1, 1),
-            ((3, 2), 1, 5),
-        ),  # as recurrent layers
+        *(((16,), 1, 1), ((2,), 1, 3), ((2, 4), 1, 1), ((3, 2), 1, 5)),  # as recurrent layers
     ],
 )
 def test_batches(

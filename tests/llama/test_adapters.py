@@ -174,9 +174,7 @@ def test_an_embedding_that_is_the_output_too_is_refused(tmp_path: Path) -> None:
         assert "uses for its output too" in refusal(backend, path)
 
 
-def test_what_is_no_adapter_or_another_one_is_refused_and_a_good_one_served(
-    backend: LlamaBackend, tmp_path: Path
-) -> None:
+def test_what_is_no_adapter_is_refused_and_a_good_one_served(backend: LlamaBackend, tmp_path: Path) -> None:
     text, cut, path = tmp_path / "text.gguf", tmp_path / "cut.gguf", tmp_path / "a.gguf"
     text.write_text("no adapter")
     whole = make_adapter(path).read_bytes()

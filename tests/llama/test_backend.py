@@ -129,9 +129,7 @@ SEEDED = Sampling(
 
 
 @pytest.mark.parametrize("produced", [1, 5, 11])
-def test_a_resumed_request_gets_the_tokens_that_it_would_have_got(
-    backend: LlamaBackend, produced: int
-) -> None:
+def test_a_resumed_request_gets_the_same_tokens(backend: LlamaBackend, produced: int) -> None:
     whole = generate(backend, PROMPT, 16, SEEDED)
     resumed = whole[:produced]
     with opened(backend, 5, PROMPT, SEEDED, output=resumed):

@@ -102,9 +102,7 @@ def test_new_blocks_beside_imported_ones_also_of_a_link(tiny: Path, path: Path, 
         assert backend.import_cache(str(path)) == (*BLOCKS, more)
 
 
-def test_an_empty_cache_and_no_file_are_nothing_to_speak_of(
-    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_cache(writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     writer.export_cache(str(path), ())
     assert writer.import_cache(str(path)) == ()
@@ -174,7 +172,7 @@ def test_damaged_cells_are_left_out_with_all_that_continues_them(
     [*({"kv_type": kv_type} for kv_type in KV_TYPES[1:]), {"flash_attention": False}, {"name": "other"}],
     ids=str,
 )
-def test_a_file_of_another_kv_type_layout_or_model(
+def test_a_file_of_another_model(
     tiny: Path, tmp_path: Path, path: Path, refusal: Refusal, other: dict[str, object]
 ) -> None:
     options, model = dict(other), tiny
@@ -197,9 +195,7 @@ def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == ["occupied"]
 
 
-def test_a_limited_file_has_the_first_blocks_and_one_that_nothing_was_added_to_stays(
-    tiny: Path, path: Path, tmp_path: Path
-) -> None:
+def test_a_limited_file_has_the_first_blocks(tiny: Path, path: Path, tmp_path: Path) -> None:
     with loaded(tiny) as backend:
         backend.import_cache(str(path))
         inode, small = path.stat().st_ino, tmp_path / "small"

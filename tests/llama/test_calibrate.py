@@ -104,9 +104,7 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(bench: Ben
 
 
 @pytest.mark.parametrize("stall_s", [0.0, 0.6], ids=["smooth", "stalled"])
-def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
-    bench: Bench, stall_s: float
-) -> None:
+def test_the_longest_piece_becomes_shorter_until_there_is_time(bench: Bench, stall_s: float) -> None:
     """It takes 17 steps at first, and somebody comes after 12 each time.
 
     A stall leaves no time for sizes above one token, and a context of such steps takes hundreds of them.
@@ -153,9 +151,7 @@ def test_a_damaged_file_or_a_curve_that_cannot_be_is_measured_again(bench: Bench
     assert is_sane(bench.measured())
 
 
-def test_beside_busy_neighbours_or_without_a_folder_it_is_used_but_not_kept(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beside_busy_neighbours_it_is_not_kept(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert is_sane(bench.measured(Neighbours(0.5)))
     assert not list(bench.folder.iterdir())
     assert "other processes took 50 %" in caplog.text
@@ -194,9 +190,7 @@ def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path,
     ],
     ids=str,
 )
-def test_small_pools_other_options_and_a_model_without_cells(
-    tiny: Path, tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_other_options_and_no_cells(tiny: Path, tmp_path: Path, changes: dict[str, object]) -> None:
     chosen = {**SIZES, **changes}
     model = tiny_model_path(shape="tiny-mamba") if chosen.pop("model", None) else tiny
     with loaded(model, **chosen) as backend:

@@ -131,9 +131,7 @@ def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
-def test_an_output_goes_on_wherever_it_was_left(
-    roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
-) -> None:
+def test_an_output_is_resumed(roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]) -> None:
     one = asked("resume", OBJECT, sampling, constraint=constraint)
     whole = run_one(roomy, one)
     assert whole.reason is FinishReason.STOP
@@ -190,9 +188,7 @@ def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) ->
         assert [words.shown(token) for token in output.take_forced()] == [b"x"]
 
 
-def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
-    words: ModelTokens, vocabulary: Vocabulary
-) -> None:
+def test_the_rest_of_the_triggers_token_is_of_the_grammar(words: ModelTokens, vocabulary: Vocabulary) -> None:
     ratings = token_of(vocabulary, b"at")
     for grammar, takes in (
         (gbnf_to_lark('root ::= "t" [0-9]'), True),
@@ -211,9 +207,7 @@ def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
     assert {vocabulary.piece(t) for t in np.flatnonzero(allowed)} == {b"%d" % i for i in range(10)}
 
 
-def test_a_token_that_goes_on_against_the_grammar_behind_a_trigger_is_not_chosen(
-    roomy: LlamaBackend, vocabulary: Vocabulary
-) -> None:
+def test_a_token_that_breaks_the_grammar_is_not_chosen(roomy: LlamaBackend, vocabulary: Vocabulary) -> None:
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
     bang = gbnf_to_lark('root ::= "!"')
@@ -235,7 +229,7 @@ def test_the_end_comes_only_when_the_grammar_is_complete(roomy: LlamaBackend) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("parameters", [{}, {"top_k": 1, "min_p": 0.5}, {"repeat_penalty": 1.9}])
-def test_no_parameter_allows_what_the_grammar_forbids(
+def test_parameters_and_grammars(
     roomy: LlamaBackend, temperature: float, parameters: dict[str, object]
 ) -> None:
     bias = {byte("Z"): 100.0, **{byte(c): -100.0 for c in "abcdefghijklmnopqrstuvwxyz"}}
@@ -287,7 +281,7 @@ WIDE = gbnf_to_lark("\n".join([f"root ::= [a-z] ({' | '.join(f'r{i}' for i in ra
     ],
     ids=["undefined", "no grammar", "empty", "open", "GBNF", "an empty trigger", "becomes too complex"],
 )
-def test_a_constraint_that_cannot_be_fails_only_its_own_request(
+def test_a_wrong_constraint_fails_alone(
     roomy: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
 ) -> None:
     found = run(roomy, asked("bad", grammar, constraint={"triggers": triggers}), asked("good", LETTERS))
@@ -377,9 +371,7 @@ def thinking(
 
 
 @pytest.mark.parametrize("budget", [0, 1, 40])
-def test_the_form_begins_when_the_budget_is_used_up(
-    roomy: LlamaBackend, closing: tuple[int, ...], budget: int
-) -> None:
+def test_the_budget_of_thoughts(roomy: LlamaBackend, closing: tuple[int, ...], budget: int) -> None:
     found = run_one(roomy, thinking("b", OBJECT, closing, budget=budget))
     assert found.reason is FinishReason.STOP
     begun = found.tokens.index(closing[0])
@@ -399,7 +391,7 @@ def test_a_free_answer_goes_on_behind_the_thoughts(roomy: LlamaBackend, closing:
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize("grammar", [OBJECT, None])
-def test_thoughts_go_on_wherever_they_were_left(
+def test_thoughts_are_resumed(
     roomy: LlamaBackend, closing: tuple[int, ...], sampling: Sampling, grammar: str | None
 ) -> None:
     one = thinking("resume", grammar, closing, sampling, max_tokens=75 if grammar is None else 300)
@@ -435,9 +427,7 @@ def test_where_a_trigger_is_one(words: ModelTokens, thoughts: Thinking, said: st
     assert output.allowed() is not None
 
 
-def test_a_token_that_ends_the_thoughts_may_bring_white_space_only(
-    words: ModelTokens, vocabulary: Vocabulary
-) -> None:
+def test_the_end_of_thoughts_may_bring_white_space_only(words: ModelTokens, vocabulary: Vocabulary) -> None:
     """The mark is one that a token of several letters completes."""
     at = token_of(vocabulary, b"at")
     for mark, takes in (("ra", False), ("rat", True)):
@@ -470,9 +460,7 @@ def test_thoughts_that_must_come_are_opened(words: ModelTokens) -> None:
     )
 
 
-def test_a_draft_may_say_anything_in_the_thoughts_but_their_end_before_an_answer_that_must_be(
-    words: ModelTokens,
-) -> None:
+def test_a_draft_does_not_end_thoughts_before_an_answer_that_must_be(words: ModelTokens) -> None:
     assert thoughtful(words).num_allowed([byte("a")] * 4) == 4
     end = min(words.ends)
     assert not thoughtful(words).takes(end)

@@ -1,4 +1,4 @@
-"""Draft tokens, also of a smaller model, change how many steps it takes: not what is chosen, nor how often."""
+"""Draft tokens, also those of a smaller model: they change the number of steps, and nothing else."""
 
 from __future__ import annotations
 
@@ -123,9 +123,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize(("right", "wrong"), [(4, 0), (0, 3), (2, 2), (12, 2)])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_real_tokens_and_their_scores_do_not_depend_on_drafts(
-    backend: LlamaBackend, name: str, right: int, wrong: int
-) -> None:
+def test_scores_do_not_depend_on_drafts(backend: LlamaBackend, name: str, right: int, wrong: int) -> None:
     plain = stepwise(backend, REQUESTS[name])
     drafted = stepwise(backend, REQUESTS[name], plain, right, wrong)[: len(plain)]
     assert [(s.token, s.forced) for s in drafted] == [(s.token, s.forced) for s in plain]
@@ -204,9 +202,7 @@ def drafts_of(event: TokenEvent) -> tuple[int, int]:
     ],
     ids=str,
 )
-def test_whole_answers_are_the_same_with_drafts_and_when_taken_up_again(
-    backend: LlamaBackend, parameters: dict[str, Any]
-) -> None:
+def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict[str, Any]) -> None:
     """Greedy answers of random weights soon repeat themselves, which is quoting too."""
     sampling = Sampling(**{"seed": 5, **parameters})
     requests = [
@@ -276,9 +272,7 @@ def tokens_drafted(demo: LlamaBackend, slot: int, start: int, tokens: Sequence[i
 
 
 @pytest.mark.parametrize("interrupts", [False, True])
-def test_what_it_drafts_for_itself_is_right_also_behind_an_interrupted_step(
-    sure: LlamaBackend, prompts: Prompts, interrupts: bool
-) -> None:
+def test_a_model_drafts_for_itself(sure: LlamaBackend, prompts: Prompts, interrupts: bool) -> None:
     for prompt in (*prompts, (prompts[0] * 30)[:250]):
         expected = generate(sure, prompt, 12)
         with opened(sure, 0, prompt):
@@ -330,9 +324,7 @@ def draft_along(
 
 
 @pytest.mark.parametrize(("num_to_read", "known"), [(90, [0, 90, 180]), (None, [0, 64, 128, 192])])
-def test_it_reads_a_long_prompt_in_some_steps(
-    prompts: Prompts, num_to_read: int | None, known: list[int]
-) -> None:
+def test_it_reads_a_prompt_in_steps(prompts: Prompts, num_to_read: int | None, known: list[int]) -> None:
     """No more than it may, or than a step holds."""
     prompt = (prompts[0] * 30)[:200]
     with (
@@ -420,9 +412,7 @@ def test_what_it_is_not_sure_of_counts_as_thought_of(sure: LlamaBackend, prompts
     assert set(found) == {(0, 1), (1, 2), (2, 2)}
 
 
-def test_its_price_is_told_and_what_cannot_draft_is_refused(
-    demo: LlamaBackend, tiny: Path, tmp_path: Path
-) -> None:
+def test_its_price_and_what_cannot_draft(demo: LlamaBackend, tiny: Path, tmp_path: Path) -> None:
     assert demo.info.draft_cost is not None
     assert 0 < demo.info.draft_cost < 1
     for model, draft, why in (

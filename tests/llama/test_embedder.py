@@ -125,9 +125,7 @@ def plain_rows(model: Path, inputs: list[tuple[int, ...]]) -> Vectors:
 
 @pytest.mark.parametrize("flash_attention", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_are_llama_cpps_whatever_is_in_the_step(
-    tmp_path: Path, name: str, *, flash_attention: bool
-) -> None:
+def test_rows_are_those_of_plain_llama_cpp(tmp_path: Path, name: str, *, flash_attention: bool) -> None:
     model, inputs = MODELS[name](tmp_path), some_inputs()
     with loaded(model, flash_attention=flash_attention, kv_tokens=POSITIONS) as embedder:
         found, labels = embed(embedder, *inputs), embedder.info.labels

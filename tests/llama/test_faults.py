@@ -48,9 +48,7 @@ def alone(backend: LlamaBackend, sampling: Sampling) -> list[int]:
 
 @pytest.mark.parametrize("targets", [(), BAD[1:]], ids=["sampled", "scored"])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3, temperature=1.0, top_k=40)], ids=str)
-def test_a_sequence_without_numbers_ends_and_the_others_go_on(
-    backend: LlamaBackend, sampling: Sampling, targets: tuple[int, ...]
-) -> None:
+def test_a_sequence_of_nan_ends(backend: LlamaBackend, sampling: Sampling, targets: tuple[int, ...]) -> None:
     expected = alone(backend, sampling)
     backend.execute(Step(verbs=(Open(0, sampling, GOOD), Open(1, sampling, BAD))))
     result = backend.execute(Step(spans=(Span(1, 0, BAD, not targets, targets), Span(0, 0, GOOD, True))))
@@ -70,9 +68,7 @@ def test_where_it_spoils_the_others_cells_another_process_does_better(model: Pat
             backend.execute(Step(spans=(Span(1, 0, BAD, True), Span(0, 0, GOOD, True))))
 
 
-def test_a_constraint_that_breaks_in_native_code_is_a_fault_of_its_own_sequence(
-    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_panic_is_a_fault_of_its_sequence(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not its grammar's fault, as far as anybody can know: a panic may be anything."""
 
     def panic(self: ConstrainedOutput) -> None:

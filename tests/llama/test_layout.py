@@ -74,9 +74,7 @@ def test_what_was_kept_is_what_an_engine_does(model: Path, tmp_path: Path, repac
         assert len(generate(backend, PROMPT, 4)) == 4
 
 
-def test_options_go_before_what_is_faster_and_another_kernel_is_another_decision(
-    model: Path, tmp_path: Path
-) -> None:
+def test_options_go_first_and_kernels_have_their_own_layouts(model: Path, tmp_path: Path) -> None:
     keep(model, tmp_path, WeightLayout(repacked=True), Kernels(products=KernelState(instruction_set="avx2")))
     keep(model, tmp_path, WeightLayout(left_to_ggml=("q4_0",)), Kernels())
     assert not chosen(model, tmp_path).repacked
@@ -86,9 +84,7 @@ def test_options_go_before_what_is_faster_and_another_kernel_is_another_decision
         assert known_layout(options(model, tmp_path, repack=asked), GgufHeader(model)) == layout
 
 
-def test_what_cannot_be_kept_is_not_decided(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An engine that replaces another one must not find something else."""
     assert chosen(model, None) == known_layout(options(model, None), GgufHeader(model)) == WeightLayout()
     (tmp_path / "file").write_text("in the way")
@@ -145,8 +141,6 @@ def times(
         ([times("mxfp4", 10.0, ours=1.0, repacked=5.0), times("q8_0", 1.0, ours=2.0)], False, ("q8_0",)),
     ],
 )
-def test_what_takes_less_time_in_steps_of_all_sizes_is_chosen(
-    groups: list[ProductTimes], repacked: bool, left: tuple[str, ...]
-) -> None:
+def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left: tuple[str, ...]) -> None:
     layout = faster_layout(groups)
     assert (layout.repacked, layout.left_to_ggml) == (repacked, left)

@@ -139,9 +139,7 @@ def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path)
         assert backend.info.kv_tokens == 16_384
 
 
-def test_the_pool_leaves_room_for_a_draft_models_weights_and_cells(
-    tiny: Path, tmp_path: Path, failure: Failure
-) -> None:
+def test_the_pool_leaves_room_for_a_draft_model(tiny: Path, tmp_path: Path, failure: Failure) -> None:
     cell, weights = bytes_per_cell(GgufHeader(tiny), KVType.F16), 2 * tiny.stat().st_size
     machine = SmallMachine(tmp_path, weights + 2 * 1100 * 2 * cell)
     with loaded(tiny, machine, kv_tokens=None, draft_model_path=str(tiny)) as backend:
@@ -203,7 +201,7 @@ HEADS = {
         (HEADS, ".*q8_0 with block size 32 does not divide.*"),
     ],
 )
-def test_a_model_that_says_strange_things_of_itself(
+def test_strange_metadata(
     tiny: Path, tmp_path: Path, failure: Failure, changes: dict[str, object], line: str
 ) -> None:
     path = rewritten(tiny, tmp_path / "odd.gguf", changes)

@@ -440,9 +440,7 @@ SIDES = np.stack([tone(0.5, rate=44_100), tone(0.5, 660, rate=44_100)], axis=1)
     ],
     ids=["wav", "8 kHz", "48 kHz", "stereo floats", "beyond 1", "flac", "mp3"],
 )
-def test_files_are_decoded_as_llama_cpp_does(
-    helper: Callable[[bytes], npt.NDArray[np.float32]], data: bytes
-) -> None:
+def test_files_are_decoded_alike(helper: Callable[[bytes], npt.NDArray[np.float32]], data: bytes) -> None:
     """It may put a zero behind the last sample."""
     theirs, ours = helper(data), decoded_samples(data)
     assert 0 <= len(theirs) - len(ours) <= 1

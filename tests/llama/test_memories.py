@@ -55,13 +55,7 @@ class Served:
     options: EngineOptions
 
 
-ONE_OF_EACH = (
-    "tiny-deepseek2",
-    "tiny-gemma4",
-    "tiny-mamba",
-    "tiny-qwen35",
-    "tiny-lfm2-window",
-)
+ONE_OF_EACH = ("tiny-deepseek2", "tiny-gemma4", "tiny-mamba", "tiny-qwen35", "tiny-lfm2-window")
 """All kinds of memory, latent and shared cells, and positions of three numbers."""
 
 

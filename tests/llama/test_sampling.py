@@ -256,9 +256,7 @@ def test_draws_at_the_edges(size: int) -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"frequency_penalty": 1.0}, {"ignore_eos": True}])
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
-def test_a_mask_leaves_the_distribution_of_what_it_allows(
-    parameters: dict[str, object], share: float
-) -> None:
+def test_a_mask_leaves_the_distribution(parameters: dict[str, object], share: float) -> None:
     """Also after another row was looked at with the same memory."""
     allowed = np.random.default_rng(2).random(SIZE) < share
     allowed[BEST_FIRST[40]] = True

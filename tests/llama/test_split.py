@@ -142,9 +142,7 @@ def test_what_goes_where(
 @pytest.mark.parametrize(
     ("name", "free_mib", "layers", "experts"), [("1b", 1024, 11, 0), ("qwen3-moe", 1536, 17, 4)]
 )
-def test_no_more_would_fit(
-    files: dict[str, Path], name: str, free_mib: int, layers: int, experts: int
-) -> None:
+def test_no_more_fits(files: dict[str, Path], name: str, free_mib: int, layers: int, experts: int) -> None:
     more = fitting(files[name], free_mib, AUTO).taken(layers, experts, kv_on_gpu=True)
     assert sum(more) + margin_bytes(device(free_mib)) > free_mib * MIB
 

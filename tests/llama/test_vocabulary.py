@@ -219,9 +219,7 @@ def test_a_text_has_the_tokens_of_the_reference(
 
 
 @pytest.mark.native
-def test_control_tokens_are_found_between_words_of_any_script(
-    words_of_bert: Vocabulary, reference: BertWordPieceTokenizer
-) -> None:
+def test_control_tokens_between_words(words_of_bert: Vocabulary, reference: BertWordPieceTokenizer) -> None:
     text = "안녕 [SEP] नमस्ते[MASK] 世界[CLS]" + "z" * 200
     assert words_of_bert.encode(text, add_special=True, parse_special=True) == reference.encode(text).ids
     text_alone = words_of_bert.encode(text, add_special=False, parse_special=False)

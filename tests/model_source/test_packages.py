@@ -84,9 +84,7 @@ def test_random_damages(tmp_path: Path, method: int) -> None:
 
 
 @pytest.mark.parametrize(("at", "value"), [(6, 0x01), (8, 99), (6, 0x20)])
-def test_a_file_that_says_it_is_encrypted_or_stored_in_an_unknown_way(
-    tmp_path: Path, at: int, value: int
-) -> None:
+def test_files_encrypted_or_stored_in_an_unknown_way(tmp_path: Path, at: int, value: int) -> None:
     """The flags are at 6 of a file's header, the method at 8; both are 2 further in the directory."""
     path = tmp_path / "model.zip"
     data = bytearray(archive(path, zipfile.ZIP_DEFLATED))

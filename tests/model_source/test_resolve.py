@@ -163,9 +163,7 @@ class TestEyes:
         said = done.stdout.strip()
         return None if said == "None" else Path(said), done.stderr
 
-    def test_of_its_repository_if_it_fits(
-        self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
-    ) -> None:
+    def test_of_its_repository(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
         with running(repos) as hub:
             user = User(tmp_path / "hf", hub.endpoint)
             for repo, eyes in (("eyes", "mmproj-F16.gguf"), ("deep", "mmproj-model.gguf")):
@@ -191,9 +189,7 @@ class TestEyes:
             ),
         ],
     )
-    def test_beside_others_it_is_found_by_its_name(
-        self, files: list[str], eyes: str | None, tmp_path: Path
-    ) -> None:
+    def test_found_by_its_name(self, files: list[str], eyes: str | None, tmp_path: Path) -> None:
         kinds = tiny_model_path(), tiny_projector_path("gemma3", rows_width=256)
         for name in files:
             shutil.copy(kinds["mmproj" in name], tmp_path / name)
@@ -219,9 +215,7 @@ class TestEyes:
         (tmp_path / "python/llama_cpp/lib/libmtmd.so").touch()
         assert projector_of(tmp_path / "a.gguf", "auto") == eyes
 
-    def test_text_is_served_while_the_hub_is_away(
-        self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
-    ) -> None:
+    def test_the_hub_is_away(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
         with running(repos) as hub:
             User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/eyes")
         path, said = self.sees(User(tmp_path / "hf", unreachable), "hf:acme/eyes")
@@ -587,9 +581,7 @@ class TestDemo:
         (tmp_path / "demo.gguf").touch()
         assert resolve_model("demo", demo=self.files(tmp_path, GENERATOR)) == tmp_path / "demo.gguf"
 
-    def test_random_model_is_made_once_and_said_to_be_one(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_random_model_is_made_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         files = self.files(tmp_path, GENERATOR)
         path = resolve_model("demo", demo=files)
         assert resolve_model("demo", demo=files) == path
