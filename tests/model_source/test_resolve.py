@@ -283,6 +283,11 @@ class TestWithoutTheHub:
         ["hf:acme/quants/model.Q4_K_M.gguf", "hf:acme/quants", "hf:acme/split", "hf:acme/quants:Q4_K_M"],
     )
     def test_cached_model(self, user: User, hub: Hub, unreachable: str, name: str) -> None:
+        absent = user.run(name, "local_model")
+        assert (absent.stdout, absent.returncode) == ("", 1)
+        assert absent.stderr.startswith(f"ERROR {name} is not in the cache (")
+        assert absent.stderr.endswith(f"`openai-cpu-server serve --model {name}` downloads it\n")
+        assert hub.requests == []
         downloaded = user.resolve(name)
         hub.requests.clear()
         assert Path(user.run(name, "local_model").stdout.strip()) == downloaded
@@ -405,16 +410,6 @@ class TestLocalFiles:
         assert "\n" not in str(failure.value)
 
 
-class TestWithoutDownload:
-    @pytest.mark.parametrize("name", ["hf:acme/quants", "hf:acme/quants/model.Q8_0.gguf"])
-    def test_nothing_is_downloaded(self, user: User, hub: Hub, name: str) -> None:
-        done = user.run(name, "local_model")
-        assert (done.stdout, done.returncode) == ("", 1)
-        assert done.stderr.startswith(f"ERROR {name} is not in the cache (")
-        assert done.stderr.endswith(f"`openai-cpu-server serve --model {name}` downloads it\n")
-        assert hub.requests == []
-
-
 class TestHubNames:
     def test_forms(self) -> None:
         assert parse_hub_name("hf:a/b") == HubName(repo="a/b")
@@ -425,7 +420,11 @@ class TestHubNames:
 
     @pytest.mark.parametrize(
         "text",
-        ["hf:", "hf:a", "hf:a/", "hf:/b", "hf:a/b/", "hf:a/b:", "hf:a/b//c", "hf:a/b/../c", "hf:a/b/c:Q8_0"],
+        [
+            *("hf:", "hf:a", "hf:a/", "hf:/b", "hf:a/b/", "hf:a/b:", "hf:a/b//c", "hf:a/b/../c"),
+            *("hf:a/b/c:Q8_0", "hf:o/r\0", "hf:o\0/r", "hf:o/r/m\0.gguf", "hf:o/r:Q4\0"),
+            *("hf:o/r/a\n.gguf", "hf:o/r/a\\b.gguf", "hf:ö/r"),
+        ],
     )
     def test_malformed(self, text: str) -> None:
         with pytest.raises(StartupError, match="is not hf:OWNER/REPO"):
@@ -577,10 +576,6 @@ class TestDemo:
             models=(folder / "installed.gguf", folder / "demo.gguf"), generator=script, cache=folder / "cache"
         )
 
-    def test_model_that_comes_along(self, tmp_path: Path) -> None:
-        (tmp_path / "demo.gguf").touch()
-        assert resolve_model("demo", demo=self.files(tmp_path, GENERATOR)) == tmp_path / "demo.gguf"
-
     def test_random_model_is_made_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         files = self.files(tmp_path, GENERATOR)
         path = resolve_model("demo", demo=files)
@@ -589,28 +584,32 @@ class TestDemo:
         assert list(path.parent.iterdir()) == [path]
         assert files.generator.with_name("make.py.runs").read_text() == "x"
         assert caplog.text.count("has random weights and says nothing sensible") == 2
-
-    def test_changed_generator_makes_it_anew(self, tmp_path: Path) -> None:
-        files = self.files(tmp_path, GENERATOR)
-        before = resolve_model("demo", demo=files)
         files.generator.write_text(GENERATOR.replace('"random"', '"other"'))
-        assert resolve_model("demo", demo=files).read_text() == "other"
-        assert before.read_text() == "random"
+        assert resolve_model("demo", demo=files).read_text() == "other", "another generator makes it anew"
+        assert path.read_text() == "random"
+        (tmp_path / "demo.gguf").touch()
+        assert resolve_model("demo", demo=files) == tmp_path / "demo.gguf", "what comes along goes first"
 
-    def test_installation_without_one(self, tmp_path: Path) -> None:
-        with pytest.raises(StartupError, match="no demo model"):
-            resolve_model("demo", demo=self.files(tmp_path, None))
-
-    def test_generator_fails(self, tmp_path: Path) -> None:
-        files = self.files(tmp_path, "import sys; sys.exit('progress\\ncannot write it')")
-        with pytest.raises(StartupError, match=r"^cannot make a random model: cannot write it$"):
-            resolve_model("demo", demo=files)
-        assert list(files.cache.iterdir()) == []
-
-    def test_cache_in_the_way(self, tmp_path: Path) -> None:
-        (tmp_path / "cache").touch()
-        with pytest.raises(StartupError, match=f"^cannot make a random model in {tmp_path}/cache: "):
-            resolve_model("demo", demo=self.files(tmp_path, GENERATOR))
+    @pytest.mark.parametrize(
+        ("generator", "is_in_the_way", "line"),
+        [
+            (None, False, "no demo model"),
+            (
+                "import sys; sys.exit('progress\\ncannot write it')",
+                False,
+                "^cannot make a random model: cannot write it$",
+            ),
+            (GENERATOR, True, "^cannot make a random model in .*/cache: "),
+        ],
+    )
+    def test_none_can_be_made(
+        self, tmp_path: Path, generator: str | None, is_in_the_way: bool, line: str
+    ) -> None:
+        if is_in_the_way:
+            (tmp_path / "cache").touch()
+        with pytest.raises(StartupError, match=line):
+            resolve_model("demo", demo=self.files(tmp_path, generator))
+        assert is_in_the_way or not list((tmp_path / "cache").glob("*"))
 
     @pytest.mark.native
     def test_repositorys_own_generator(self, tmp_path: Path) -> None:
@@ -621,47 +620,15 @@ class TestDemo:
 CONTENT = b"GGUF" + bytes(400_000)
 
 
-@pytest.fixture
-def evil_hub() -> Iterator[Hub]:
-    with running({"acme/evil": Repo({"m.gguf": CONTENT})}) as evil_hub:
-        yield evil_hub
-
-
-@pytest.fixture
-def evil_user(evil_hub: Hub, tmp_path: Path) -> User:
-    return User(tmp_path / "home", evil_hub.endpoint)
-
-
-def files(evil_user: User) -> list[Path]:
-    return [path for path in evil_user.home.rglob("*") if path.is_file() and path.stat().st_size]
-
-
-def test_more_than_was_announced_is_not_stored(evil_hub: Hub, evil_user: User) -> None:
-    evil_hub.repos["acme/evil"].claimed_size = 1000
-    assert "the hub sends more of m.gguf than" in evil_user.failure("hf:acme/evil")
-    assert [path for path in files(evil_user) if path.stat().st_size > 1000] == []
+def test_more_than_was_announced_is_not_stored(hub: Hub, user: User) -> None:
+    hub.repos = {"acme/evil": Repo({"m.gguf": CONTENT}, claimed_size=1000)}
+    assert "the hub sends more of m.gguf than" in user.failure("hf:acme/evil")
+    assert all(path.stat().st_size <= 1000 for path in user.home.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("etag", ["..", ".", "a/b", "g" * 64, "0" * 63])
-def test_a_hash_that_is_none_names_no_file(evil_hub: Hub, evil_user: User, etag: str) -> None:
-    evil_hub.repos["acme/evil"].etag = etag
-    assert "does not say which content" in evil_user.failure("hf:acme/evil/m.gguf")
-    evil_hub.repos["acme/evil"].etag = None
-    assert evil_user.resolve("hf:acme/evil/m.gguf").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hf:o/r\0",
-        "hf:o\0/r",
-        "hf:o/r/m\0.gguf",
-        "hf:o/r:Q4\0",
-        "hf:o/r/a\n.gguf",
-        "hf:o/r/a\\b.gguf",
-        "hf:ö/r",
-    ],
-)
-def test_names_with_characters_that_no_hub_has(name: str) -> None:
-    with pytest.raises(StartupError, match="is not hf:OWNER/REPO"):
-        parse_hub_name(name)
+def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> None:
+    hub.repos = {"acme/evil": Repo({"m.gguf": CONTENT}, etag=etag)}
+    assert "does not say which content" in user.failure("hf:acme/evil/m.gguf")
+    hub.repos["acme/evil"].etag = None
+    assert user.resolve("hf:acme/evil/m.gguf").read_bytes() == CONTENT
