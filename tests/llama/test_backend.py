@@ -123,24 +123,6 @@ def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: Llam
     closed.interrupt()
 
 
-SEEDED = Sampling(
-    seed=99, temperature=1.5, top_p=0.95, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3
-)
-
-
-@pytest.mark.parametrize("produced", [1, 5, 11])
-def test_a_resumed_request_gets_the_same_tokens(backend: LlamaBackend, produced: int) -> None:
-    whole = generate(backend, PROMPT, 16, SEEDED)
-    resumed = whole[:produced]
-    with opened(backend, 5, PROMPT, SEEDED, output=resumed):
-        feed(backend, 5, 0, PROMPT, sample=False)
-        for index, token in enumerate(whole[: produced - 1]):
-            feed(backend, 5, len(PROMPT) + index, [token], sample=False)
-        while len(resumed) < len(whole):
-            resumed.append(sampled(backend, 5, len(PROMPT) + len(resumed) - 1, resumed[-1:]).token)
-    assert resumed == whole
-
-
 NEVER = {
     "no such slot": Step(verbs=(Open(8, GREEDY, PROMPT),)),
     "slot is open": Step(verbs=(Open(0, GREEDY, PROMPT), Open(0, GREEDY, PROMPT))),
@@ -162,30 +144,6 @@ def test_steps_that_no_scheduler_may_ask_for(backend: LlamaBackend, step: Step) 
         for verb in step.verbs[:1]:
             if verb.slot < backend.info.max_seqs:
                 backend.execute(Step(verbs=(Close(verb.slot),)))
-
-
-def decoded(backend: LlamaBackend, padding: int, count: int = 12) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their log-probabilities, padding in every step."""
-    tokens, found = [], []
-    with opened(backend, 1, TEXT[:30], top_logprobs=0):
-        span = Span(1, 0, TEXT[:30], True)
-        for position in range(30, 30 + count):
-            result = backend.execute(Step(spans=(span,), padding=padding))
-            assert result.padding == padding
-            sample = result.samples[1]
-            assert sample.logprob is not None
-            tokens.append(sample.token)
-            found.append(sample.logprob.logprob)
-            span = Span(1, position, (sample.token,), True)
-    return tokens, found
-
-
-@pytest.mark.parametrize("padding", [1, 15, 34])
-def test_padding_changes_results_by_rounding_only(backend: LlamaBackend, padding: int) -> None:
-    tokens, logprobs = decoded(backend, padding)
-    expected_tokens, expected_logprobs = decoded(backend, 0)
-    assert tokens == expected_tokens
-    assert logprobs == pytest.approx(expected_logprobs, abs=TOLERANCE)
 
 
 def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) -> None:
@@ -241,17 +199,6 @@ def compute(context: Context, *spans: Span) -> DecodeOutcome:
     batch = TokenBatch(context.batch_tokens)
     batch.fill(spans)
     return context.decode(batch)
-
-
-def test_slots_hold_what_was_computed_until_trimmed_or_freed(context: Context) -> None:
-    assert compute(context, Span(0, 0, TOKENS, True), Span(3, 0, TOKENS[:5], True)) is DecodeOutcome.DONE
-    assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 5]
-    context.trim(0, 12)
-    assert context.num_positions(0) == 12
-    context.free_slot(0)
-    assert [context.num_positions(slot) for slot in range(4)] == [0, 0, 0, 5]
-    context.clear()
-    assert context.num_positions(3) == 0
 
 
 def test_cells_are_found_wherever_they_are_free(context: Context) -> None:

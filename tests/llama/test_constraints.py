@@ -141,15 +141,6 @@ def test_an_output_is_resumed(roomy: LlamaBackend, sampling: Sampling, constrain
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
 
-def test_the_opening_comes_first_and_is_shown_where_it_is_asked_for(roomy: LlamaBackend) -> None:
-    for shows, start in ((True, "<s>x"), (False, "x")):
-        one = asked("o", LETTERS, constraint={"opening": (1, 3 + ord("x"))}, show_control_tokens=shows)
-        found = run_one(roomy, one)
-        assert found.tokens[:2] == (1, 3 + ord("x"))
-        assert found.text.startswith(start)
-        assert 3 <= len(found.text) - len(start) <= 8
-
-
 def test_the_grammar_begins_behind_the_trigger(roomy: LlamaBackend) -> None:
     free = run_one(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())

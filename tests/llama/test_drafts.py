@@ -198,6 +198,7 @@ def drafts_of(event: TokenEvent) -> tuple[int, int]:
         {"temperature": 0},
         {"temperature": 0, "dry": DryPenalty(multiplier=0.7)},
         {"xtc_probability": 0.5, "xtc_threshold": 0.01, "top_n_sigma": 3.0},
+        {"temperature": 1.5, "top_p": 0.95, "presence_penalty": 0.5, "frequency_penalty": 0.3},
         {"temperature": 0, "min_tokens": 40, "stop_tokens": tuple(range(300))},
     ],
     ids=str,
