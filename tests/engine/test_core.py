@@ -229,7 +229,6 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
 
 
 def test_a_prompt_tells_how_far_it_is() -> None:
-    """From what others have computed to all of it; nobody else is told."""
     engine = Engine()
     prompt = tuple(2 + number % 200 for number in range(700))
     engine.serve(request("a", tokens=prompt[:400]))
@@ -281,7 +280,6 @@ def test_the_cache_outlives_the_engine_in_its_file_and_a_smaller_one_takes_what_
 
 
 def test_a_step_that_was_never_executed_saves_what_it_was_to_save(tmp_path: Path) -> None:
-    """The client has gone while the engine told of it."""
     options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
     first = Engine(options)
     first.serve(request("a", prompt=200, output=3))
@@ -388,7 +386,6 @@ def test_steps_beside_other_models_interactive_work_are_short() -> None:
 
 
 def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
-    """Estimates are of the time that it takes beside the others."""
     engine = Engine(backend=of_one_slot())
     core = engine.core
     assert core.work is None
@@ -411,7 +408,6 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
 
 
 def test_costs_that_were_guessed_are_measured_until_it_is_not_disturbed_and_used() -> None:
-    """Whatever comes interrupts a measurement, and only that."""
     curves, seen = iter([None, CURVE]), list[bool]()
 
     def measure(is_wanted: Callable[[], bool]) -> CostCurve | None:

@@ -208,7 +208,6 @@ class BackendOn(FakeBackend):
 
 
 def test_an_engine_plans_with_the_threads_that_it_has() -> None:
-    """What steps take with fewer is known at once, and its figures say who computed."""
     backend = BackendOn(machine := Machine(2))
     core = build_core(EngineOptions(model_path=""), backend, CURVE, clock=lambda: machine.now_s)
     core.handle(Submit(request=request("a", prompt=4000, output=90)))

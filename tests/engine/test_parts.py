@@ -114,7 +114,6 @@ FINAL = "<|final|>"
     ],
 )
 def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
-    """At the earliest with the token behind the one that tells."""
     one = StopShield(Thinking(end="</t>", shown_behind=FINAL))
     pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
     behind = next((n for n, piece in enumerate(pieces, 1) if one.ends_with(piece)), len(pieces))

@@ -134,7 +134,6 @@ def test_media_are_measured_while_a_constraint_is_prepared() -> None:
 
 
 def test_commands_come_out_of_the_inbox_in_order_and_its_end_stays_news() -> None:
-    """Else a measurement would begin when the server ends."""
     inbox, commands = Inbox(), [CancelRequest(id="a"), ClearCache()]
     for command in commands:
         inbox.put(command)

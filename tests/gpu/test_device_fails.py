@@ -104,7 +104,6 @@ def test_inspect_tells_what_would_go_to_the_device(device: Device) -> None:
 
 
 def test_the_fastest_split_is_measured_once(device_environment: dict[str, str], tmp_path: Path) -> None:
-    """Whichever it is, each start takes it, and `inspect` tells it."""
     folder = ("--cache-dir", str(tmp_path))
     model = ("--model", f"tiny={tiny_model_path()}", "--gpu-layers", "auto", "--hang-seconds", "0")
     fresh = {"is_fresh": True, "is_ready_at_once": True, "env": device_environment}

@@ -148,7 +148,6 @@ def test_biases_caps_and_sinks(check: Check, rows: int) -> None:
 
 
 def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """A cell takes all the weight, sums of weights neither overflow nor vanish."""
     random = np.random.default_rng(0)
     for factor in (30.0, 3000.0):
         case = attention_case(random, random_pool(random, 200))

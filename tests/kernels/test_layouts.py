@@ -52,7 +52,6 @@ def test_floats_have_no_other_layout(graphs: LayoutGraphs) -> None:
 
 
 def test_each_expert_gets_its_share_of_the_rows(graphs: LayoutGraphs) -> None:
-    """Row n is multiplied with expert n, counted around; a plain product of that expert is the same."""
     stored = weights(graphs, GgmlType.Q8_0, 3)
     size = len(stored.data) // 3
     with graphs.plain(stored, [2]) as computing:

@@ -39,8 +39,7 @@ def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_compiles_for_older_cpus_and_is_right_there_too(library: KernelLibrary, tmp_path: Path) -> None:
-    """AVX2 alone; every other test of kernels runs with what this machine has. Random shapes, which are many,
-    do so too."""
+    """AVX2 alone; every other test of kernels runs with what this machine has."""
     if "avx2" not in cpu_flags() or not shutil.which("c++"):
         pytest.skip("there is no AVX2, or no compiler")
     if library.instruction_set == "avx2":
@@ -67,7 +66,6 @@ def test_a_kernel_that_shows_ggmls_results_is_on(library: KernelLibrary, graphs:
 
 
 def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """What is compared differs a little each time, as if the kernel did."""
     factor = 1.0
 
     @contextmanager
@@ -86,7 +84,6 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
 
 
 def test_a_kernel_that_is_late_is_off(library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path) -> None:
-    """A second copy of the library, behind ggml."""
     late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())
     assert "do not reach it" in state.why_off

@@ -203,21 +203,6 @@ def test_zeros_and_a_broken_row(library: KernelLibrary, graphs: GgmlGraphs, kind
         assert np.array_equal(found[others], healthy[others])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_shapes(check: Check, library: KernelLibrary, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    kinds = list(filter(library.multiplies, PRODUCT_TYPES))
-    kind = kinds[seed % len(kinds)]
-    case = product_case(
-        random,
-        kind,
-        rows=int(random.integers(1, 200)),
-        outputs=int(random.integers(32, 400)),
-        depth=num_weights_of_block(kind) * int(random.integers(1, 12)),
-    )
-    check(case)
-
-
 def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
     """ggml plans no more than it needs for Q8_0; sums take more, and the larger product comes second."""
     random = np.random.default_rng(0)

@@ -54,7 +54,6 @@ def test_verbs_and_spans_of_one_step_go_together(backend: LlamaBackend) -> None:
 
 
 def test_closing_gives_all_cells_back(backend: LlamaBackend) -> None:
-    """The pool holds two such prompts, not three."""
     prompt = (PROMPT * 34)[:2000]
     with opened(backend, 0, prompt):
         feed(backend, 0, 0, prompt, sample=False)

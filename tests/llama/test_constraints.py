@@ -419,7 +419,6 @@ def test_where_a_trigger_is_one(words: ModelTokens, thoughts: Thinking, said: st
 
 
 def test_the_end_of_thoughts_may_bring_white_space_only(words: ModelTokens, vocabulary: Vocabulary) -> None:
-    """The mark is one that a token of several letters completes."""
     at = token_of(vocabulary, b"at")
     for mark, takes in (("ra", False), ("rat", True)):
         output = thoughtful(words, thinking=Thinking(end=mark))

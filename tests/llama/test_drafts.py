@@ -152,7 +152,6 @@ def test_drafts_share_a_step_with_others(backend: LlamaBackend) -> None:
 
 
 def test_rejected_cells_are_gone(backend: LlamaBackend) -> None:
-    """A block behind what was accepted cannot be saved: nothing is there."""
     with opened(backend, 0, PROMPT):
         span = Span(0, 0, PROMPT, True, draft=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
         accepted = backend.execute(Step(spans=(span,))).drafted[0].num_accepted
@@ -204,7 +203,6 @@ def drafts_of(event: TokenEvent) -> tuple[int, int]:
     ids=str,
 )
 def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict[str, Any]) -> None:
-    """Greedy answers of random weights soon repeat themselves, which is quoting too."""
     sampling = Sampling(**{"seed": 5, **parameters})
     requests = [
         GenerationRequest(id=str(n), tokens=(PROMPT * 3)[n : n + 90], max_tokens=60, sampling=sampling)
@@ -326,7 +324,6 @@ def draft_along(
 
 @pytest.mark.parametrize(("num_to_read", "known"), [(90, [0, 90, 180]), (None, [0, 64, 128, 192])])
 def test_it_reads_a_prompt_in_steps(prompts: Prompts, num_to_read: int | None, known: list[int]) -> None:
-    """No more than it may, or than a step holds."""
     prompt = (prompts[0] * 30)[:200]
     with (
         drafting(DEMO, DEMO, prefill_tokens=64 if num_to_read is None else 256) as demo,

@@ -69,7 +69,6 @@ def test_where_it_spoils_the_others_cells_another_process_does_better(model: Pat
 
 
 def test_a_panic_is_a_fault_of_its_sequence(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not its grammar's fault, as far as anybody can know: a panic may be anything."""
 
     def panic(self: ConstrainedOutput) -> None:
         raise Panic("index out of bounds")

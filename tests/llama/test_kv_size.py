@@ -136,7 +136,6 @@ def test_a_number_that_no_file_can_hold_is_refused(key: str, value: int, tmp_pat
 
 
 def test_a_larger_file_can_hold_more(tmp_path: Path) -> None:
-    """A width takes a bit for each value of a row, in whichever part of the model that is."""
     facts = {"some.embedding_length": 2**20}
     small = header_only(tmp_path / "m-00001-of-00002.gguf", "some", facts)
     with pytest.raises(StartupError, match=r"embedding_length is 1,048,576, at most 65,536 can be"):

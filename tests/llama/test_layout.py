@@ -85,7 +85,6 @@ def test_options_go_first_and_kernels_have_their_own_layouts(model: Path, tmp_pa
 
 
 def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An engine that replaces another one must not find something else."""
     assert chosen(model, None) == known_layout(options(model, None), GgufHeader(model)) == WeightLayout()
     (tmp_path / "file").write_text("in the way")
     assert chosen(model, tmp_path / "file" / "folder") == WeightLayout()
@@ -99,7 +98,6 @@ def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None
 
 
 def test_experts_are_measured_apart(tmp_path: Path) -> None:
-    """Of a tiny mixture in Q8_0: four experts of which a token has two, and all other matrices."""
     path = tmp_path / "mixture.gguf"
     source, shape = tiny_model_path(shape="tiny-qwen3moe"), ("--type", "q8_0")
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(path), *shape]

@@ -60,7 +60,6 @@ def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint
 
 
 def test_saving_and_dropping(backend: LlamaBackend) -> None:
-    """What is dropped goes back to the system, all but a little for the next."""
 
     def once(times: int) -> None:
         starts = range(0, 2048, 64)

@@ -129,7 +129,6 @@ def kv_megabytes(lines: list[str]) -> float:
 
 
 def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path) -> None:
-    """Beside the weights, whether they are mapped or not."""
     cell, size = bytes_per_cell(GgufHeader(tiny), KVType.F16), tiny.stat().st_size
     for repack in (True, False):
         machine = SmallMachine(tmp_path, size + 2 * 1100 * cell)
@@ -216,7 +215,6 @@ def test_strange_metadata(
 def test_a_diffusion_model_is_refused_before_its_weights_are_read(
     tiny: Path, tmp_path: Path, failure: Failure, architecture: str, causal: bool | None
 ) -> None:
-    """Files say that attention is not causal: as an embedding model it is refused too."""
     more = {f"{architecture}.attention.causal": causal}
     path = as_architecture(tiny, tmp_path / "diffuse.gguf", architecture, **more)
     line = (
@@ -232,7 +230,6 @@ def test_a_diffusion_model_is_refused_before_its_weights_are_read(
 
 
 def test_pooling_that_is_not_specified_is_no_pooling(tiny: Path, tmp_path: Path) -> None:
-    """As llama.cpp's own writer writes it."""
     path = rewritten(tiny, tmp_path / "saved.gguf", {"llama.pooling_type": 2**32 - 1})
     with loaded(tiny) as plain, loaded(path) as saved:
         assert saved.info.kind is ModelKind.GENERATES

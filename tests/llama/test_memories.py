@@ -122,7 +122,6 @@ def restored_state(backend: LlamaBackend, slot: int, end: int) -> tuple[RestoreS
 
 
 def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
-    """Where it may not be interrupted it goes on."""
     backend = served.backend
     texts = TEXT[:256], OTHER[:41], OTHER[:80]
     with holding(backend, 0, TEXT[:100]), holding(backend, 1, OTHER[:40]), holding(backend, 2):
@@ -163,7 +162,6 @@ def test_those_who_are_left_out_of_an_interrupted_step_keep_theirs(served: Serve
 
 
 def test_drafts_change_no_answer(served: Served) -> None:
-    """Where the memory can go back: those of a text that repeats itself are sometimes right."""
     quoting = [asked(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], output=40) for i in range(3)]
     with Run(served, experiment=Experiment(always_drafts=True)) as run:
         run.run(*quoting)
@@ -278,7 +276,6 @@ def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
 
 
 def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
-    """Two do not fit into the pool together."""
     with Run(served) as run:
         batch = [
             asked(f"b{i}", OTHER[i * 50 : i * 50 + 300] * 3, 100, priority=Priority.BATCH) for i in range(2)
@@ -305,7 +302,6 @@ def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) ->
 
 
 def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: Served) -> None:
-    """Here it is the model itself, which reads again what was wrong."""
     path = tiny_model_path(shape=architecture.name)
     more = {"kv_tokens": 1024, "max_seqs": 3, "kv_type": "f32", "threads": 1, "draft_model_path": str(path)}
     if architecture.memory.has_state:

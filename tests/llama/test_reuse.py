@@ -87,7 +87,6 @@ def test_closing_the_source_leaves_the_sharers_intact(tight: LlamaBackend) -> No
 
 
 def test_a_restored_prefix_gives_identical_logits(pool: LlamaBackend) -> None:
-    """In its own slot and in others, beside others, and behind what is shared."""
     with holding(pool, 0, *CHUNKS), holding(pool, 1), holding(pool, 2):
         do(pool, ShareCells(0, 1, 128), ShareCells(0, 2, 64))
         do(pool, Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
@@ -131,7 +130,6 @@ def test_a_part_of_a_block_gives_identical_logits(pool: LlamaBackend, saved: int
     "kept", [33, 16, *(pytest.param(one, marks=pytest.mark.slow) for one in (64, 40, 1))]
 )
 def test_restoring_takes_its_tokens_in_whole_parts_of_sixteen(tight: LlamaBackend, kept: int) -> None:
-    """Exactly so many free cells suffice, in pieces; with one less it fails."""
     needed = -(-kept // 16) * 16
     with holding(tight, 0, TEXT[:kept]):
         expected = logprobs(tight, 0, kept, TEXT[kept : kept + 1])
@@ -179,7 +177,6 @@ def test_cells_are_saved_whole_however_narrow_the_window_is(tmp_path: Path, wind
 
 
 def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> None:
-    """But its spans have left no trace."""
     verbs: tuple[Verb, ...] = (
         Save(0, 0, 64, block=1),
         Open(1, GREEDY, TEXT, (), backend.info.vocab_size),

@@ -198,7 +198,6 @@ NARROWINGS = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.99}, {"typical_p": 
 
 @pytest.mark.parametrize("name", [*EXTREMES, "several"])
 def test_no_parameter_makes_what_no_sampler_can_take(name: str) -> None:
-    """The API lets few of these pass; to the sampler it must not matter."""
     extremes = [SEVERAL] if name == "several" else [{name: value} for value in EXTREMES[name]]
     for scale, narrowing, parameters in itertools.product((1.0, 1e30, LARGEST / 10), NARROWINGS, extremes):
         logits = (LOGITS / np.abs(LOGITS).max() * scale).astype(np.float32)
@@ -257,7 +256,6 @@ def test_draws_at_the_edges(size: int) -> None:
 @pytest.mark.parametrize("parameters", [{}, {"frequency_penalty": 1.0}, {"ignore_eos": True}])
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
 def test_a_mask_leaves_the_distribution(parameters: dict[str, object], share: float) -> None:
-    """Also after another row was looked at with the same memory."""
     allowed = np.random.default_rng(2).random(SIZE) < share
     allowed[BEST_FIRST[40]] = True
     alone = LOGITS.copy()
