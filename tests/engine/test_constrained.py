@@ -15,7 +15,6 @@ from openai_cpu_server.contract.messages import (
     QueueState,
     StepDone,
     StepStarted,
-    Submit,
     TokenEvent,
 )
 from openai_cpu_server.contract.request import (
@@ -31,7 +30,7 @@ from openai_cpu_server.engine_client.deaths import Death, DeathKind
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.errors import GenerationFailed
-from tests.engine.test_core import Engine
+from tests.engine.driver import Engine
 from tests.engine.test_parts import texts_of
 from tests.engine_client.test_client import client, collect, expected_text, running, text
 from tests.fakes import CONTROL_TOKEN, END_TOKEN
@@ -45,7 +44,7 @@ def constrained(
 
 
 def shown(engine: Engine, name: str) -> str:
-    return text([event for event in engine.events if event.id == name])
+    return engine.whole(name).text
 
 
 def generate(*requests: GenerationRequest) -> Engine:
@@ -57,8 +56,7 @@ def generate(*requests: GenerationRequest) -> Engine:
 def resumed(one: GenerationRequest, tokens: Sequence[int]) -> Engine:
     """Another engine has told these tokens of it."""
     engine = Engine()
-    engine.core.handle(Submit(one, output=tuple(tokens)))
-    engine.run()
+    engine.serve(one, told=tokens)
     return engine
 
 

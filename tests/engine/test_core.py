@@ -9,24 +9,19 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import (
-    ALONE,
     CancelRequest,
     ClearCache,
     EngineOptions,
-    Finish,
     FinishReason,
     QueueState,
     Sharing,
     ShortenTurn,
     StepDone,
-    StepFigures,
-    StepStarted,
     Submit,
-    TokenEvent,
 )
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.offload import Device, Placement
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
@@ -34,6 +29,7 @@ from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.process import calibrated
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements
+from tests.engine.driver import CURVE, OPTIONS, Engine
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, Panic
 from tests.scheduler.driver import alone, request
 from tests.tiny_model import tiny_model_path
@@ -41,64 +37,6 @@ from tests.tiny_model import tiny_model_path
 pytestmark = pytest.mark.thorough
 
 BATCH = Priority.BATCH
-CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
-OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
-
-
-class Engine:
-    """A core whose messages are kept."""
-
-    def __init__(self, options: EngineOptions = OPTIONS, backend: FakeBackend | None = None) -> None:
-        self.backend = backend or FakeBackend()
-        self.core: EngineCore = build_core(options, self.backend, CURVE, clock=lambda: 0.0)
-        self.events: list[TokenEvent] = []
-        self.started: list[tuple[str, ...]] = []
-        self.queues: list[QueueState] = []
-        self.all_figures: list[StepFigures] = []
-        self._last: StepDone | None = None
-
-    def step(self, sharing: Sharing = ALONE) -> None:
-        for message in self.core.step(sharing):
-            match message:
-                case StepDone(events=events, figures=figures):
-                    self.events += events
-                    self.all_figures += [] if figures is None else [figures]
-                    self._last = message
-                case StepStarted(ids=ids):
-                    self.started.append(ids)
-                case QueueState():
-                    self.queues.append(message)
-
-    def run(self) -> None:
-        while self.core.has_work:
-            self.step()
-
-    @property
-    def last(self) -> StepDone:
-        assert self._last is not None
-        return self._last
-
-    @property
-    def figures(self) -> StepFigures:
-        """Of the last step."""
-        assert self.last.figures is not None
-        return self.last.figures
-
-    def submit(self, *requests: GenerationRequest) -> None:
-        for one in requests:
-            self.core.handle(Submit(one))
-
-    def serve(self, *requests: GenerationRequest) -> None:
-        """To their end."""
-        self.submit(*requests)
-        self.run()
-
-    def told(self, name: str) -> list[int]:
-        return [token for event in self.events if event.id == name for token in event.tokens]
-
-    def finish(self, name: str = "a") -> Finish:
-        (found,) = [e.finish for e in self.events if e.id == name and e.finish]
-        return found
 
 
 def of_one_slot() -> FakeBackend:

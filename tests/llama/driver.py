@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions, Submit, TokenEvent
+from openai_cpu_server.contract.messages import EngineOptions, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, Verb
-from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import OwnedContext
 from openai_cpu_server.llama.host import Machine
+from tests.engine.driver import Engine
 
 GREEDY = Sampling(seed=0, temperature=0)
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
@@ -169,22 +169,7 @@ def generate(
 def answers(
     backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
 ) -> dict[str, TokenEvent]:
-    """Through the engine's core: all that each request's events say, in one.
-
-    `told`: output that an earlier engine has told already.
-    """
-    core = build_core(options, backend, None)
-    for one in requests:
-        core.handle(Submit(one, output=tuple(told)))
-    found: dict[str, TokenEvent] = {}
-    while core.has_work:
-        for message in core.step():
-            for event in getattr(message, "events", ()):
-                before = found.get(event.id, TokenEvent(id=event.id))
-                found[event.id] = msgspec.structs.replace(
-                    event,
-                    tokens=before.tokens + event.tokens,
-                    text=before.text + event.text,
-                    logprobs=before.logprobs + event.logprobs,
-                )
-    return found
+    """Through the engine's core. `told`: output that an earlier engine has told already."""
+    engine = Engine(options, backend)
+    engine.serve(*requests, told=told)
+    return {one.id: engine.whole(one.id) for one in requests}

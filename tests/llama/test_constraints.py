@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 
 import jsonschema
 import msgspec
@@ -47,23 +48,12 @@ def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) 
     return msgspec.structs.replace(base, **more)
 
 
-class Outcome:
-    """What came of one request."""
-
-    def __init__(self, event: TokenEvent) -> None:
-        assert event.finish is not None
-        self.text, self.tokens, self.finish = event.text, event.tokens, event.finish
-        self.reason = event.finish.reason
+OPTIONS = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
 
 
-def run(roomy: LlamaBackend, *requests: GenerationRequest, told: tuple[int, ...] = ()) -> dict[str, Outcome]:
-    """To their ends, through the engine's core. `told`: output that an earlier engine has told already."""
-    options = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
-    return {name: Outcome(event) for name, event in answers(roomy, options, *requests, told=told).items()}
-
-
-def run_one(roomy: LlamaBackend, one: GenerationRequest, told: tuple[int, ...] = ()) -> Outcome:
-    return run(roomy, one, told=told)[one.id]
+def run(roomy: LlamaBackend, one: GenerationRequest, told: Sequence[int] = ()) -> TokenEvent:
+    """All that it says to its end. `told`: output that an earlier engine has told already."""
+    return answers(roomy, OPTIONS, one, told=told)[one.id]
 
 
 def schemas() -> dict[str, dict[str, object]]:
@@ -93,9 +83,9 @@ def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(roomy: LlamaBack
     found = {}
     for seed in range(2):
         hot = Sampling(seed=seed, temperature=1.5)
-        found = run(roomy, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
+        found = answers(roomy, OPTIONS, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
         for name, schema in schemas().items():
-            assert found[name].reason is FinishReason.STOP
+            assert found[name].finish.reason is FinishReason.STOP
             jsonschema.validate(json.loads(found[name].text), schema)
     assert len({one.text for one in found.values()}) == 16
 
@@ -123,7 +113,7 @@ def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> No
 
 def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend) -> None:
     burst, single = asked("a", OBJECT), asked("a", OBJECT, top_logprobs=2)
-    found = run_one(roomy, burst), run_one(roomy, single)
+    found = run(roomy, burst), run(roomy, single)
     assert found[0].tokens == found[1].tokens
     assert found[0].text == found[1].text
     assert found[0].finish.output_tokens == found[1].finish.output_tokens
@@ -133,25 +123,25 @@ def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend
 @pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
 def test_an_output_is_resumed(roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]) -> None:
     one = asked("resume", OBJECT, sampling, constraint=constraint)
-    whole = run_one(roomy, one)
-    assert whole.reason is FinishReason.STOP
+    whole = run(roomy, one)
+    assert whole.finish.reason is FinishReason.STOP
     for end in range(0, len(whole.tokens) + 1, 2):
-        rest = run_one(roomy, one, told=whole.tokens[:end])
+        rest = run(roomy, one, told=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
 
 def test_the_grammar_begins_behind_the_trigger(roomy: LlamaBackend) -> None:
-    free = run_one(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
+    free = run(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())
     before = free.text[: free.text.index(trigger) + 3]
     one = asked("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
-    found = run_one(roomy, one)
-    assert found.reason is FinishReason.STOP
+    found = run(roomy, one)
+    assert found.finish.reason is FinishReason.STOP
     assert found.text.startswith(before)
     assert 1 <= json.loads(found.text[len(before) :])["rating"] <= 5
     for end in range(1, len(found.tokens), 3):
-        rest = run_one(roomy, one, told=found.tokens[:end])
+        rest = run(roomy, one, told=found.tokens[:end])
         assert found.tokens[:end] + rest.tokens == found.tokens
 
 
@@ -202,7 +192,7 @@ def test_a_token_that_breaks_the_grammar_is_not_chosen(roomy: LlamaBackend, voca
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
     bang = gbnf_to_lark('root ::= "!"')
-    found = run_one(roomy, asked("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
+    found = run(roomy, asked("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
     assert at not in found.tokens
 
 
@@ -210,12 +200,12 @@ def test_the_end_comes_only_when_the_grammar_is_complete(roomy: LlamaBackend) ->
     ends = roomy.info.end_tokens
     for end in ends:
         eager = msgspec.structs.replace(GREEDY, logit_bias={end: 100.0})
-        found = run_one(roomy, asked("e", LETTERS, eager))
-        assert found.reason is FinishReason.STOP
+        found = run(roomy, asked("e", LETTERS, eager))
+        assert found.finish.reason is FinishReason.STOP
         assert len(found.text) in range(3, 9)
     never = msgspec.structs.replace(GREEDY, ignore_eos=True)
-    found = run_one(roomy, asked("e", LETTERS, never))
-    assert (found.reason, len(found.text)) == (FinishReason.STOP, 8)
+    found = run(roomy, asked("e", LETTERS, never))
+    assert (found.finish.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -225,7 +215,7 @@ def test_parameters_and_grammars(
 ) -> None:
     bias = {byte("Z"): 100.0, **{byte(c): -100.0 for c in "abcdefghijklmnopqrstuvwxyz"}}
     sampling = Sampling(seed=1, temperature=temperature, logit_bias=bias, presence_penalty=-2, **parameters)
-    found = run_one(roomy, asked("p", LETTERS, sampling))
+    found = run(roomy, asked("p", LETTERS, sampling))
     assert found.text.islower()
     assert 3 <= len(found.text) <= 8
 
@@ -275,9 +265,11 @@ WIDE = gbnf_to_lark("\n".join([f"root ::= [a-z] ({' | '.join(f'r{i}' for i in ra
 def test_a_wrong_constraint_fails_alone(
     roomy: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
 ) -> None:
-    found = run(roomy, asked("bad", grammar, constraint={"triggers": triggers}), asked("good", LETTERS))
-    assert found["bad"].reason is FinishReason.ERROR
-    assert found["good"].reason is FinishReason.STOP
+    found = answers(
+        roomy, OPTIONS, asked("bad", grammar, constraint={"triggers": triggers}), asked("good", LETTERS)
+    )
+    assert found["bad"].finish.reason is FinishReason.ERROR
+    assert found["good"].finish.reason is FinishReason.STOP
     assert found["bad"].finish.error
     assert why in found["bad"].finish.error
 
@@ -363,8 +355,8 @@ def thinking(
 
 @pytest.mark.parametrize("budget", [0, 1, 40])
 def test_the_budget_of_thoughts(roomy: LlamaBackend, closing: tuple[int, ...], budget: int) -> None:
-    found = run_one(roomy, thinking("b", OBJECT, closing, budget=budget))
-    assert found.reason is FinishReason.STOP
+    found = run(roomy, thinking("b", OBJECT, closing, budget=budget))
+    assert found.finish.reason is FinishReason.STOP
     begun = found.tokens.index(closing[0])
     assert found.tokens[begun : begun + len(closing)] == closing
     assert budget <= begun <= budget + 3
@@ -372,12 +364,12 @@ def test_the_budget_of_thoughts(roomy: LlamaBackend, closing: tuple[int, ...], b
 
 
 def test_a_free_answer_goes_on_behind_the_thoughts(roomy: LlamaBackend, closing: tuple[int, ...]) -> None:
-    found = run_one(roomy, thinking("f", None, closing, max_tokens=80))
+    found = run(roomy, thinking("f", None, closing, max_tokens=80))
     _, _, answer = found.text.partition("Enough." + END)
     assert answer
     free = thinking("f", None, closing, budget=None, max_tokens=80)
     plain = msgspec.structs.replace(free, constraint=None)
-    assert run_one(roomy, free).tokens == run_one(roomy, plain).tokens
+    assert run(roomy, free).tokens == run(roomy, plain).tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
@@ -386,9 +378,9 @@ def test_thoughts_are_resumed(
     roomy: LlamaBackend, closing: tuple[int, ...], sampling: Sampling, grammar: str | None
 ) -> None:
     one = thinking("resume", grammar, closing, sampling, max_tokens=75 if grammar is None else 300)
-    whole = run_one(roomy, one)
+    whole = run(roomy, one)
     for end in range(0, min(len(whole.tokens), 60), 5):
-        rest = run_one(roomy, one, told=whole.tokens[:end])
+        rest = run(roomy, one, told=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
 
 

@@ -28,10 +28,9 @@ from openai_cpu_server.contract.media import (
     SoundSize,
     placed,
 )
-from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Finish, StepDone, Submit
+from openai_cpu_server.contract.messages import CancelRequest, EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import InvalidRequest, StartupError
@@ -42,6 +41,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.reader.decoders import decoded_sounds
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
+from tests.engine.driver import Engine
 from tests.fuzz.sounds import FILES, tone, wav
 from tests.llama.driver import pressing, small
 from tests.llama.odd_models import hearing_head
@@ -108,19 +108,16 @@ def options(kind: Kind, **more: object) -> EngineOptions:
     return small(model, projector_path=str(projector), **more)
 
 
-class Sensing:
-    """An engine's core that takes media, and what it says."""
+class Sensing(Engine):
+    """An engine's core that takes media."""
+
+    hears = False
 
     def __init__(self, asked: EngineOptions) -> None:
-        self.options = asked
-        self.hears = False
-        self.backend = LlamaBackend.load(asked, lambda fraction: None)
-        self.core: EngineCore = build_core(asked, self.backend, None)
-        self.tokens: dict[str, list[int]] = {}
-        self.finishes: dict[str, Finish] = {}
+        super().__init__(asked, LlamaBackend.load(asked, lambda fraction: None))
         self.prompts: dict[str, tuple[int, ...]] = {}
 
-    def ask(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> GenerationRequest:
+    def ask(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> None:
         """Texts and media items by turns, beginning and ending with a text."""
         items = [part for part in parts if isinstance(part, (Picture, Sound))]
         shapes = [self.backend.measure(one.size).shape for one in items]
@@ -135,26 +132,13 @@ class Sensing:
             **more,
         )
         self.prompts[name] = tokens
-        self.core.handle(Submit(request))
-        return request
-
-    def step(self) -> None:
-        for news in self.core.step():
-            for event in news.events if isinstance(news, StepDone) else ():
-                self.tokens.setdefault(event.id, []).extend(event.tokens)
-                if event.finish is not None:
-                    self.finishes[event.id] = event.finish
-        self.core._scheduler.check()
-
-    def run(self) -> None:
-        while self.core.has_work:
-            self.step()
+        self.submit(request)
 
     def answer(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> list[int]:
         self.ask(name, *parts, **more)
         self.run()
-        assert self.finishes[name].is_good, self.finishes[name]
-        return self.tokens[name]
+        assert self.finish(name).is_good, self.finish(name)
+        return self.told(name)
 
     @property
     def known_rows(self) -> dict[object, object]:
@@ -208,7 +192,7 @@ def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(one: Sens
     for name, parts in stories.items():
         again = f"{name}, again"
         assert one.answer(again, *parts) == expected[name].tokens
-        assert one.finishes[again].cached_tokens == len(one.prompts[again]) - 1
+        assert one.finish(again).cached_tokens == len(one.prompts[again]) - 1
     assert not one.known_rows
 
 
@@ -231,7 +215,7 @@ def test_conversations_that_share_media_share_their_cells(one: Sensing) -> None:
             one.ask(f"text {name} {round_}", (1, *range(360, 380)), priority=priority)
         one.run()
         for name, tokens in alone.items():
-            assert one.tokens[f"{name} {round_}"] == tokens, name
+            assert one.told(f"{name} {round_}") == tokens, name
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -247,8 +231,8 @@ def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
             if number % 5 == 0:
                 seeing.ask(f"i{number}", (1, 350, 351 + number))
         seeing.run()
-        assert seeing.tokens["batch"] == expected
-        assert seeing.finishes["batch"].interruptions > 0
+        assert seeing.told("batch") == expected
+        assert seeing.finish("batch").interruptions > 0
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -260,13 +244,13 @@ def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_pa
         first.core.save_cache(str(path))
     with sensing(asked) as again:
         assert again.answer("b", *parts) == expected
-        assert again.finishes["b"].cached_tokens == len(again.prompts["b"]) - 1
+        assert again.finish("b").cached_tokens == len(again.prompts["b"]) - 1
         assert not again.known_rows
     other = tmp_path / "other.gguf"
     shutil.copyfile(files(kind)[1], other)
     with sensing(msgspec.structs.replace(asked, projector_path=str(other))) as unfit:
         unfit.answer("c", *parts)
-        assert unfit.finishes["c"].cached_tokens == 0, "another projector may make other rows"
+        assert unfit.finish("c").cached_tokens == 0, "another projector may make other rows"
 
 
 @pytest.mark.anyio
@@ -377,8 +361,8 @@ def test_a_sound_of_strange_samples_harms_nobody_else(one: Sensing, samples: obj
     one.ask(name, BEFORE, strange, BEHIND)
     one.ask(f"beside {name}", BEFORE)
     one.run()
-    assert one.finishes[f"beside {name}"].is_good
-    finish = one.finishes[name]
+    assert one.finish(f"beside {name}").is_good
+    finish = one.finish(name)
     assert (why in str(finish)) if why else finish.is_good
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from random_model.architectures import ARCHITECTURES, VOCAB, Architecture
 
-from openai_cpu_server.contract.messages import EngineOptions, Submit
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
@@ -25,9 +25,9 @@ from openai_cpu_server.contract.step import (
     Span,
     Step,
 )
-from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
+from tests.engine.driver import Engine
 from tests.llama.driver import (
     GREEDY,
     Logprobs,
@@ -164,9 +164,9 @@ def test_those_who_are_left_out_of_an_interrupted_step_keep_theirs(served: Serve
 def test_drafts_change_no_answer(served: Served) -> None:
     quoting = [asked(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], output=40) for i in range(3)]
     with Run(served, experiment=Experiment(always_drafts=True)) as run:
-        run.run(*quoting)
+        run.serve(*quoting)
     for one in quoting:
-        assert_same(served.backend, one, run.tokens[one.id])
+        assert_same(served.backend, one, run.told(one.id))
     assert (run.num_drafted > 0) == (served.backend.info.max_draft != 0)
 
 
@@ -206,43 +206,25 @@ def asked(name: str, prompt: Sequence[int], output: int = 12, **more: object) ->
     )
 
 
-class Run:
-    """An engine's core over the backend."""
+class Run(Engine):
+    """An engine's core over the backend, in which it leaves nothing behind."""
 
     def __init__(self, served: Served, **more: object) -> None:
-        self.options = msgspec.structs.replace(served.options, **more)
-        self.core: EngineCore = build_core(self.options, served.backend, None)
-        self.tokens: dict[str, list[int]] = {}
-        self.cached: dict[str, int] = {}
-        self.num_drafted = 0
-        self.scheduler = self.core._scheduler
+        super().__init__(msgspec.structs.replace(served.options, **more), served.backend)
 
-    def submit(self, *requests: GenerationRequest) -> None:
-        for one in requests:
-            self.core.handle(Submit(one))
+    def cached(self, name: str) -> int:
+        return self.finish(name).cached_tokens
 
-    def step(self) -> None:
-        for message in self.core.step():
-            for event in getattr(message, "events", ()):
-                self.tokens.setdefault(event.id, []).extend(event.tokens)
-                if event.finish is not None:
-                    assert event.finish.error is None
-                    self.num_drafted += event.finish.drafted_tokens
-                    self.cached[event.id] = event.finish.cached_tokens
-        self.scheduler.check()
-
-    def run(self, *requests: GenerationRequest) -> None:
-        self.submit(*requests)
-        while self.core.has_work:
-            self.step()
+    @property
+    def num_drafted(self) -> int:
+        return sum(event.finish.drafted_tokens for event in self.events if event.finish)
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leaves nothing behind in the backend."""
         if error[0] is None:
-            self.scheduler.clear_cache()
+            self.core._scheduler.clear_cache()
             self.run()
 
 
@@ -250,18 +232,18 @@ def test_requests_that_begin_alike_compute_that_once(served: Served) -> None:
     backend = served.backend
     requests = [asked(f"r{i}", TEXT[:300] + OTHER[20 * i : 20 * i + 30]) for i in range(5)]
     with Run(served) as run:
-        run.run(*requests)
-        assert sorted(run.cached.values()) == [0, 300, 300, 300, 300]
+        run.serve(*requests)
+        assert sorted(run.cached(one.id) for one in requests) == [0, 300, 300, 300, 300]
         for one in requests:
-            assert_same(backend, one, run.tokens[one.id])
+            assert_same(backend, one, run.told(one.id))
         # Again, and now from the cache; and the next turn of one of them.
         late = asked("late", TEXT[:300] + OTHER[200:240])
-        turn = asked("turn", (*requests[2].tokens, *run.tokens["r2"], *OTHER[300:320]))
-        run.run(late, turn)
-        assert run.cached["late"] == 300
-        assert run.cached["turn"] >= 300
-        assert_same(backend, late, run.tokens["late"])
-        assert_same(backend, turn, run.tokens["turn"])
+        turn = asked("turn", (*requests[2].tokens, *run.told("r2"), *OTHER[300:320]))
+        run.serve(late, turn)
+        assert run.cached("late") == 300
+        assert run.cached("turn") >= 300
+        assert_same(backend, late, run.told("late"))
+        assert_same(backend, turn, run.told("turn"))
 
 
 def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
@@ -269,10 +251,10 @@ def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
         tokens = TEXT[:100]
         for number in range(4):
             turn = asked(f"t{number}", tokens, output=80)
-            run.run(turn)
-            tokens = (*tokens, *run.tokens[turn.id], *OTHER[10 * number : 10 * number + 5])
-        assert [run.cached[f"t{i}"] for i in range(4)] == [0, 179, 264, 349]
-        assert_same(served.backend, turn, run.tokens[turn.id])
+            run.serve(turn)
+            tokens = (*tokens, *run.told(turn.id), *OTHER[10 * number : 10 * number + 5])
+        assert [run.cached(f"t{i}") for i in range(4)] == [0, 179, 264, 349]
+        assert_same(served.backend, turn, run.told(turn.id))
 
 
 def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
@@ -284,21 +266,21 @@ def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
         for _ in range(20):
             run.step()
         person = asked("p", TEXT[:400] * 2)
-        run.run(person)
+        run.serve(person)
         for one in [*batch, person]:
-            assert_same(served.backend, one, run.tokens[one.id])
+            assert_same(served.backend, one, run.told(one.id))
 
 
 def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) -> None:
     path = str(tmp_path / "cache")
     with Run(served) as before:
-        before.run(asked("a", TEXT[:300], 20))
+        before.serve(asked("a", TEXT[:300], 20))
         before.core.save_cache(path)
     with Run(served, cache_file=path) as after:
-        turn = asked("b", (*TEXT[:300], *before.tokens["a"], *OTHER[:30]))
-        after.run(turn)
-        assert after.cached["b"] == 319
-        assert_same(served.backend, turn, after.tokens["b"])
+        turn = asked("b", (*TEXT[:300], *before.told("a"), *OTHER[:30]))
+        after.serve(turn)
+        assert after.cached("b") == 319
+        assert_same(served.backend, turn, after.told("b"))
 
 
 def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: Served) -> None:
@@ -314,9 +296,9 @@ def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, serve
         loaded(path, **more) as backend,
         Run(Served(backend, small(path, cache_bytes=2**26, experiment=always, **more))) as run,
     ):
-        run.run(*quoting)
+        run.serve(*quoting)
     for one in quoting:
-        assert_same(served.backend, one, run.tokens[one.id])
+        assert_same(served.backend, one, run.told(one.id))
     assert run.num_drafted > 0
 
 
