@@ -1,15 +1,27 @@
-"""What steps compute, with padding and without, and what they leave behind in the KV pool."""
+"""What steps compute, and what they leave behind: nothing grows with use, and a fault ends one sequence."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from openai_cpu_server.contract.request import Constraint, Sampling
-from openai_cpu_server.contract.step import Close, Open, Span, Step, TokenLogprob
+from openai_cpu_server.contract.step import (
+    Close,
+    Drop,
+    Open,
+    Restore,
+    Save,
+    SavedBlock,
+    Span,
+    Step,
+    TokenLogprob,
+)
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
@@ -20,11 +32,17 @@ from openai_cpu_server.llama.cells.context import (
     DecodeOutcome,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
-from tests.llama.driver import GREEDY, TEXT, TOLERANCE, feed, generate, holding, loaded, opened, sampled
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.sampling.sampler import BadLogits
+from tests.fakes import Panic
+from tests.llama.driver import GREEDY, TEXT, TOLERANCE, do, feed, generate, holding, loaded, opened, sampled
+from tests.llama.odd_models import poisoned
 from tests.structured.making import gbnf_to_lark
+from tests.waiting import wait_until
 
 PROMPT = TEXT[:60]
 
@@ -239,3 +257,178 @@ def test_closing_twice_is_closing_once(context: Context) -> None:
     context.close()
     with pytest.raises(AssertionError, match="closed"):
         context.num_positions(0)
+
+
+ALL = Sampling(
+    seed=1,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.01,
+    typical_p=0.9,
+    repeat_penalty=1.1,
+    presence_penalty=0.1,
+    logit_bias={5: 1.0},
+)
+LEAKING = tuple(range(300, 310))
+
+
+def use_slots(backend: LlamaBackend, times: int, constraint: Constraint | None = None) -> None:
+    for turn in range(times):
+        slot = turn % backend.info.max_seqs
+        opened = Open(slot, ALL, LEAKING, (), 5, constraint)
+        backend.execute(Step(verbs=(opened,), spans=(Span(slot, 0, LEAKING, True, LEAKING[1:9]),)))
+        backend.execute(Step(verbs=(Close(slot),)))
+
+
+def resident() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
+def threads() -> set[int]:
+    """The system's numbers of them; no two threads of these tests have the same."""
+    return {thread.id for thread in psutil.Process().threads()}
+
+
+BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "["))
+
+
+@pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
+def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint | None) -> None:
+    use_slots(backend, 50, constraint)
+    files, memory = psutil.Process().num_fds(), resident()
+    use_slots(backend, 100, constraint)
+    assert psutil.Process().num_fds() <= files
+    assert resident() - memory < 2**20
+
+
+def test_saving_and_dropping(backend: LlamaBackend) -> None:
+
+    def once(times: int) -> None:
+        starts = range(0, 2048, 64)
+        with holding(backend, 0, (300,) * 2048):
+            for number in range(times):
+                do(backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts))
+        held = resident()
+        do(backend, *(Drop(number) for number in range(32 * times)))
+        return held
+
+    once(2)
+    memory = resident()
+    held = [once(50) for _ in range(2)]
+    assert min(held) - memory > 64 * 2**20 < 2 * (held[0] - memory)
+    assert resident() - memory < 72 * 2**20
+    assert max(held) - held[0] < 8 * 2**20
+
+
+def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: Path) -> None:
+    path = str(tmp_path / "prefixes.kv")
+    block = SavedBlock(1, None, "", (300,) * 64)
+
+    def once() -> None:
+        with holding(backend, 0, block.tokens):
+            do(backend, Save(0, 0, 64, 1))
+        backend.export_cache(path, [block])
+        do(backend, Drop(1))
+        assert backend.import_cache(path) == (block,)
+        with holding(backend, 0):
+            do(backend, Restore(1, 0, 0, 64))
+        do(backend, Drop(1))
+
+    once()
+    process = psutil.Process()
+    files, maps = process.num_fds(), len(process.memory_maps(grouped=False))
+    for _ in range(20):
+        once()
+    assert process.num_fds() <= files
+    assert len(process.memory_maps(grouped=False)) - maps < 5
+
+
+def test_loading_and_closing(tiny: Path) -> None:
+    def once() -> None:
+        with Vocabulary.open(tiny) as vocabulary:
+            vocabulary.encode("text", add_special=True, parse_special=True)
+        with loaded(tiny, kv_tokens=4096, max_seqs=8, threads=1) as backend:
+            use_slots(backend, 2)
+            backend.close()
+
+    for _ in range(3):
+        once()
+    files, running, memory = psutil.Process().num_fds(), threads(), resident()
+    for _ in range(5):
+        once()
+    assert psutil.Process().num_fds() <= files
+    wait_until(lambda: threads() <= running)  # the system takes a while to remove one that was joined
+    assert resident() - memory < 8 * 2**20
+
+
+POISON = 77
+GOOD, BAD = (5, 6, 7), (5, POISON, 7)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return poisoned(tiny, tmp_path_factory.mktemp("poisoned") / "model.gguf", token=POISON)
+
+
+@pytest.fixture(scope="module")
+def poisoned_backend(model: Path) -> Iterator[LlamaBackend]:
+    with loaded(model) as poisoned_backend:
+        yield poisoned_backend
+
+
+def rest(poisoned_backend: LlamaBackend, first: int) -> list[int]:
+    """Its first token, and four more of slot 0, which is closed then."""
+    tokens = [first]
+    for position in range(len(GOOD), len(GOOD) + 4):
+        tokens.append(sampled(poisoned_backend, 0, position, tokens[-1:]).token)
+    poisoned_backend.execute(Step(verbs=(Close(0),)))
+    return tokens
+
+
+def alone(poisoned_backend: LlamaBackend, sampling: Sampling) -> list[int]:
+    poisoned_backend.execute(Step(verbs=(Open(0, sampling, GOOD),)))
+    return rest(poisoned_backend, sampled(poisoned_backend, 0, 0, GOOD).token)
+
+
+@pytest.mark.parametrize("targets", [(), BAD[1:]], ids=["sampled", "scored"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3, temperature=1.0, top_k=40)], ids=str)
+def test_a_sequence_of_nan_ends(
+    poisoned_backend: LlamaBackend, sampling: Sampling, targets: tuple[int, ...]
+) -> None:
+    expected = alone(poisoned_backend, sampling)
+    poisoned_backend.execute(Step(verbs=(Open(0, sampling, GOOD), Open(1, sampling, BAD))))
+    result = poisoned_backend.execute(
+        Step(spans=(Span(1, 0, BAD, not targets, targets), Span(0, 0, GOOD, True)))
+    )
+    assert set(result.faults) == {1}
+    assert "BadLogits" in result.faults[1]
+    assert (result.failures, result.scores, set(result.samples)) == ({}, {}, {0})
+    poisoned_backend.execute(Step(verbs=(Close(1),)))
+    assert rest(poisoned_backend, result.samples[0].token) == expected
+    assert alone(poisoned_backend, sampling) == expected
+
+
+def test_where_it_spoils_the_others_cells_another_process_does_better(model: Path) -> None:
+    """Plain attention multiplies the cells of others by 0, which NaN survives."""
+    with loaded(model, flash_attention=False) as poisoned_backend:
+        poisoned_backend.execute(Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, BAD))))
+        with pytest.raises(BadLogits):
+            poisoned_backend.execute(Step(spans=(Span(1, 0, BAD, True), Span(0, 0, GOOD, True))))
+
+
+def test_a_panic_is_a_fault_of_its_sequence(
+    poisoned_backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def panic(self: ConstrainedOutput) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(ConstrainedOutput, "allowed", panic)
+    constraint = Constraint(grammar=gbnf_to_lark('root ::= "a" | "b"'))
+    poisoned_backend.execute(
+        Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, GOOD, constraint=constraint)))
+    )
+    result = poisoned_backend.execute(Step(spans=(Span(1, 0, GOOD, True), Span(0, 0, GOOD, True))))
+    assert (set(result.faults), set(result.failures), set(result.samples)) == ({1}, set(), {0})
+    poisoned_backend.execute(Step(verbs=(Close(0), Close(1))))
