@@ -67,10 +67,9 @@ def opened(
     prompt: Sequence[int],
     sampling: Sampling = GREEDY,
     *,
-    output: Sequence[int] = (),
     top_logprobs: int | None = None,
 ) -> Iterator[None]:
-    verb = Open(slot, sampling, tuple(prompt), tuple(output), top_logprobs)
+    verb = Open(slot, sampling, tuple(prompt), (), top_logprobs)
     backend.execute(Step(verbs=(verb,)))
     try:
         yield

@@ -140,29 +140,6 @@ def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: Llam
     closed.interrupt()
 
 
-NEVER = {
-    "no such slot": Step(verbs=(Open(8, GREEDY, PROMPT),)),
-    "slot is open": Step(verbs=(Open(0, GREEDY, PROMPT), Open(0, GREEDY, PROMPT))),
-    "empty": Step(spans=(Span(0, 0, (), False),)),
-    "too many tokens": Step(spans=(Span(0, 0, (1,) * 2049, False),)),
-    "too much padding": Step(spans=(Span(0, 0, (1,) * 2040, False),), padding=9),
-    "only padding": Step(padding=1),
-    "too many outputs": Step(spans=(Span(0, 0, (1,) * 100, False, (1,) * 100),)),
-    "too many targets": Step(spans=(Span(0, 0, (1,), False, (1, 2)),)),
-}
-
-
-@pytest.mark.parametrize("step", NEVER.values(), ids=NEVER)
-def test_steps_that_no_scheduler_may_ask_for(backend: LlamaBackend, step: Step) -> None:
-    try:
-        with pytest.raises(AssertionError):
-            backend.execute(step)
-    finally:
-        for verb in step.verbs[:1]:
-            if verb.slot < backend.info.max_seqs:
-                backend.execute(Step(verbs=(Close(verb.slot),)))
-
-
 def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) -> None:
     with opened(backend, 0, TEXT[:9]), opened(backend, 1, TEXT[:9]):
         silent = Span(0, 0, TEXT[:9], False)

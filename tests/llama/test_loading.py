@@ -96,7 +96,9 @@ def test_weights_that_are_read_are_not_mapped_and_compute_the_same(tiny: Path, t
 def test_cells_cost_what_llama_says(kv_type: str, shape: str) -> None:
     with native_lines() as lines, loaded(tiny_model_path(shape=shape), kv_type=kv_type) as backend:
         info = backend.info
-    assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.012)
+    said = re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines))
+    ours = info.kv_tokens * info.kv_bytes_per_token / 2**20
+    assert ours == pytest.approx(sum(map(float, said)), abs=0.012)
     assert (info.state_bytes > 0, info.max_draft) == ((True, 0) if "mamba" in shape else (False, None))
 
 
@@ -122,10 +124,6 @@ def native_lines() -> Iterator[list[str]]:
         yield lines
     finally:
         log.install()
-
-
-def kv_megabytes(lines: list[str]) -> float:
-    return sum(float(size) for size in re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines)))
 
 
 def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path) -> None:

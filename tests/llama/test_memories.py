@@ -497,13 +497,21 @@ NEVER = {
     "restore at other positions": Restore(7, 0, 64, 80),
     "restore more than there is": Restore(7, 1, 0, 65),
     "drop what is not saved": Drop(8),
+    "open a slot that is not there": Open(6, GREEDY, TEXT),
+    "open twice": Open(0, GREEDY, TEXT),
+    "no tokens": Step(spans=(Span(0, 64, (), False),)),
+    "too many tokens": Step(spans=(Span(1, 0, (1,) * 257, False),)),
+    "too much padding": Step(spans=(Span(1, 0, (1,) * 180, False),), padding=77),
+    "only padding": Step(padding=1),
+    "too many outputs": Step(spans=(Span(0, 64, (1,) * 100, False, (1,) * 100),)),
+    "too many targets": Step(spans=(Span(0, 64, (1,), False, (1, 2)),)),
 }
 
 
-@pytest.mark.parametrize("verb", NEVER.values(), ids=NEVER)
-def test_verbs_that_no_scheduler_may_ask_for(tight: LlamaBackend, verb: Verb) -> None:
+@pytest.mark.parametrize("wrong", NEVER.values(), ids=NEVER)
+def test_what_no_scheduler_may_ask_for(tight: LlamaBackend, wrong: Verb | Step) -> None:
     with holding(tight, 0, TEXT[:64]), holding(tight, 1), holding(tight, 2, OTHER[:5]):
         do(tight, Save(0, 0, 64, block=7))
         with pytest.raises(AssertionError):
-            do(tight, verb)
+            tight.execute(wrong if isinstance(wrong, Step) else Step(verbs=(wrong,)))
     do(tight, Drop(7))

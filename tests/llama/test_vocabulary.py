@@ -13,8 +13,8 @@ from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.model_source.bert import NewValue, write_gguf
 from tests.llama.odd_models import rewritten
+from tests.tiny_bert import CLS, SEP, TOKENS, TinyBert
 from tests.tiny_model import tiny_model_path
 
 TEXTS = [
@@ -108,37 +108,22 @@ def test_a_closed_vocabulary_is_not_used(tiny: Path) -> None:
         vocabulary.encode("a", add_special=False, parse_special=False)
 
 
-def encoder_vocabulary(path: Path, **added: bool) -> Path:
-    """BERT's special tokens and two words. `added`: what the file says that the tokenizer adds."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581hi", "\u2581you"]
-    named = {"padding": 0, "unknown": 1, "bos": 2, "eos": 3, "seperator": 3}
-    values: dict[str, NewValue] = {
-        "general.architecture": "bert",
-        "bert.block_count": 1,
-        "bert.context_length": 8,
-        "bert.embedding_length": 8,
-        "bert.feed_forward_length": 8,
-        "bert.attention.head_count": 1,
-        "bert.attention.layer_norm_epsilon": 1e-12,
-        "tokenizer.ggml.model": "bert",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 3, 3, 1, 1],
-        **{f"tokenizer.ggml.{name}_token_id": token for name, token in named.items()},
-        **{f"tokenizer.ggml.add_{name}_token": is_added for name, is_added in added.items()},
-    }
-    with path.open("wb") as file:
-        write_gguf(file, values, {})
-    return path
-
-
 @pytest.mark.parametrize(
     ("added", "between"),
-    [({}, (3,)), ({"eos": True, "sep": False}, (3,)), ({"bos": True, "eos": True, "sep": True}, (3, 3))],
+    [
+        ({}, (SEP,)),
+        ({"eos": True, "sep": False}, (SEP,)),
+        ({"bos": True, "eos": True, "sep": True}, (SEP, SEP)),
+    ],
 )
 def test_marks_of_an_encoder(tmp_path: Path, added: dict[str, bool], between: tuple[int, ...]) -> None:
-    with Vocabulary.open(encoder_vocabulary(tmp_path / "v.gguf", **added)) as vocabulary:
-        assert vocabulary.encode("hi you", add_special=True, parse_special=True) == [2, 4, 5, 3]
-        assert vocabulary.marks == SequenceMarks(begin=(2,), between=between, end=(3,))
+    named = {f"tokenizer.ggml.add_{name}_token": added.get(name) for name in ("bos", "eos", "sep")}
+    bert = TinyBert().write(tmp_path / "a.gguf")
+    path = rewritten(bert, tmp_path / "b.gguf", {"general.architecture": "bert", **named})
+    with Vocabulary.open(path) as vocabulary:
+        words = [TOKENS.index("the"), TOKENS.index("sun")]
+        assert vocabulary.encode("the sun", add_special=True, parse_special=True) == [CLS, *words, SEP]
+        assert vocabulary.marks == SequenceMarks(begin=(CLS,), between=between, end=(SEP,))
         assert vocabulary.named_chat_template("rerank") is None
 
 
