@@ -162,15 +162,6 @@ def test_grammars_that_fail(pattern: str, error: str, output: int, is_own_fault:
     assert engine.backend.cells == {}
 
 
-def test_an_output_goes_on_where_a_dead_engine_left_it() -> None:
-    one = constrained("a", "{a?*bc?}", opening=(7,))
-    whole = alone(one)[:-1]
-    for num_told in range(len(whole) + 1):
-        engine = resumed(one, whole[:num_told])
-        assert engine.told("a") == whole[num_told:]
-        assert ending(engine) == (FinishReason.STOP, len(whole) + 1)
-
-
 def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> None:
     engine = Engine()
     engine.submit(constrained("a", "{ab?"))
@@ -181,7 +172,7 @@ def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> No
 
 def test_an_output_goes_on_behind_each_event_though_a_burst_was_told_in_part() -> None:
     """What may become the stop string is held back, and lost with the engine."""
-    one = constrained("a", "{??xxxx?yy" + 5 * "?*xx" + "}", output=200, stop=("xxz",))
+    one = constrained("a", "{??xxxx?yy" + 5 * "?*xx" + "}", opening=(7,), output=200, stop=("xxz",))
     whole = generate(one)
     assert whole.told("a") == alone(one)[:-1]
     for num_events in range(len(whole.events)):

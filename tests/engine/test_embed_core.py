@@ -153,14 +153,6 @@ def test_cancelling() -> None:
     assert [(event.id, event.error is None) for event in events] == [("a", False), ("b", True)]
 
 
-def test_what_a_dead_engine_had_told_is_not_computed_again() -> None:
-    driver = Driver()
-    driver.core.handle(Submit(request=embed("a", (1,), (2,), (3,)), num_embedded=2))
-    (event,) = driver.run()
-    assert (event.first, event.count) == (2, 1)
-    assert driver.backend.steps == [[(3,)]]
-
-
 def test_who_is_in_a_step_is_announced_before_it_and_its_figures_told() -> None:
     driver = Driver()
     for name, client, inputs in (("a", "key:ann", [(5,) * 64] * 6), ("b", "key:bob", [(1,) * 32])):

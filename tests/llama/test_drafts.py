@@ -160,18 +160,6 @@ def test_rejected_cells_are_gone(backend: LlamaBackend) -> None:
             backend.execute(Step(verbs=(Save(0, 0, len(PROMPT) + accepted + 1, 900),)))
 
 
-def test_an_interrupted_draft_leaves_no_trace(backend: LlamaBackend) -> None:
-    head, tail = PROMPT[:20], (PROMPT * 40)[20:1000]
-    with opened(backend, 0, head + tail):
-        backend.execute(Step(spans=(Span(0, 0, head, False),)))
-        step = Step(spans=(Span(0, 20, tail, True, draft=(1, 2, 3)),))
-        assert execute_and_press(backend, step).interrupted
-        result = backend.execute(step)
-    with opened(backend, 0, head + tail):
-        backend.execute(Step(spans=(Span(0, 0, head, False),)))
-        assert backend.execute(step) == result
-
-
 def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
     fits = vocabulary.encode("abc", add_special=False, parse_special=False)
     draft = (*fits, *vocabulary.encode("7!", add_special=False, parse_special=False))

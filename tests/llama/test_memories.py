@@ -133,7 +133,9 @@ def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
     texts = TEXT[:256], OTHER[:41], OTHER[:80]
     with holding(backend, 0, TEXT[:100]), holding(backend, 1, OTHER[:40]), holding(backend, 2):
         starts = (100, 40, 0)
-        step = Step(spans=tuple(Span(n, start, texts[n][start:], True) for n, start in enumerate(starts)))
+        draft = () if backend.info.max_draft == 0 else (7,)
+        spans = (Span(n, start, texts[n][start:], True, draft=draft) for n, start in enumerate(starts))
+        step = Step(spans=tuple(spans))
         for at_node in (1, 5, 20, 60):
             assert execute_and_press(backend, step, at_node=at_node).interrupted
         result = execute_and_press(backend, step, may=False)
