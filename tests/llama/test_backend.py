@@ -63,23 +63,6 @@ def test_prompts_in_chunks_continue_as_prompts_in_one_piece(backend: LlamaBacken
     assert generate(backend, PROMPT, 16, chunk=chunk) == generate(backend, PROMPT, 16)
 
 
-def test_verbs_and_spans_of_one_step_go_together(backend: LlamaBackend) -> None:
-    first = Step(verbs=(Open(1, GREEDY, PROMPT),), spans=(Span(1, 0, PROMPT, True),))
-    again = Step(verbs=(Close(1), *first.verbs), spans=first.spans)
-    results = [backend.execute(step) for step in (first, again, again, Step(verbs=(Close(1),)))]
-    assert results[0].samples == results[1].samples == results[2].samples
-    assert results[3].samples == {}
-
-
-def test_closing_gives_all_cells_back(backend: LlamaBackend) -> None:
-    prompt = (PROMPT * 34)[:2000]
-    with opened(backend, 0, prompt):
-        feed(backend, 0, 0, prompt, sample=False)
-        for _ in range(3):
-            with opened(backend, 1, prompt):
-                feed(backend, 1, 0, prompt, sample=False)
-
-
 def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
     forced = []
     with opened(backend, 0, PROMPT, top_logprobs=backend.info.vocab_size):
@@ -118,15 +101,6 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
     assert np.exp(logprobs).sum() == pytest.approx(1)
     assert logprobs == sorted(logprobs, reverse=True)
     assert tops[0] == tops[1] == tops[2]
-
-
-def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: LlamaBackend) -> None:
-    with opened(backend, 0, PROMPT):
-        assert sampled(backend, 0, 0, PROMPT).logprob is None
-    with opened(backend, 0, PROMPT, top_logprobs=0):
-        logprob = sampled(backend, 0, 0, PROMPT).logprob
-    assert logprob is not None
-    assert logprob.top == ()
 
 
 def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend, tiny: Path) -> None:

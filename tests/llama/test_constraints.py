@@ -208,18 +208,6 @@ def test_the_end_comes_only_when_the_grammar_is_complete(roomy: LlamaBackend) ->
     assert (found.finish.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("parameters", [{}, {"top_k": 1, "min_p": 0.5}, {"repeat_penalty": 1.9}])
-def test_parameters_and_grammars(
-    roomy: LlamaBackend, temperature: float, parameters: dict[str, object]
-) -> None:
-    bias = {byte("Z"): 100.0, **{byte(c): -100.0 for c in "abcdefghijklmnopqrstuvwxyz"}}
-    sampling = Sampling(seed=1, temperature=temperature, logit_bias=bias, presence_penalty=-2, **parameters)
-    found = run(roomy, asked("p", LETTERS, sampling))
-    assert found.text.islower()
-    assert 3 <= len(found.text) <= 8
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature: float) -> None:
     banned = {4: -np.inf, 5: -np.inf}

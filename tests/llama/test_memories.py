@@ -90,10 +90,6 @@ def assert_computed(backend: LlamaBackend, text: Sequence[int], got: Logprobs) -
         assert_close(got, logprobs(backend, 3, len(text) - 1, text[-1:]), TIE)
 
 
-def test_it_is_the_memory_that_it_is_said_to_be(served: Served, architecture: Architecture) -> None:
-    assert (served.backend.info.state_bytes > 0) == architecture.memory.has_state
-
-
 def test_a_beginning_is_shared_saved_and_restored(served: Served) -> None:
     """Also behind what windows have passed, while others come and take all cells that are free for them."""
     backend = served.backend
@@ -295,6 +291,7 @@ def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) ->
 def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: Served) -> None:
     path = tiny_model_path(shape=architecture.name)
     more = {"kv_tokens": 1024, "max_seqs": 3, "kv_type": "f32", "threads": 1, "draft_model_path": str(path)}
+    assert (served.backend.info.state_bytes > 0) == architecture.memory.has_state
     if architecture.memory.has_state:
         with pytest.raises(StartupError, match="cannot draft"), loaded(path, **more):
             pass

@@ -257,6 +257,8 @@ class TestDownload:
         assert hub.downloads() == ["model.gguf", "model.gguf"]
 
     def test_token_from_the_environment(self, user: User) -> None:
+        user.token = "wrong"
+        assert "set HF_TOKEN" in user.failure("hf:acme/secret")
         user.token = "s3cret"
         assert user.resolve("hf:acme/secret").read_bytes() == b"secret"
 
@@ -334,6 +336,9 @@ class TestFailures:
             ("acme/quants/other.gguf", "acme/quants has no file other.gguf$"),
             ("acme/quants:Q5_1", "acme/quants has no Q5_1, but Q2_K, Q4_K_M, Q8_0$"),
             ("acme/none", "acme/none has no GGUF model$"),
+            ("acme/torn", "acme/torn has no GGUF model$"),
+            ("acme/torn/torn-00001-of-00002.gguf", r"acme/torn has no file torn-00002-of-00002\.gguf$"),
+            ("acme/secret/model.gguf", ".*set HF_TOKEN"),
             ("acme/gated", "acme/gated is gated: accept its terms"),
             ("acme/-quants-", "acme/-quants- cannot be a repository"),
             ("acme/huge", ".*not enough disk space for acme/huge: 1000000000.00 GB"),
@@ -342,17 +347,6 @@ class TestFailures:
     def test_what_the_hub_has_not_or_does_not_give(self, user: User, hub: Hub, name: str, line: str) -> None:
         assert re.match(line.replace("ENDPOINT", hub.endpoint), user.failure(f"hf:{name}"))
         assert hub.downloads() == []
-
-    def test_split_model_lacks_a_part(self, user: User, hub: Hub) -> None:
-        line = user.failure("hf:acme/torn/torn-00001-of-00002.gguf")
-        assert line == "acme/torn has no file torn-00002-of-00002.gguf"
-        assert user.failure("hf:acme/torn") == "acme/torn has no GGUF model"
-        assert hub.downloads() == []
-
-    def test_unauthorised(self, user: User) -> None:
-        assert "set HF_TOKEN" in user.failure("hf:acme/secret/model.gguf")
-        user.token = "wrong"
-        assert "set HF_TOKEN" in user.failure("hf:acme/secret")
 
     def test_hub_in_trouble(self, user: User, hub: Hub) -> None:
         hub.status = 503
