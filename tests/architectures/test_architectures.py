@@ -108,7 +108,6 @@ async def ask(
             tokens += event.tokens
             if begun is not None:
                 begun.set()
-    assert event.finish is not None
     assert event.finish.is_good, event.finish
     return Got(tokens, event.finish)
 
@@ -245,7 +244,6 @@ async def outlives_its_engine(engine: EngineClient, seen: Comparison) -> None:
     begun = asyncio.Event()
     tasks = [asyncio.create_task(ask(engine, prompt, LONGEST, begun=begun)) for prompt in DOOMED]
     await begun.wait()
-    assert engine.engine_pid is not None
     os.kill(engine.engine_pid, signal.SIGKILL)
     for prompt, got in zip(DOOMED, await asyncio.gather(*tasks), strict=True):
         seen.same("killed", prompt, got)
@@ -260,7 +258,6 @@ async def is_drafted_for_after_a_restart(engine: EngineClient, seen: Comparison)
     drafted = await asyncio.gather(*(ask(engine, prompt, LONGEST) for prompt in prompts))
     for prompt, got in zip(prompts, drafted, strict=True):
         seen.same("drafted for", prompt, got)
-    assert engine.info is not None
     if engine.info.max_draft != 0:
         seen.expect(all(got.finish.drafted_tokens for got in drafted), "drafts")
 

@@ -42,7 +42,7 @@ class Engine:
         self.started: list[tuple[str, ...]] = []
         self.queues: list[QueueState] = []
         self.all_figures: list[StepFigures] = []
-        self._last: StepDone | None = None
+        self.last = StepDone(events=(), kv=None)
 
     def step(self, sharing: Sharing = ALONE) -> None:
         for message in self.core.step(sharing):
@@ -50,7 +50,7 @@ class Engine:
                 case StepDone(events=events, figures=figures):
                     self.events += events
                     self.all_figures += [] if figures is None else [figures]
-                    self._last = message
+                    self.last = message
                 case StepStarted(ids=ids):
                     self.started.append(ids)
                 case QueueState():
@@ -62,14 +62,8 @@ class Engine:
             self.step()
 
     @property
-    def last(self) -> StepDone:
-        assert self._last is not None
-        return self._last
-
-    @property
     def figures(self) -> StepFigures:
         """Of the last step."""
-        assert self.last.figures is not None
         return self.last.figures
 
     def submit(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:

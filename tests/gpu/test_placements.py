@@ -125,7 +125,6 @@ def with_all_experts(model: Path, copy: Path) -> Path:
 
 def says_where_it_is(engine: EngineClient, asked: Offload, kind: str) -> None:
     assert engine.state is EngineState.READY
-    assert engine.info is not None
     placement = engine.info.placement
     if not asked.wants_device:
         assert placement is None

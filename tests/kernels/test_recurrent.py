@@ -142,7 +142,6 @@ def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> t
         kept = np.exp(steps * case.decays)[:, None] * state.reshape(heads, rows, -1)
         state = kept + (steps * of(case.x))[..., None] * b[:, None]
         return (state * c[:, None]).sum(axis=-1), state
-    assert isinstance(case, DeltaNetCase)
     heads, width = case.values.shape[2:]
     queries, keys = (np.tile(of(each), (heads // each.shape[2], 1)) for each in (case.queries, case.keys))
     state = state.reshape(heads, width, width) * np.exp(of(case.gates))[:, None]
@@ -267,6 +266,5 @@ def conversation(backend: LlamaBackend) -> Floats:
             for slot, size in step.items():
                 lengths[slot] += size
                 logprob = result.samples[slot].logprob
-                assert logprob is not None
                 found.append([value for _, value in sorted(logprob.top)])
     return np.array(found, np.float32)

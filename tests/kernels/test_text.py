@@ -35,8 +35,8 @@ def predictions(tokens: list[int], **options: object) -> Doubles:
     found = np.zeros((_TOKENS // _CHUNK, backend.info.vocab_size))
     with opened(backend, 0, tokens, top_logprobs=backend.info.vocab_size), opened(backend, 1, tokens):
         for number, start in enumerate(range(0, _TOKENS, _CHUNK)):
-            feed(backend, 1, start, tokens[start : start + _CHUNK], sample=False)
-            feed(backend, 0, start, tokens[start : start + _CHUNK - 1], sample=False)
+            feed(backend, 1, start, tokens[start : start + _CHUNK])
+            feed(backend, 0, start, tokens[start : start + _CHUNK - 1])
             last = start + _CHUNK - 1
             for token, logprob in logprobs(backend, 0, last, tokens[last : last + 1]):
                 found[number, token] = logprob

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,19 +78,16 @@ def opened(
         backend.execute(Step(verbs=(Close(slot),)))
 
 
-def feed(
+def sampled(
     backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int], *, sample: bool = True
-) -> Sample | None:
-    """Compute tokens of one slot in a step of their own."""
+) -> Sample:
+    """Compute tokens of one slot in a step of their own; `feed` does it without a sample."""
     result = backend.execute(Step(spans=(Span(slot, start, tuple(tokens), sample),)))
     assert not result.interrupted
     return result.samples.get(slot)
 
 
-def sampled(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Sample:
-    sample = feed(backend, slot, start, tokens)
-    assert sample is not None
-    return sample
+feed = functools.partial(sampled, sample=False)
 
 
 @contextmanager
@@ -99,7 +97,7 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
     with opened(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
         start = 0
         for chunk in chunks:
-            feed(backend, slot, start, chunk, sample=False)
+            feed(backend, slot, start, chunk)
             start += len(chunk)
         yield
 
@@ -107,7 +105,6 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
 def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Logprobs:
     """After the last of the tokens, which are computed."""
     logprob = sampled(backend, slot, start, tokens).logprob
-    assert logprob is not None
     assert len(logprob.top) == backend.info.vocab_size
     return logprob.top
 
@@ -158,7 +155,7 @@ def generate(
         size = chunk or len(prompt)
         last = (len(prompt) - 1) // size * size
         for start in range(0, last, size):
-            feed(backend, slot, start, prompt[start : start + size], sample=False)
+            feed(backend, slot, start, prompt[start : start + size])
         output = [sampled(backend, slot, last, prompt[last:]).token]
         while len(output) < count:
             output.append(sampled(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)

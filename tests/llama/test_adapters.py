@@ -42,7 +42,6 @@ def logprobs_of(backend: LlamaBackend, key: str | None, slot: int = 0) -> dict[i
     result = backend.execute(Step(verbs=(opening,), spans=(span,), adapter=key))
     backend.execute(Step(verbs=(Close(slot),)))
     logprob = result.samples[slot].logprob
-    assert logprob is not None
     return dict(logprob.top)
 
 

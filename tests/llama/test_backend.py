@@ -68,7 +68,6 @@ def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
     with opened(backend, 0, PROMPT, top_logprobs=backend.info.vocab_size):
         for position, token in enumerate(PROMPT[:-1]):
             logprob = sampled(backend, 0, position, [token]).logprob
-            assert logprob is not None
             forced.append(dict(logprob.top)[PROMPT[position + 1]])
     for chunk in (60, 7):
         found = scores(backend, PROMPT, chunk)
@@ -81,7 +80,6 @@ def test_a_token_can_be_target_and_sample_at_once(backend: LlamaBackend) -> None
         result = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, (*PROMPT[1:], 5)),)))
     sample = result.samples[0]
     assert len(result.scores[0]) == len(PROMPT)
-    assert sample.logprob is not None
     assert result.scores[0][-1].top == sample.logprob.top == ((sample.token, sample.logprob.logprob),)
 
 
@@ -93,7 +91,6 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
         backend.execute(Step((Open(0, sampling, PROMPT, (), backend.info.vocab_size, constraint),)))
         sample = sampled(backend, 0, 0, PROMPT)
         backend.execute(Step((Close(0),)))
-        assert sample.logprob is not None
         tops.append(sample.logprob.top)
         assert dict(tops[-1])[sample.token] == sample.logprob.logprob
     logprobs = [logprob for _, logprob in tops[0]]

@@ -101,7 +101,6 @@ def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> No
         if words.end in forced:
             break
         allowed = output.allowed()
-        assert allowed is not None
         takes = [bool(matcher.validate_tokens([token])) for token in range(words.size)]
         assert allowed.tolist() == takes
         token = rng.choice(np.flatnonzero(allowed).tolist())
@@ -296,13 +295,11 @@ def test_copies_of_a_compiled_grammar_are_apart(words: ModelTokens) -> None:
 def test_control_tokens_are_no_text_for_a_grammar_and_any_end_token_may_end_it(words: ModelTokens) -> None:
     output = follow(words, gbnf_to_lark('root ::= [<s>|a-z_]{1,8} "!"'))
     allowed = output.allowed()
-    assert allowed is not None
     assert (allowed[1], allowed[byte("<")]) == (False, True)
     output = follow(words, LETTERS)
     for _ in range(3):
         output.accept(byte("x"))
     allowed = output.allowed()
-    assert allowed is not None
     assert len(words.ends) == 2
     assert all(allowed[end] for end in words.ends)
 

@@ -176,7 +176,6 @@ def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabul
 
 
 def drafts_of(event: TokenEvent) -> tuple[int, int]:
-    assert event.finish is not None
     return event.finish.drafted_tokens, event.finish.accepted_tokens
 
 
@@ -207,7 +206,6 @@ def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict
         assert again == whole[25:]
         if sampling.stop_tokens:
             finish = plain[request.id].finish
-            assert finish is not None
             assert finish.reason is FinishReason.STOP
             assert len(whole) >= 40
             assert not set(whole[:40]) & set(sampling.stop_tokens)
@@ -383,7 +381,6 @@ def test_what_it_is_not_sure_of_counts_as_thought_of(sure: LlamaBackend, prompts
 
 
 def test_its_price_and_what_cannot_draft(demo: LlamaBackend, tiny: Path, tmp_path: Path) -> None:
-    assert demo.info.draft_cost is not None
     assert 0 < demo.info.draft_cost < 1
     for model, draft, why in (
         (tiny, DRAFT, r"demo-draft\.gguf has another tokenizer"),

@@ -144,7 +144,6 @@ class Sensing(Engine):
     def known_rows(self) -> dict[object, object]:
         """What is encoded. Where it is cleared, what is computed from then on must come from cells."""
         store = self.backend._loaded.row_store
-        assert store is not None
         return store._known
 
 

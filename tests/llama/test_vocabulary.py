@@ -37,7 +37,6 @@ def test_text_goes_there_and_back(vocabulary: Vocabulary, text: str) -> None:
 
 def test_special_tokens_are_added_and_parsed_when_asked(vocabulary: Vocabulary) -> None:
     assert vocabulary.adds_bos
-    assert vocabulary.bos is not None
     assert vocabulary.marks == SequenceMarks(begin=(vocabulary.bos,))
     assert vocabulary.encode("", add_special=True, parse_special=False) == [vocabulary.bos]
     (end,) = vocabulary.encode("<|im_end|>", add_special=False, parse_special=True)
@@ -46,7 +45,6 @@ def test_special_tokens_are_added_and_parsed_when_asked(vocabulary: Vocabulary) 
 
 
 def test_control_tokens_have_no_text_unless_asked(vocabulary: Vocabulary) -> None:
-    assert vocabulary.bos is not None
     tokens = vocabulary.encode("a<|im_end|>", add_special=True, parse_special=True)
     assert vocabulary.decode(tokens) == "a"
     assert vocabulary.decode(tokens, special=True) == "<s>a<|im_end|>"

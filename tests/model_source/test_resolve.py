@@ -168,7 +168,6 @@ class TestEyes:
             user = User(tmp_path / "hf", hub.endpoint)
             for repo, eyes in (("eyes", "mmproj-F16.gguf"), ("deep", "mmproj-model.gguf")):
                 path, _ = self.sees(user, f"hf:acme/{repo}")
-                assert path is not None
                 assert path.name == eyes
                 assert path.read_bytes() == repos["acme/eyes"].files["mmproj-F16.gguf"]
                 assert hub.downloads()[-1] == eyes
@@ -272,7 +271,6 @@ class TestDownload:
     def test_alias(self, tmp_path: Path) -> None:
         alias = "mistral-7b"
         meant = parse_hub_name(ALIASES[alias])
-        assert meant.file is not None
         with running({meant.repo: Repo({meant.file: alias.encode()})}) as hub:
             path = User(tmp_path, hub.endpoint).resolve(alias)
         assert path.read_bytes() == alias.encode()
