@@ -147,6 +147,8 @@ def test_pooling_that_is_not_specified_is_the_mean(tmp_path: Path) -> None:
     with loaded(silent) as embedder:
         (found,) = embed(embedder, *inputs)
     (expected,) = plain_rows(TinyBert().write(tmp_path / "c.gguf"), inputs)
+    (first_token,) = plain_rows(tmp_path / "a.gguf", inputs)
+    assert np.abs(first_token - expected).max() > 0.1, "as the converter has been told"
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
