@@ -319,50 +319,41 @@ DIGIT = gbnf_to_lark('root ::= [0-9]{2} "!"')
 
 
 @pytest.fixture(scope="module")
-def closing(vocabulary: Vocabulary) -> tuple[int, ...]:
-    return tuple(vocabulary.encode("\nEnough." + END, add_special=False, parse_special=True))
+def thoughts(vocabulary: Vocabulary) -> Thinking:
+    closing = vocabulary.encode("\nEnough." + END, add_special=False, parse_special=True)
+    return Thinking(end=END, budget=12, closing=tuple(closing))
 
 
-def thinking(
-    name: str,
-    grammar: str | None,
-    closing: tuple[int, ...],
-    sampling: Sampling = GREEDY,
-    *,
-    budget: int | None = 12,
-    triggers: tuple[str, ...] = (),
-    **more: object,
-) -> GenerationRequest:
-    thoughts = Thinking(end=END, budget=budget, closing=closing)
-    constraint = Constraint(grammar=grammar, thinking=thoughts, triggers=triggers)
-    return msgspec.structs.replace(asked(name, LETTERS, sampling), constraint=constraint, **more)
+def thinking(name: str, grammar: str | None, thoughts: Thinking, **more: object) -> GenerationRequest:
+    constraint = Constraint(grammar=grammar, thinking=thoughts)
+    return msgspec.structs.replace(asked(name, LETTERS), constraint=constraint, **more)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 40])
-def test_the_budget_of_thoughts(roomy: LlamaBackend, closing: tuple[int, ...], budget: int) -> None:
-    found = run(roomy, thinking("b", OBJECT, closing, budget=budget))
+def test_the_budget_of_thoughts(roomy: LlamaBackend, thoughts: Thinking, budget: int) -> None:
+    found = run(roomy, thinking("b", OBJECT, msgspec.structs.replace(thoughts, budget=budget)))
     assert found.finish.reason is FinishReason.STOP
-    begun = found.tokens.index(closing[0])
-    assert found.tokens[begun : begun + len(closing)] == closing
+    begun = found.tokens.index(thoughts.closing[0])
+    assert found.tokens[begun : begun + len(thoughts.closing)] == thoughts.closing
     assert budget <= begun <= budget + 3
     assert 1 <= json.loads(found.text.partition(END)[2])["rating"] <= 5
 
 
-def test_a_free_answer_goes_on_behind_the_thoughts(roomy: LlamaBackend, closing: tuple[int, ...]) -> None:
-    found = run(roomy, thinking("f", None, closing, max_tokens=80))
+def test_a_free_answer_goes_on_behind_the_thoughts(roomy: LlamaBackend, thoughts: Thinking) -> None:
+    found = run(roomy, thinking("f", None, thoughts, max_tokens=80))
     _, _, answer = found.text.partition("Enough." + END)
     assert answer
-    free = thinking("f", None, closing, budget=None, max_tokens=80)
+    free = thinking("f", None, msgspec.structs.replace(thoughts, budget=None), max_tokens=80)
     plain = msgspec.structs.replace(free, constraint=None)
     assert run(roomy, free).tokens == run(roomy, plain).tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
-@pytest.mark.parametrize("grammar", [OBJECT, None])
+@pytest.mark.parametrize(("grammar", "length"), [(OBJECT, 300), (None, 75)])
 def test_thoughts_are_resumed(
-    roomy: LlamaBackend, closing: tuple[int, ...], sampling: Sampling, grammar: str | None
+    roomy: LlamaBackend, thoughts: Thinking, sampling: Sampling, grammar: str | None, length: int
 ) -> None:
-    one = thinking("resume", grammar, closing, sampling, max_tokens=75 if grammar is None else 300)
+    one = thinking("resume", grammar, thoughts, sampling=sampling, max_tokens=length)
     whole = run(roomy, one)
     for end in range(0, min(len(whole.tokens), 60), 5):
         rest = run(roomy, one, told=whole.tokens[:end])

@@ -6,7 +6,7 @@ import functools
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import llama_cpp
@@ -18,7 +18,6 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, description
-from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -29,13 +28,8 @@ from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
 small = functools.partial(driver.small, max_seqs=4, prefill_tokens=64)
+loaded = functools.partial(driver.loaded, max_seqs=4, prefill_tokens=64)
 Failure = Callable[..., str]
-
-
-def loaded(
-    path: Path, machine: Machine | None = None, **changes: object
-) -> AbstractContextManager[LlamaBackend]:
-    return driver.loaded(path, machine, **{"max_seqs": 4, "prefill_tokens": 64, **changes})
 
 
 @pytest.fixture

@@ -408,10 +408,6 @@ def test_the_best_are_among_them(logits: np.ndarray, count: int) -> None:
     assert -np.inf not in found
 
 
-def test_few_are_looked_at_where_there_are_many() -> None:
-    assert 40 <= len(of_the_best(LARGE, 40)) < 120
-
-
 @settings(max_examples=100)
 @given(ANY_LOGITS, st.floats(0, 0.999))
 def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share: float) -> None:
@@ -424,11 +420,6 @@ def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share
     assert len(found) == 1 or inside - weights[found].min() < share * whole + rounding
     outside = np.delete(weights, found)
     assert not len(outside) or outside.max() <= weights[found].min()
-
-
-def test_of_equals_at_the_edge_the_first_are_taken() -> None:
-    assert list(nucleus_of(np.zeros(10, np.float32), 0.3, Scratch(10))) == [0, 1, 2]
-    assert list(nucleus_of(np.float32([0, 9, 0, 9, 9]), 0.6, Scratch(5))) == [1, 3]
 
 
 @pytest.mark.parametrize("parameters", [{"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 50}, {"min_p": 0.02}])
@@ -448,6 +439,9 @@ def test_a_large_vocabulary_is_cut_as_by_a_plain_reference(parameters: dict[str,
     assert np.array_equal(left.logits, LARGE[left.tokens])
 
 
-def test_nothing_is_above_the_highest() -> None:
+def test_edges() -> None:
     assert list(above(np.float32([1, 3, 2]), 1.0)) == [1, 2]
     assert not len(above(np.float32([1, 3, 2]), 3.0))
+    assert list(nucleus_of(np.zeros(10, np.float32), 0.3, Scratch(10))) == [0, 1, 2], "the first of equals"
+    assert list(nucleus_of(np.float32([0, 9, 0, 9, 9]), 0.6, Scratch(5))) == [1, 3]
+    assert 40 <= len(of_the_best(LARGE, 40)) < 120, "few are looked at where there are many"
