@@ -169,7 +169,18 @@ class Comparison:
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    return generated_models()
+    """The folder of what the generator writes: 900 MB, made in half a minute, kept in the user's cache."""
+    folder = user_cache_dir() / "architectures" / VERSION
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
+            made = Path(partial) / "models"
+            made.mkdir()
+            _generate(llama_cpp_in(unpacked_sources(Path(partial), print)), made)
+            # Processes that race each make all of it; whoever comes late has made it for nothing.
+            if not folder.is_dir():
+                made.rename(folder)
+    return folder
 
 
 def test_the_generator_makes_just_these_models(models: Path) -> None:
@@ -268,21 +279,6 @@ _LIBRARIES = Path(sysconfig.get_path("platlib")) / "lib"
 _SEED = "1"
 
 
-def generated_models() -> Path:
-    """The folder of what the generator writes: 900 MB, made in half a minute, kept in the user's cache."""
-    folder = user_cache_dir() / "architectures" / VERSION
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
-            made = Path(partial) / "models"
-            made.mkdir()
-            _generate(llama_cpp_in(unpacked_sources(Path(partial), print)), made)
-            # Processes that race each make all of it; whoever comes late has made it for nothing.
-            if not folder.is_dir():
-                made.rename(folder)
-    return folder
-
-
 def _generate(llama_cpp: Path, target: Path) -> None:
     generator = target.parent / "generator"
     compiler = shlex.split(os.environ.get("CXX", "c++"))
@@ -302,13 +298,9 @@ def readable(source: Path, target: Path) -> Path:
     shapes = {tensor.name: tuple(map(int, reversed(tensor.shape))) for tensor in reader.tensors}
     vocabulary = borrowed_vocabulary(_DEMO, reader.fields[f"{architecture}.vocab_size"].contents())
     writer = gguf.GGUFWriter(target, architecture)
-    copy_metadata(reader, writer, skip={name for name in reader.fields if _is_left_out(name)})
+    labels = f"{architecture}.classifier.output_labels"  # an empty list, which cannot be copied
+    copy_metadata(reader, writer, skip={labels, *(n for n in reader.fields if n.startswith("tokenizer."))})
     add_tokenizer(writer, vocabulary)
     for tensor in weights_for(shapes, vocabulary.quiet, embedding_std=0.5, query_key_norm=1.6):
         writer.add_tensor(tensor.name, tensor.data(0).view(np.float32).reshape(tensor.shape))
     return written(writer, target)
-
-
-def _is_left_out(name: str) -> bool:
-    # An empty list cannot be copied.
-    return name.startswith("tokenizer.") or name.endswith(".classifier.output_labels")

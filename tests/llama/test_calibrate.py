@@ -230,17 +230,13 @@ def test_what_no_curve_can_be(step_ms: tuple[tuple[int, float], ...], attended_m
 
 
 def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
-    options, info = small(tiny), fresh.info
     gpu = Device(name="GPU0", backend="Some", description="one", kind="gpu", free_bytes=9, total_bytes=9)
-    placed = msgspec.structs.replace(
-        Placement.nowhere("", gpu), layers=3, num_layers=3, weights_bytes=1, cells_bytes=1
-    )
-    fewer = msgspec.structs.replace(placed, layers=2)
-    patterns = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),))
-    keys = []
-    for at, asked in ((None, ON_CPU), (placed, ON_CPU), (fewer, ON_CPU), (placed, patterns)):
-        offloading = msgspec.structs.replace(options, offload=asked)
-        keys.append(CurveKey.of(msgspec.structs.replace(info, placement=at), offloading))
+    layers = {"num_layers": 3, "weights_bytes": 1, "cells_bytes": 1}
+    three, two = (msgspec.structs.replace(Placement.nowhere("", gpu), layers=n, **layers) for n in (3, 2))
+    patterns, keys = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),)), []
+    for placement, offload in ((None, ON_CPU), (three, ON_CPU), (two, ON_CPU), (three, patterns)):
+        info = msgspec.structs.replace(fresh.info, placement=placement)
+        keys.append(CurveKey.of(info, msgspec.structs.replace(small(tiny), offload=offload)))
     assert len({key.split for key in keys}) == 4
     assert keys[0].split is None
     assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"

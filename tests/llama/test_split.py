@@ -291,9 +291,7 @@ def test_a_step_that_embeds_reserves_as_llama_cpp_does(files: dict[str, Path], m
         assert found.taken.cells == cells * 16 * 8 * 64 * 2 * 2
 
 
-GPU = Device(
-    name="GPU0", backend="Some", description="a device", kind="gpu", free_bytes=2**30, total_bytes=2**30
-)
+GPU = device(1024)
 
 
 def some_split(layers: int, *, experts: int = 0, kv_on_gpu: bool = True) -> Split:

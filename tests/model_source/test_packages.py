@@ -28,9 +28,11 @@ class Installed(Package, frozen=True):
         return self.where
 
 
-def archive(path: Path, method: int) -> bytes:
+def archive(path: Path, method: int, **config: int) -> bytes:
+    files = TinyBert().files()
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | config).encode()
     with zipfile.ZipFile(path, "w", method) as opened:
-        for name, content in TinyBert().files().items():
+        for name, content in files.items():
             opened.writestr(name, content)
     return path.read_bytes()
 
@@ -63,13 +65,7 @@ def complaint(model: ConvertedModel) -> str:
 
 @pytest.mark.parametrize("count", [10**9, 2**64 - 1, 0, -1])
 def test_layers_that_no_file_can_hold(tmp_path: Path, count: int) -> None:
-    files = TinyBert().files()
-    files["config.json"] = json.dumps(
-        json.loads(files["config.json"]) | {"num_hidden_layers": count}
-    ).encode()
-    with zipfile.ZipFile(tmp_path / "model.zip", "w") as opened:
-        for name, content in files.items():
-            opened.writestr(name, content)
+    archive(tmp_path / "model.zip", zipfile.ZIP_STORED, num_hidden_layers=count)
     assert f"it counts {count:,} layers" in complaint(model_of(tmp_path))
 
 
