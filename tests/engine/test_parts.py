@@ -228,46 +228,23 @@ def shown(releases: list[ReleasedText]) -> str:
     return "".join(r.text for r in releases)
 
 
-HELD = ReleasedText(0, "")
+R = ReleasedText
+HELD = R(0, "")
 RELEASES: dict[str, tuple[list[bytes], tuple[str, ...], list[ReleasedText]]] = {
-    "plain tokens pass at once": ([b"Hel", b"lo"], (), [ReleasedText(1, "Hel"), ReleasedText(1, "lo"), HELD]),
-    "a character in parts is held until it is whole": (
-        [b"\xf0\x9f", b"\x98", b"\x80!"],
-        (),
-        [HELD, HELD, ReleasedText(3, "😀!")],
-    ),
-    "bytes that are no text do not hold up what follows": (
-        [b"\x80\x80", b"a"],
-        (),
-        [ReleasedText(1, "\ufffd\ufffd"), ReleasedText(1, "a")],
-    ),
-    "a stop string ends the text before it": (
-        [b"one", b" STOP", b" two"],
-        ("STOP",),
-        [ReleasedText(1, "one"), ReleasedText(1, " ", stop="STOP")],
-    ),
-    "a stop string over the borders of tokens never leaks": (
+    "plain tokens pass at once": ([b"Hel", b"lo"], (), [R(1, "Hel"), R(1, "lo"), HELD]),
+    "a character in parts": ([b"\xf0\x9f", b"\x98", b"\x80!"], (), [HELD, HELD, R(3, "😀!")]),
+    "bytes that are no text": ([b"\x80\x80", b"a"], (), [R(1, "\ufffd\ufffd"), R(1, "a")]),
+    "a stop string": ([b"one", b" STOP", b" two"], ("STOP",), [R(1, "one"), R(1, " ", stop="STOP")]),
+    "a stop string in parts": (
         [b"one S", b"TO", b"P two"],
         ("STOP",),
-        [HELD, HELD, ReleasedText(1, "one ", stop="STOP")],
+        [HELD, HELD, R(1, "one ", stop="STOP")],
     ),
-    "the beginning of a stop string is shown when it was none": (
-        [b"ST", b"AR"],
-        ("STOP",),
-        [HELD, ReleasedText(2, "STAR")],
-    ),
-    "the earliest of several stop strings counts": ([b"a-b+c"], ("+", "-"), [ReleasedText(1, "a", stop="-")]),
-    "a stop string within a longer token": ([b"x\n\nyz"], ("\n\n",), [ReleasedText(1, "x", stop="\n\n")]),
-    "tokens without text are released with the next": (
-        [b"", b"a"],
-        (),
-        [ReleasedText(1, ""), ReleasedText(1, "a")],
-    ),
-    "a release never splits a character before what may be a stop": (
-        [b"\xc3", b"\xa9 S", b"x"],
-        ("STOP",),
-        [HELD, HELD, ReleasedText(3, "é Sx")],
-    ),
+    "the beginning of one alone": ([b"ST", b"AR"], ("STOP",), [HELD, R(2, "STAR")]),
+    "the earliest of several stop strings counts": ([b"a-b+c"], ("+", "-"), [R(1, "a", stop="-")]),
+    "a stop string within a longer token": ([b"x\n\nyz"], ("\n\n",), [R(1, "x", stop="\n\n")]),
+    "tokens without text are released with the next": ([b"", b"a"], (), [R(1, ""), R(1, "a")]),
+    "characters stay whole before one": ([b"\xc3", b"\xa9 S", b"x"], ("STOP",), [HELD, HELD, R(3, "é Sx")]),
 }
 
 
