@@ -1,10 +1,9 @@
-"""A BERT with random weights in the files of sentence-transformers, and what it computes, in numpy."""
+"""A BERT with random weights in the files of sentence-transformers."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,7 @@ import numpy.typing as npt
 
 from openai_cpu_server.model_source.bert import write_bert
 
-Floats = npt.NDArray[np.float64]
-
 WIDTH, INNER, HEADS, LAYERS, POSITIONS = 64, 128, 2, 2, 48
-_EPS = 1e-12
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TOKENS = [*SPECIAL, *_LETTERS, *(f"##{letter}" for letter in _LETTERS), "the", "sun", "##ny"]
@@ -45,7 +41,7 @@ class TinyBert:
             "hidden_act": "gelu",
             "hidden_size": WIDTH,
             "intermediate_size": INNER,
-            "layer_norm_eps": _EPS,
+            "layer_norm_eps": 1e-12,
             "max_position_embeddings": POSITIONS,
             "num_attention_heads": HEADS,
             "num_hidden_layers": LAYERS,
@@ -69,38 +65,6 @@ class TinyBert:
             **{name: json.dumps(content).encode() for name, content in texts.items()},
             "model.safetensors": safetensors(self._tensors),
         }
-
-    def vector(self, tokens: Sequence[int]) -> Floats:
-        """What it embeds these as, computed by the book."""
-        w = self._weight
-        x = w("embeddings.word_embeddings.weight")[list(tokens)]
-        x = x + w("embeddings.position_embeddings.weight")[: len(tokens)]
-        x = self._norm(x + w("embeddings.token_type_embeddings.weight")[0], "embeddings.LayerNorm")
-        for layer in range(LAYERS):
-            x = self._layer(x, f"encoder.layer.{layer}")
-        return x.mean(axis=0) if self._pools_mean else x[0]
-
-    def _layer(self, x: Floats, name: str) -> Floats:
-        q, k, v = (self._linear(x, f"{name}.attention.self.{part}") for part in ("query", "key", "value"))
-        heads = [
-            _attention(*(side[:, start : start + WIDTH // HEADS] for side in (q, k, v)))
-            for start in range(0, WIDTH, WIDTH // HEADS)
-        ]
-        attended = self._linear(np.concatenate(heads, axis=1), f"{name}.attention.output.dense")
-        x = self._norm(x + attended, f"{name}.attention.output.LayerNorm")
-        inner = _gelu(self._linear(x, f"{name}.intermediate.dense"))
-        return self._norm(x + self._linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
-
-    def _weight(self, name: str) -> Floats:
-        return self._tensors[name].astype(np.float64)
-
-    def _linear(self, x: Floats, name: str) -> Floats:
-        return x @ self._weight(f"{name}.weight").T + self._weight(f"{name}.bias")
-
-    def _norm(self, x: Floats, name: str) -> Floats:
-        x = x - x.mean(axis=1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + _EPS)
-        return x * self._weight(f"{name}.weight") + self._weight(f"{name}.bias")
 
 
 def safetensors(tensors: dict[str, npt.NDArray[np.float32]]) -> bytes:
@@ -130,15 +94,3 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     for name, shape in ({"embeddings.LayerNorm": (WIDTH,)} | layers).items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return shapes
-
-
-def _attention(q: Floats, k: Floats, v: Floats) -> Floats:
-    scores = q @ k.T / np.sqrt(q.shape[1])
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return (weights / weights.sum(axis=1, keepdims=True)) @ v
-
-
-def _gelu(x: Floats) -> Floats:
-    """ggml computes the approximation by tanh."""
-    scaled: Callable[[Floats], Floats] = np.tanh
-    return 0.5 * x * (1 + scaled(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))

@@ -50,8 +50,6 @@ class PlainLlama:
 
     def answer(self, prompt: Sequence[int | MediaItem], length: int) -> Answer:
         """`length` tokens, whatever they are: those that end an answer are passed over."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         shown = [one if isinstance(one, int) else _written(one) for one in prompt]
         self._process.stdin.write(json.dumps({"prompt": shown, "length": length}) + "\n")
         self._process.stdin.flush()
@@ -103,7 +101,6 @@ class _Plain:
                 continue
             if read:
                 self._compute(read, end)
-            assert self._senses is not None
             end, read = self._senses.take(one, end + len(read)), []
         yield self._compute(read, end)
         end += len(read)

@@ -1,7 +1,8 @@
 """Each architecture of llama.cpp that generates text has what any model has here: its beginnings are given
 back, it is interrupted, killed, restarted and drafted for, and answers as plain llama.cpp does.
 
-An engine process serves each. `pytest -m slow tests/architectures -n 2` takes some minutes.
+Models are those of llama.cpp's own generator of test models, with a vocabulary and weights that make many
+tokens likely. An engine process serves each. `pytest -m slow tests/architectures -n 2` takes some minutes.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ import functools
 import itertools
 import os
 import random
+import shlex
 import signal
 import sys
+import sysconfig
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
+import numpy as np
 import pytest
+from bench.llama_sources import VERSION, llama_cpp_in, run, unpacked_sources
+from random_model.borrowed import borrowed_vocabulary
+from random_model.gguf_file import add_tokenizer
+from random_model.wanted import weights_for
 
+from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Finish
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
@@ -28,8 +39,8 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
-from tests.architectures.generated import generated_models, readable
 from tests.architectures.plain import PlainLlama
+from tests.llama.odd_models import copy_metadata, written
 from tests.waiting import elapse_async, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -97,7 +108,6 @@ async def ask(
             tokens += event.tokens
             if begun is not None:
                 begun.set()
-    assert event.finish is not None
     assert event.finish.is_good, event.finish
     return Got(tokens, event.finish)
 
@@ -159,7 +169,18 @@ class Comparison:
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    return generated_models()
+    """The folder of what the generator writes: 900 MB, made in half a minute, kept in the user's cache."""
+    folder = user_cache_dir() / "architectures" / VERSION
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
+            made = Path(partial) / "models"
+            made.mkdir()
+            _generate(llama_cpp_in(unpacked_sources(Path(partial), print)), made)
+            # Processes that race each make all of it; whoever comes late has made it for nothing.
+            if not folder.is_dir():
+                made.rename(folder)
+    return folder
 
 
 def test_the_generator_makes_just_these_models(models: Path) -> None:
@@ -234,7 +255,6 @@ async def outlives_its_engine(engine: EngineClient, seen: Comparison) -> None:
     begun = asyncio.Event()
     tasks = [asyncio.create_task(ask(engine, prompt, LONGEST, begun=begun)) for prompt in DOOMED]
     await begun.wait()
-    assert engine.engine_pid is not None
     os.kill(engine.engine_pid, signal.SIGKILL)
     for prompt, got in zip(DOOMED, await asyncio.gather(*tasks), strict=True):
         seen.same("killed", prompt, got)
@@ -249,6 +269,38 @@ async def is_drafted_for_after_a_restart(engine: EngineClient, seen: Comparison)
     drafted = await asyncio.gather(*(ask(engine, prompt, LONGEST) for prompt in prompts))
     for prompt, got in zip(prompts, drafted, strict=True):
         seen.same("drafted for", prompt, got)
-    assert engine.info is not None
     if engine.info.max_draft != 0:
         seen.expect(all(got.finish.drafted_tokens for got in drafted), "drafts")
+
+
+_DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
+_LIBRARIES = Path(sysconfig.get_path("platlib")) / "lib"
+"""Those of llama-cpp-python's wheel, the parts that only llama.cpp's own programs use among them."""
+_SEED = "1"
+
+
+def _generate(llama_cpp: Path, target: Path) -> None:
+    generator = target.parent / "generator"
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    includes = [f"-I{llama_cpp / part}" for part in ("include", "common", "ggml/include", "src", "vendor")]
+    libraries = [f"-L{_LIBRARIES}", f"-Wl,-rpath,{_LIBRARIES}"]
+    libraries += [f"-l{name}" for name in ("llama-common", "llama", "ggml", "ggml-base")]
+    source = str(llama_cpp / "tests" / "test-llama-archs.cpp")
+    run([*compiler, "-std=c++17", "-O1", "-w", source, *includes, "-o", str(generator), *libraries])
+    run([str(generator), "-s", _SEED, "-o", str(target)])
+
+
+def readable(source: Path, target: Path) -> Path:
+    """The model with a vocabulary, which the generator writes for none, and other weights: its own leave all
+    tokens about equally likely, so that every answer would be a tie."""
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    shapes = {tensor.name: tuple(map(int, reversed(tensor.shape))) for tensor in reader.tensors}
+    vocabulary = borrowed_vocabulary(_DEMO, reader.fields[f"{architecture}.vocab_size"].contents())
+    writer = gguf.GGUFWriter(target, architecture)
+    labels = f"{architecture}.classifier.output_labels"  # an empty list, which cannot be copied
+    copy_metadata(reader, writer, skip={labels, *(n for n in reader.fields if n.startswith("tokenizer."))})
+    add_tokenizer(writer, vocabulary)
+    for tensor in weights_for(shapes, vocabulary.quiet, embedding_std=0.5, query_key_norm=1.6):
+        writer.add_tensor(tensor.name, tensor.data(0).view(np.float32).reshape(tensor.shape))
+    return written(writer, target)

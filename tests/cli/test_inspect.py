@@ -184,7 +184,7 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_
         ({TEMPLATE: "{% if"}, "chat template  cannot be used: the chat template, line 1: ", "tool calls"),
         ({"general.name": "a\x1b[2Jb\nc ü"}, r"name           a\x1b[2Jb\nc ü", "\x1b"),
         (YARN, "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens", "\x1b"),
-        (lambda path: gemma3(tiny_model_path(), path, window=64), "see the last 64 tokens only", "a state"),
+        (lambda path: gemma3(path, window=64), "see the last 64 tokens only", "a state"),
         (lambda path: tiny_model_path(shape="tiny-mamba"), "some or all layers keep a state", "KV cells"),
         (moe, "architecture   moe, 1 layers, 8 experts, 2 at work", "\x1b"),
         (moe, "parameters     90.0 k, of which 30.0 k for a token", "\x1b"),

@@ -265,7 +265,7 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / f"{name}.gguf").write_bytes(content)
     (folder / "link.gguf").symlink_to("tiny.gguf")
-    gemma3(tiny, folder / "narrow.gguf", window=8)
+    gemma3(folder / "narrow.gguf", window=8)
     return folder
 
 

@@ -1,16 +1,37 @@
-"""Requests whose output is constrained, through the engine's core and its fake backend."""
+"""Outputs with a form, and thoughts with a budget before them, through the core and its fake backend."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import CancelRequest, FinishReason, Submit, TokenEvent
-from openai_cpu_server.contract.request import Constraint, GenerationRequest
+from openai_cpu_server.contract.messages import (
+    CancelRequest,
+    Finish,
+    FinishReason,
+    QueueState,
+    StepDone,
+    StepStarted,
+    TokenEvent,
+)
+from openai_cpu_server.contract.request import (
+    Constraint,
+    GenerationRequest,
+    OutputMarks,
+    OutputPart,
+    Thinking,
+)
+from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.deaths import Death, DeathKind
+from openai_cpu_server.engine_client.live import AcceptedRequest
+from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.errors import GenerationFailed
-from tests.engine.test_core import Engine
+from tests.engine.driver import Engine
+from tests.engine.test_parts import texts_of
 from tests.engine_client.test_client import client, collect, expected_text, running, text
 from tests.fakes import CONTROL_TOKEN, END_TOKEN
 from tests.scheduler.driver import alone, request
@@ -23,7 +44,7 @@ def constrained(
 
 
 def shown(engine: Engine, name: str) -> str:
-    return text([event for event in engine.events if event.id == name])
+    return engine.whole(name).text
 
 
 def generate(*requests: GenerationRequest) -> Engine:
@@ -35,8 +56,7 @@ def generate(*requests: GenerationRequest) -> Engine:
 def resumed(one: GenerationRequest, tokens: Sequence[int]) -> Engine:
     """Another engine has told these tokens of it."""
     engine = Engine()
-    engine.core.handle(Submit(one, output=tuple(tokens)))
-    engine.run()
+    engine.serve(one, told=tokens)
     return engine
 
 
@@ -74,9 +94,7 @@ def test_forced_tokens_keep_to_the_limit_and_the_end_counts_as_a_token() -> None
         ("???", 2, 2, 0),
     ],
 )
-def test_tokens_that_were_not_sampled_are_counted(
-    pattern: str, output: int, sampled: int, forced: int
-) -> None:
+def test_forced_tokens_are_counted(pattern: str, output: int, sampled: int, forced: int) -> None:
     engine = generate(constrained("a", pattern, output=output))
     figures = engine.all_figures
     assert engine.finish().forced_tokens == sum(f.forced for f in figures) == forced
@@ -88,7 +106,7 @@ def test_tokens_that_were_not_sampled_are_counted(
     ("pattern", "stop", "said", "num_tokens", "num_computed"),
     [("?abcdef?", ("cd",), "?ab", 5, 4), ("abcdef?", ("cd",), "ab", 4, 0), ("yes", (), "yes", 4, 0)],
 )
-def test_an_output_without_a_choice_is_never_computed_and_stop_strings_end_what_is_forced(
+def test_forced_output_is_never_computed(
     pattern: str, stop: tuple[str, ...], said: str, num_tokens: int, num_computed: int
 ) -> None:
     engine = generate(constrained("a", pattern, stop=stop))
@@ -134,9 +152,7 @@ PANICKED = "The engine could not handle this request (Panic)."
         ("%", PANICKED, 0, False),
     ],
 )
-def test_a_grammar_that_fails_ends_only_its_own_request(
-    pattern: str, error: str, output: int, is_own_fault: bool
-) -> None:
+def test_grammars_that_fail(pattern: str, error: str, output: int, is_own_fault: bool) -> None:
     one = constrained("good", "{???}")
     engine = generate(constrained("bad", pattern), one)
     finish = engine.finish("bad")
@@ -144,15 +160,6 @@ def test_a_grammar_that_fails_ends_only_its_own_request(
     assert finish.is_own_fault == is_own_fault
     assert engine.told("good") == alone(one)[:-1]
     assert engine.backend.cells == {}
-
-
-def test_an_output_goes_on_where_a_dead_engine_left_it() -> None:
-    one = constrained("a", "{a?*bc?}", opening=(7,))
-    whole = alone(one)[:-1]
-    for num_told in range(len(whole) + 1):
-        engine = resumed(one, whole[:num_told])
-        assert engine.told("a") == whole[num_told:]
-        assert ending(engine) == (FinishReason.STOP, len(whole) + 1)
 
 
 def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> None:
@@ -165,7 +172,7 @@ def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> No
 
 def test_an_output_goes_on_behind_each_event_though_a_burst_was_told_in_part() -> None:
     """What may become the stop string is held back, and lost with the engine."""
-    one = constrained("a", "{??xxxx?yy" + 5 * "?*xx" + "}", output=200, stop=("xxz",))
+    one = constrained("a", "{??xxxx?yy" + 5 * "?*xx" + "}", opening=(7,), output=200, stop=("xxz",))
     whole = generate(one)
     assert whole.told("a") == alone(one)[:-1]
     for num_events in range(len(whole.events)):
@@ -184,3 +191,149 @@ async def test_who_kills_while_it_is_prepared_fails_alone() -> None:
         results = await asyncio.gather(*streams)
         assert engine.status().restarts >= 2
     assert [text(events) for events in results] == [expected_text(one) for one in innocent]
+
+
+END = "</t>"
+
+
+def spelt(text: str) -> tuple[int, ...]:
+    return tuple(byte + 2 for byte in text.encode())
+
+
+def thinking(
+    name: str = "a", *, budget: int | None = 8, grammar: str | None = None, **more: object
+) -> GenerationRequest:
+    thoughts = Thinking(end=END, budget=budget, closing=spelt("." + END))
+    return request(name, output=60, constraint=Constraint(grammar=grammar, thinking=thoughts), **more)
+
+
+def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
+    text = shown(generate(thinking(budget=20)), "a")
+    letter = next(char for char in text[25:] if char in text[:20])
+    one = thinking(budget=20, stop=(letter,))
+    stopped = generate(one)
+    assert shown(stopped, "a") == text[: text.index(letter, 25)]
+    whole = stopped.told("a")
+    for num_told in range(len(whole)):
+        assert resumed(one, whole[:num_told]).told("a") == whole[num_told:]
+
+
+def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
+    marks = OutputMarks(end=END)
+    one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=marks)
+    engine, plain = generate(one), generate(msgspec.structs.replace(one, marks=None))
+    whole, num_thoughts = texts_of(engine.events), 6 + len("." + END)
+    thoughts, answer = shown(plain, "a").split(END)
+    assert whole == {OutputPart.THINKING: thoughts.strip(), OutputPart.ANSWER: answer.lstrip()}
+    assert engine.finish("a") == msgspec.structs.replace(plain.finish("a"), thought_tokens=num_thoughts)
+    tokens = engine.told("a")
+    for num_told in range(len(tokens)):
+        other = resumed(one, tokens[:num_told])
+        rest = texts_of(other.events)
+        assert all(whole[part].endswith(rest[part]) for part in OutputPart)
+        assert other.finish().thought_tokens == num_thoughts
+
+
+# -- ended by somebody, while they go on -------------------------------------------------------------------
+
+
+class Client:
+    """An engine's core, and the client's side of it: what it is told may be on its way for a while."""
+
+    def __init__(self, one: GenerationRequest) -> None:
+        self.core = Engine().core
+        self.answer = GenerationAnswer([one], cancel=lambda _: None, clock=lambda: 0.0)
+        self.live = AcceptedRequest(one, self.answer, 0.0)
+        self.replay = RequestReplay(lambda: 0.0, lambda: None, CulpritLedger(lambda: 0.0))
+        self.replay.accept([self.live])
+        self.on_its_way: list[StepStarted | StepDone | QueueState] = []
+
+    def connect(self) -> None:
+        self.replay.ready(lambda *commands: [self.core.handle(command) for command in commands])
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.on_its_way += self.core.step() if self.core.has_work else ()
+
+    def hear(self) -> None:
+        messages, self.on_its_way = self.on_its_way, []
+        for message in messages:
+            self.replay.heard(message)
+
+    async def run(self) -> Finish:
+        """To its end, which is told once."""
+        while self.core.has_work or self.on_its_way:
+            self.step()
+            self.hear()
+        events = [event async for event in self.answer]
+        assert [token for event in events for token in event.tokens] == self.live.output
+        (finish,) = [event.finish for event in events if event.finish is not None]
+        assert finish is events[-1].finish
+        return finish
+
+
+FREE = request("a", output=40, prompt=300)
+ENDED = thinking(budget=None).constraint
+
+
+@pytest.mark.parametrize("num_unheard", [0, 3])
+@pytest.mark.parametrize("num_steps", [0, 1, 4, 12])
+@pytest.mark.anyio
+async def test_thoughts_are_ended_behind_what_was_told(num_steps: int, num_unheard: int) -> None:
+    client, whole = Client(FREE), alone(FREE)
+    client.connect()
+    client.step(num_steps)
+    client.hear()
+    client.step(num_unheard)
+    num_told = len(client.live.output)
+    client.replay.end_thinking(client.live, ENDED)
+    finish = await client.run()
+    tokens = client.live.output
+    assert tokens[:num_told] == whole[:num_told]
+    assert tuple(tokens[num_told : num_told + 5]) == spelt("." + END)
+    assert (len(tokens), finish.reason, finish.output_tokens) == (40, FinishReason.LENGTH, 40)
+    assert finish.cached_tokens == 0
+    ended = client.live.request
+    for at in range(num_told, len(tokens)):
+        assert resumed(ended, tokens[:at]).told("a") == tokens[at:]
+
+
+@pytest.mark.anyio
+async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
+    client = Client(FREE)
+    client.connect()
+    client.step(6)
+    client.hear()
+    client.step(2)
+    client.replay.end_thinking(client.live, ENDED)
+    num_told = len(client.live.output)
+    client.on_its_way.clear()
+    client.replay.lost()
+    client.replay.died(Death(DeathKind.KILL, "killed", "SIGKILL"))
+    client.core = Engine().core
+    client.connect()
+    await client.run()
+    assert tuple(client.live.output[num_told : num_told + 5]) == spelt("." + END)
+
+
+@pytest.mark.parametrize("ends_thoughts", [False, True])
+@pytest.mark.parametrize("stop", [(), ("never there",)])
+@pytest.mark.parametrize("num_steps", [None, 0, 1, 9])
+@pytest.mark.anyio
+async def test_an_answer_is_ended(num_steps: int | None, stop: tuple[str, ...], ends_thoughts: bool) -> None:
+    """Where there is no engine yet it ends in the next one, also when its thoughts have just been ended."""
+    one = request("a", output=40, stop=stop)
+    client, whole = Client(one), alone(one)
+    if num_steps is not None:
+        client.connect()
+        client.step(num_steps)
+    if ends_thoughts:
+        client.replay.end_thinking(client.live, ENDED)
+    client.replay.stop(client.live)
+    if num_steps is None:
+        client.connect()
+    finish = await client.run()
+    assert finish.reason is FinishReason.STOP
+    if not ends_thoughts:
+        assert client.live.output == whole[: num_steps or 0]
+        assert finish.output_tokens == len(client.live.output)

@@ -1,104 +1,47 @@
-"""The engine's core with the fake backend, step by step, on a clock that stands still."""
+"""The engine's core with the fake backend, step by step, and what those who watch are told of steps."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.framing import LENGTH, frame, read_event
 from openai_cpu_server.contract.messages import (
-    ALONE,
     CancelRequest,
     ClearCache,
     EngineOptions,
-    Finish,
     FinishReason,
-    QueueState,
+    HideSteps,
     Sharing,
     ShortenTurn,
+    ShowSteps,
     StepDone,
-    StepFigures,
-    StepStarted,
     Submit,
-    TokenEvent,
 )
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.offload import Device, Placement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
-from openai_cpu_server.contract.step import Step, StepResult
+from openai_cpu_server.contract.step import ShownPart, ShownState, Step, StepResult
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
+from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.process import calibrated
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements
-from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, Panic
+from tests.engine.driver import CURVE, OPTIONS, Engine
+from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, FakeEmbedder, Panic
 from tests.scheduler.driver import alone, request
 from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.thorough
 
 BATCH = Priority.BATCH
-CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
-OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
-
-
-class Engine:
-    """A core whose messages are kept."""
-
-    def __init__(self, options: EngineOptions = OPTIONS, backend: FakeBackend | None = None) -> None:
-        self.backend = backend or FakeBackend()
-        self.core: EngineCore = build_core(options, self.backend, CURVE, clock=lambda: 0.0)
-        self.events: list[TokenEvent] = []
-        self.started: list[tuple[str, ...]] = []
-        self.queues: list[QueueState] = []
-        self.all_figures: list[StepFigures] = []
-        self._last: StepDone | None = None
-
-    def step(self, sharing: Sharing = ALONE) -> None:
-        for message in self.core.step(sharing):
-            match message:
-                case StepDone(events=events, figures=figures):
-                    self.events += events
-                    self.all_figures += [] if figures is None else [figures]
-                    self._last = message
-                case StepStarted(ids=ids):
-                    self.started.append(ids)
-                case QueueState():
-                    self.queues.append(message)
-
-    def run(self) -> None:
-        while self.core.has_work:
-            self.step()
-
-    @property
-    def last(self) -> StepDone:
-        assert self._last is not None
-        return self._last
-
-    @property
-    def figures(self) -> StepFigures:
-        """Of the last step."""
-        assert self.last.figures is not None
-        return self.last.figures
-
-    def submit(self, *requests: GenerationRequest) -> None:
-        for one in requests:
-            self.core.handle(Submit(one))
-
-    def serve(self, *requests: GenerationRequest) -> None:
-        """To their end."""
-        self.submit(*requests)
-        self.run()
-
-    def told(self, name: str) -> list[int]:
-        return [token for event in self.events if event.id == name for token in event.tokens]
-
-    def finish(self, name: str = "a") -> Finish:
-        (found,) = [e.finish for e in self.events if e.id == name and e.finish]
-        return found
 
 
 def of_one_slot() -> FakeBackend:
@@ -112,16 +55,6 @@ def test_who_is_computed_is_announced_when_it_changes() -> None:
     engine.step()
     engine.serve(request("b", output=2))
     assert engine.started[:3] == [("a",), ("a", "b"), ("a",)]
-
-
-def test_cancelling_gives_one_last_event() -> None:
-    engine = Engine()
-    engine.submit(request("a", output=50))
-    engine.step()
-    engine.core.handle(CancelRequest("a"))
-    engine.core.handle(CancelRequest("a"))
-    engine.run()
-    assert engine.finish("a").reason is FinishReason.CANCELLED
 
 
 def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None:
@@ -238,26 +171,7 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     assert engine.started[-1] == ("a", "b", "bad")
 
 
-def test_resuming_with_all_tokens_only_ends_it() -> None:
-    engine = Engine()
-    one = request("a", output=5)
-    engine.core.handle(Submit(one, output=tuple(alone(one))))
-    engine.run()
-    assert engine.finish().reason is FinishReason.LENGTH
-    assert engine.told("a") == []
-
-
-def test_what_was_reused_is_reported() -> None:
-    engine = Engine()
-    prompt = tuple(range(2, 102))
-    engine.serve(request("a", tokens=prompt))
-    engine.serve(request("b", tokens=prompt))
-    assert engine.finish("b").cached_tokens == 99
-    assert (engine.last.kv.prompt_tokens, engine.last.kv.cached_tokens) == (200, 99)
-
-
 def test_a_prompt_tells_how_far_it_is() -> None:
-    """From what others have computed to all of it; nobody else is told."""
     engine = Engine()
     prompt = tuple(2 + number % 200 for number in range(700))
     engine.serve(request("a", tokens=prompt[:400]))
@@ -281,17 +195,6 @@ def test_a_prompt_tells_how_far_it_is() -> None:
     assert all(event.progress is None for event in resumed.events)
 
 
-def test_those_who_wait_are_told_their_place() -> None:
-    options = msgspec.structs.replace(OPTIONS, max_seqs=1)
-    engine = Engine(options, of_one_slot())
-    for name in ("a", "b", "c"):
-        engine.submit(request(name, output=20))
-    engine.step()
-    places = engine.queues[0].places
-    assert [(place.id, place.position) for place in places] == [("b", 1), ("c", 2)]
-    assert 0 < places[0].first_token_ms < places[1].first_token_ms
-
-
 def test_clearing_the_cache_drops_its_blocks_but_for_pinned_prompts() -> None:
     pin = tuple(range(2, 130))
     engine = Engine(msgspec.structs.replace(OPTIONS, pinned_prompts=(pin,)))
@@ -301,35 +204,22 @@ def test_clearing_the_cache_drops_its_blocks_but_for_pinned_prompts() -> None:
     engine.run()
     assert len(engine.backend.blocks) == 2
     engine.serve(request("b", tokens=(*pin, 7)))
-    assert engine.finish("b").cached_tokens == 128
+    assert engine.finish("b").cached_tokens == engine.last.kv.cached_tokens == 128
 
 
 def test_the_cache_outlives_the_engine_in_its_file_and_a_smaller_one_takes_what_fits(tmp_path: Path) -> None:
     options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
     one = request("a", prompt=200, output=3)
     first = Engine(options)
-    first.submit(request("gone", prompt=70, output=100), one)
-    for _ in range(10):
-        first.step()
+    first.serve(one)
+    first.submit(request("gone", prompt=70, output=100))
+    next(first.core.step())  # the client is gone before it is executed: what it was to save is saved
     first.core.save_cache(str(tmp_path / "cache"))
     second = Engine(options)
     second.serve(one)
     assert second.finish("a").cached_tokens == 199
     assert second.told("a") == alone(one)
     assert len(Engine(msgspec.structs.replace(options, cache_bytes=64 * 2)).backend.blocks) == 2
-
-
-def test_a_step_that_was_never_executed_saves_what_it_was_to_save(tmp_path: Path) -> None:
-    """The client has gone while the engine told of it."""
-    options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
-    first = Engine(options)
-    first.serve(request("a", prompt=200, output=3))
-    first.submit(request("b", prompt=70, output=100))
-    next(first.core.step())
-    first.core.save_cache(str(tmp_path / "cache"))
-    second = Engine(options)
-    second.serve(request("a", prompt=200, output=3))
-    assert second.finish("a").cached_tokens == 199
 
 
 def test_a_server_without_a_cache_shares_nothing_and_leaves_the_file_alone(tmp_path: Path) -> None:
@@ -362,9 +252,7 @@ class BusyBackend(FakeBackend):
     ("running", "newcomer", "interrupts"),
     [(BATCH, Priority.INTERACTIVE, True), (BATCH, BATCH, False), (Priority.INTERACTIVE,) * 2 + (False,)],
 )
-def test_an_interactive_newcomer_interrupts_batch_work_only(
-    running: Priority, newcomer: Priority, interrupts: bool
-) -> None:
+def test_a_newcomer_interrupts_batch_work(running: Priority, newcomer: Priority, interrupts: bool) -> None:
     backend = BusyBackend()
     engine = Engine(backend=backend)
     one = request("one", prompt=100, priority=running)
@@ -408,9 +296,7 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_ro
 
 
 @pytest.mark.parametrize(("cpu_expert_layers", "in_one_go"), [(0, True), (9, False)])
-def test_where_steps_cannot_be_interrupted_those_of_batch_work_are_short(
-    cpu_expert_layers: int, in_one_go: bool
-) -> None:
+def test_batch_steps_on_a_device_are_short(cpu_expert_layers: int, in_one_go: bool) -> None:
     """A device computes on; the CPU, which has the experts of each layer, would hear of a newcomer."""
     gpu = Device(name="Vulkan0", backend="V", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
     placed = {"layers": 9, "num_layers": 9, "weights_bytes": 1000, "cells_bytes": 1000}
@@ -431,7 +317,6 @@ def test_steps_beside_other_models_interactive_work_are_short() -> None:
 
 
 def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
-    """Estimates are of the time that it takes beside the others."""
     engine = Engine(backend=of_one_slot())
     core = engine.core
     assert core.work is None
@@ -441,20 +326,16 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     core.handle(Submit(request("person")))
     assert core.work is Priority.INTERACTIVE
     done, queue = core.tell(Sharing(slowdown=3.0))
-    assert isinstance(done, StepDone)
     assert [event.id for event in done.events] == ["large"]
-    assert isinstance(queue, QueueState)
-    assert [place.id for place in queue.places] == ["person", "batch"]
+    assert [(place.id, place.position) for place in queue.places] == [("person", 1), ("batch", 2)]
     assert list(core.tell(Sharing())) == []
     twin = Engine(backend=of_one_slot()).core
     twin.handle(Submit(request("person")))
     (undisturbed,) = twin.tell(Sharing())
-    assert isinstance(undisturbed, QueueState)
     assert queue.places[0].first_token_ms == pytest.approx(3 * undisturbed.places[0].first_token_ms)
 
 
 def test_costs_that_were_guessed_are_measured_until_it_is_not_disturbed_and_used() -> None:
-    """Whatever comes interrupts a measurement, and only that."""
     curves, seen = iter([None, CURVE]), list[bool]()
 
     def measure(is_wanted: Callable[[], bool]) -> CostCurve | None:
@@ -523,3 +404,123 @@ def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
         *(request(f"b{i}", tokens=tuple(range(100, 160 + i)), output=60, priority=BATCH) for i in range(4))
     )
     assert sum(f.preemptions for f in crowded.all_figures) > 0
+
+
+def watched(
+    *requests: GenerationRequest, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off"
+) -> EngineCore:
+    """A core that shows its steps, and has the requests."""
+    options = EngineOptions(model_path="", **SPECULATION[speculation], cache_bytes=cache_bytes)
+    info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
+    engine = build_core(options, FakeBackend(info), CURVE)
+    engine.handle(ShowSteps())
+    for one in requests:
+        engine.handle(Submit(one))
+    return engine
+
+
+def step(engine: EngineCore | EmbedCore) -> list[StepDone]:
+    return [event for event in engine.step() if isinstance(event, StepDone)]
+
+
+def steps(engine: EngineCore | EmbedCore) -> list[StepDone]:
+    found = []
+    while engine.has_work:
+        found += step(engine)
+    return found
+
+
+def parts(told: list[StepDone]) -> list[ShownPart]:
+    return [part for step in told if step.shown for part in step.shown.parts]
+
+
+def states(told: list[StepDone]) -> list[ShownState]:
+    return [step.shown.state for step in told if step.shown and step.shown.state]
+
+
+def test_nobody_watches_or_does_any_more_and_nothing_is_told() -> None:
+    engine = watched(request("a", output=4))
+    assert parts(step(engine))
+    engine.handle(HideSteps())
+    told = steps(engine)
+    assert [step.shown for step in told] == [None] * len(told)
+    assert b"shown" not in frame(told[0])
+
+
+CHAT = request("chat", prompt=3, output=2, client="key:ann")
+JOB = request("job", prompt=4, output=1, priority=Priority.BATCH)
+
+
+def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
+    told = parts(steps(watched(CHAT, JOB)))
+    for step in steps(watched(CHAT)):
+        assert read_event(frame(step)[LENGTH.size :]) == step
+    assert [part for part in told if part.id == "chat"] == [
+        ShownPart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
+        ShownPart("chat", "key:ann", Priority.INTERACTIVE, "decode", decode=1, output=1),
+    ]
+
+
+def test_forced_tokens_are_told_apart_and_drafts_with_how_many_were_right() -> None:
+    told = parts(steps(watched(request("a", output=9, constraint=Constraint(grammar="?abc?")))))
+    assert sum(part.forced for part in told) == 3
+    assert sum(part.output for part in told) == 6  # the last one ends it
+    told = parts(steps(watched(request("a", prompt=60, output=40), speculation="always")))
+    assert sum(part.output for part in told) == 40
+    assert all(0 <= part.accepted <= part.draft for part in told)
+
+
+def test_who_begins_to_watch_an_idle_engine_is_told_how_the_memory_stands_and_it_rests_again() -> None:
+    engine = watched(cache_bytes=6400)
+    (state,) = states(steps(engine))
+    assert (state.pool_tiles, state.tile_blocks, state.holdings) == (256, 1, ())
+    assert not engine.has_work
+
+
+def test_shared_cells_are_held_by_all_who_share_them() -> None:
+    long = request("a", prompt=100, output=30)
+    engine = watched(long)
+    engine.handle(HideSteps())
+    step(engine)
+    step(engine)
+    engine.handle(Submit(msgspec.structs.replace(long, id="b")))
+    step(engine)
+    engine.handle(ShowSteps())
+    (state, *_) = states(step(engine))
+    tiles = [{first + n for first, count in h.runs for n in range(count)} for h in state.holdings]
+    assert [h.id for h in state.holdings] == ["a", "b"]
+    assert len(tiles[0] & tiles[1]) == 99 // 16
+
+
+def test_those_who_wait_are_told_why() -> None:
+    engine = watched(request("a", output=3), request("b", output=3), max_seqs=1)
+    (state, *_) = states(step(engine))
+    assert [(wait.id, wait.why) for wait in state.waits] == [("b", "slot")]
+    last = states(steps(engine))[-1]
+    assert (last.holdings, last.waits) == ((), ())  # the picture of an idle engine is empty
+
+
+def test_inputs_that_are_embedded_are_told_too() -> None:
+    engine = build_embed_core(EngineOptions(model_path=""), FakeEmbedder())
+    engine.handle(ShowSteps())
+    engine.handle(Submit(EmbedRequest(id="e", inputs=((3, 4), (5,)), client="user:bob")))
+    assert parts(steps(engine)) == [ShownPart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
+
+
+def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.trace")
+    steps(watched(CHAT, JOB))
+    assert caplog.records == []
+    caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.trace")
+    steps(watched(CHAT, JOB))
+    logged = [record.fields for record in caplog.records]
+    keys = ("id", "priority", "tokens", "decodes")
+    spans = [(*map(part.get, keys), *part["why"].items()) for step in logged for part in step["spans"]]
+    assert sorted(spans) == [
+        ("chat", "interactive", 1, True, ("decode", 1)),
+        ("chat", "interactive", 3, False, ("prompt", 3)),
+        ("job", "batch", 4, False, ("prompt", 4)),
+    ]
+    assert all(step["elapsed_ms"] >= 0 and step["interrupted"] is False for step in logged)
+    assert [step["started_s"] for step in logged] == sorted(step["started_s"] for step in logged)
+    assert "tokens of" in caplog.records[0].getMessage()

@@ -113,9 +113,7 @@ def test_fewer_are_tried_at_once_where_much_more_is_lost_than_they_were_tried_fo
     assert choice.decide(seen(0.0, 0.5), 0.4) == 1, "it was faster"
 
 
-def test_a_quota_is_kept_to_though_cores_are_idle_and_the_log_says_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_quota_is_kept_to_though_cores_are_idle_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     one = Watched(cores=4)
     one.machine.quota = 2.0
     with caplog.at_level(logging.INFO):
@@ -210,7 +208,6 @@ class BackendOn(FakeBackend):
 
 
 def test_an_engine_plans_with_the_threads_that_it_has() -> None:
-    """What steps take with fewer is known at once, and its figures say who computed."""
     backend = BackendOn(machine := Machine(2))
     core = build_core(EngineOptions(model_path=""), backend, CURVE, clock=lambda: machine.now_s)
     core.handle(Submit(request=request("a", prompt=4000, output=90)))

@@ -95,7 +95,6 @@ def test_every_input_gets_its_vector() -> None:
     [(Priority.INTERACTIVE, Sharing()), (Priority.BATCH, Sharing(beside_interactive=True))],
 )
 def test_a_step_is_as_long_as_its_time_budget_allows(priority: Priority, sharing: Sharing) -> None:
-    """Batch work has that of interactive work beside another model's."""
     driver = Driver(options=msgspec.structs.replace(OPTIONS, stall_ms=CostModel.guess().predict_ms(32)))
     driver.submit(embed("a", *[(5,) * 8] * 8, priority=priority))
     list(driver.core.step(sharing))
@@ -104,7 +103,6 @@ def test_a_step_is_as_long_as_its_time_budget_allows(priority: Priority, sharing
 
 @pytest.mark.parametrize(("on_device", "tokens"), [(True, 32), (False, 64)])
 def test_a_device_gets_short_batch_steps_for_it_does_not_stop(on_device: bool, tokens: int) -> None:
-    """An encoder has no cells that could be on the CPU."""
     gpu = Device(name="GPU0", backend="Some", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
     there = msgspec.structs.replace(Placement.nowhere("", gpu), layers=9, num_layers=9, weights_bytes=1000)
     assert there.split == "9 of 9 layers on GPU0"
@@ -153,14 +151,6 @@ def test_cancelling() -> None:
     driver.core.handle(ClearCache())
     events = driver.run()
     assert [(event.id, event.error is None) for event in events] == [("a", False), ("b", True)]
-
-
-def test_what_a_dead_engine_had_told_is_not_computed_again() -> None:
-    driver = Driver()
-    driver.core.handle(Submit(request=embed("a", (1,), (2,), (3,)), num_embedded=2))
-    (event,) = driver.run()
-    assert (event.first, event.count) == (2, 1)
-    assert driver.backend.steps == [[(3,)]]
 
 
 def test_who_is_in_a_step_is_announced_before_it_and_its_figures_told() -> None:

@@ -1,4 +1,4 @@
-"""Which part of an output its text and its tokens are, in any pieces."""
+"""Text comes out whole, and in any pieces it is known which part of an output it is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from openai_cpu_server.api.asking.call import CallThinking
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking
+from openai_cpu_server.engine.output import ReleasedText, TextStream
 from openai_cpu_server.engine.parts import OutputParts, PartReader, StopShield
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 
@@ -76,9 +77,7 @@ STORIES = [
 
 
 @pytest.mark.parametrize(("form", "stage", "text", "thoughts", "content"), STORIES)
-def test_thoughts_and_content(
-    form: str, stage: ThinkingStage, text: str, thoughts: str, content: str
-) -> None:
+def test_thoughts_and_answer(form: str, stage: ThinkingStage, text: str, thoughts: str, content: str) -> None:
     assert read(reader(form, stage), [text]) == (thoughts, content)
     assert read(reader(form, stage), list(text)) == (thoughts, content)
 
@@ -115,7 +114,6 @@ FINAL = "<|final|>"
     ],
 )
 def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
-    """At the earliest with the token behind the one that tells."""
     one = StopShield(Thinking(end="</t>", shown_behind=FINAL))
     pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
     behind = next((n for n, piece in enumerate(pieces, 1) if one.ends_with(piece)), len(pieces))
@@ -214,3 +212,61 @@ def test_a_new_engine_goes_on_where_a_dead_one_stopped(pieces: list[str], data: 
 
 def texts_of(events: Sequence[TokenEvent]) -> dict[OutputPart, str]:
     return {part: "".join(event.text for event in events if event.part is part) for part in OutputPart}
+
+
+def stream(pieces: list[bytes], *stop: str) -> list[ReleasedText]:
+    text = TextStream(stop)
+    releases = []
+    for piece in pieces:
+        releases.append(text.push(piece))
+        if releases[-1].stopped:
+            return releases
+    return [*releases, text.flush()]
+
+
+def shown(releases: list[ReleasedText]) -> str:
+    return "".join(r.text for r in releases)
+
+
+R = ReleasedText
+HELD = R(0, "")
+RELEASES: dict[str, tuple[list[bytes], tuple[str, ...], list[ReleasedText]]] = {
+    "plain tokens pass at once": ([b"Hel", b"lo"], (), [R(1, "Hel"), R(1, "lo"), HELD]),
+    "a character in parts": ([b"\xf0\x9f", b"\x98", b"\x80!"], (), [HELD, HELD, R(3, "😀!")]),
+    "bytes that are no text": ([b"\x80\x80", b"a"], (), [R(1, "\ufffd\ufffd"), R(1, "a")]),
+    "a stop string": ([b"one", b" STOP", b" two"], ("STOP",), [R(1, "one"), R(1, " ", stop="STOP")]),
+    "a stop string in parts": (
+        [b"one S", b"TO", b"P two"],
+        ("STOP",),
+        [HELD, HELD, R(1, "one ", stop="STOP")],
+    ),
+    "the beginning of one alone": ([b"ST", b"AR"], ("STOP",), [HELD, R(2, "STAR")]),
+    "the earliest of several stop strings counts": ([b"a-b+c"], ("+", "-"), [R(1, "a", stop="-")]),
+    "a stop string within a longer token": ([b"x\n\nyz"], ("\n\n",), [R(1, "x", stop="\n\n")]),
+    "tokens without text are released with the next": ([b"", b"a"], (), [R(1, ""), R(1, "a")]),
+    "characters stay whole before one": ([b"\xc3", b"\xa9 S", b"x"], ("STOP",), [HELD, HELD, R(3, "é Sx")]),
+}
+
+
+@pytest.mark.parametrize("story", RELEASES)
+def test_what_is_released_with_each_token(story: str) -> None:
+    pieces, stop, releases = RELEASES[story]
+    assert stream(pieces, *stop)[: len(releases)] == releases
+
+
+def test_unfinished_characters_at_the_end_and_in_a_stop() -> None:
+    assert shown(stream([b"a", b"\xe2\x82"])) == "a\ufffd"
+    assert shown(stream([b"gut \xe2", b"\x9c", b"\x93 ja"], "✓")) == "gut "
+
+
+@given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.text("ab\u00e9", min_size=1, max_size=4)))
+def test_the_whole_is_the_decoded_sum_of_its_parts_up_to_a_stop(pieces: list[bytes], stop: list[str]) -> None:
+    releases = stream(pieces, *stop)
+    whole = b"".join(pieces)
+    if releases[-1].stopped:
+        at = min(i for s in stop if (i := whole.find(s.encode())) >= 0)
+        assert shown(releases) == whole[:at].decode(errors="replace")
+    else:
+        assert shown(releases) == whole.decode(errors="replace")
+        assert sum(r.num_tokens for r in releases) == len(pieces)
+        assert not any(s in shown(releases) for s in stop)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import (
-    CancelRequest,
-    FinishReason,
-    Submit,
-    TokenEvent,
-)
+from openai_cpu_server.contract.messages import CancelRequest, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.contract.step import TokenLogprob
-from tests.engine.test_core import OPTIONS, Engine
+from tests.engine.driver import OPTIONS, Engine
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, next_token
 from tests.scheduler.driver import request
 
@@ -45,16 +40,10 @@ def quoting(name: str = "a", output: int = 60, **more: object) -> GenerationRequ
     return request(name, tokens=QUOTE * 2 + (2 + ord("A"),) + QUOTE, output=output, **more)
 
 
-def told(made: Engine, name: str) -> tuple[list[int], str, list[TokenLogprob], tuple[object, ...]]:
-    """All that a request's events say, however many they are."""
-    events = [event for event in made.events if event.id == name]
-    finish = made.finish(name)
-    return (
-        made.told(name),
-        "".join(event.text for event in events),
-        [logprob for event in events for logprob in event.logprobs],
-        (finish.reason, finish.output_tokens, finish.forced_tokens, finish.error),
-    )
+def told(made: Engine, name: str) -> tuple[list[int], str, tuple[TokenLogprob, ...], tuple[object, ...]]:
+    whole, finish = made.whole(name), made.finish(name)
+    figures = (finish.reason, finish.output_tokens, finish.forced_tokens, finish.error)
+    return list(whole.tokens), whole.text, whole.logprobs, figures
 
 
 @pytest.mark.parametrize(
@@ -122,19 +111,19 @@ def test_cancelling_between_drafts_frees_everything() -> None:
     made = engine("always", quoting("a"), quoting("b"))
     for _ in range(4):
         made.step()
-    made.core.handle(CancelRequest("a"))
+    for _ in range(2):
+        made.core.handle(CancelRequest("a"))
     made.run()
     assert made.finish().reason is FinishReason.CANCELLED
     assert told(made, "b") == told(ran("off", quoting("b")), "b")
     assert made.backend.cells == {}
 
 
-@pytest.mark.parametrize("num_told", range(0, 60, 7))
+@pytest.mark.parametrize("num_told", [*range(0, 60, 7), 60])
 def test_an_output_goes_on_where_a_dead_engine_left_it(num_told: int) -> None:
     whole, *_ = told(ran("off", quoting()), "a")
     made = engine("always")
-    made.core.handle(Submit(quoting(), output=tuple(whole[:num_told])))
-    made.run()
+    made.serve(quoting(), told=whole[:num_told])
     assert told(made, "a")[0] == whole[num_told:]
     assert made.finish().output_tokens == 60
 

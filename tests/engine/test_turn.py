@@ -1,14 +1,34 @@
-"""The engine's side of the turn, on a clock of our own: what it says, and when it may compute."""
+"""When an engine may compute: its turn and its steps on our own clocks; commands that are prepared first."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.media import MeasuredMedia, PictureSize, SoundSize
+from openai_cpu_server.contract.messages import (
+    ALONE,
+    CancelRequest,
+    ClearCache,
+    EngineWants,
+    GrantTurn,
+    Handling,
+    MeasureMedia,
+    MediaMeasured,
+    Sharing,
+    ShortenTurn,
+    Submit,
+    TurnBack,
+)
+from openai_cpu_server.contract.request import Constraint, Priority
+from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, StepTimer, Work
+from openai_cpu_server.engine.loop import Inbox
+from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.engine.turn import PIECE_S, EngineTurn, SharedTurn
+from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
@@ -157,3 +177,193 @@ def test_a_load_ends_when_the_client_is_gone() -> None:
     client.turn.close()
     with pytest.raises(ConnectionError):
         client.turn.load_on()
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_step_can_be_thrown_away_while_it_has_long_left_and_never_twice_in_a_row() -> None:
+    clock = Clock()
+    timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
+    assert not timer.is_interruptible
+    timer.begin(1000.0, may_interrupt=True)
+    assert timer.is_interruptible
+    clock.now_s += 0.95
+    assert not timer.is_interruptible
+    clock.now_s -= 0.5
+    timer.end(is_interrupted=True)
+    assert not timer.is_interruptible
+    timer.begin(1000.0, may_interrupt=True)
+    assert not timer.is_interruptible
+    timer.end(is_interrupted=False)
+    timer.begin(1000.0, may_interrupt=False)
+    assert not timer.is_interruptible
+    timer.end(is_interrupted=False)
+    timer.begin(1000.0, may_interrupt=True)
+    assert timer.is_interruptible
+
+
+def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() -> None:
+    clock, cpu_clock = Clock(), Clock()
+    timer = StepTimer(clock, cpu_clock, preempt_threshold_s=0.1)
+    for is_interrupted in (False, True):
+        timer.begin(5.0, may_interrupt=True)
+        clock.now_s += 2.0
+        cpu_clock.now_s += 3.0
+        timer.end(is_interrupted=is_interrupted)
+        cpu_clock.now_s += 1.0
+        assert (timer.started_s, timer.elapsed_ms) == (clock.now_s - 2.0, 2000.0)
+        assert timer.cpu_ms() == (0.0 if is_interrupted else 4000.0)
+
+
+def test_how_late_steps_are_lately_is_forgotten() -> None:
+    clock = Clock()
+    timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
+    assert timer.lateness == 1.0
+
+    def step(predicted_ms: float, took_ms: float, *, is_interrupted: bool = False) -> None:
+        timer.begin(predicted_ms, may_interrupt=False)
+        clock.now_s += took_ms / 1000
+        timer.end(is_interrupted=is_interrupted)
+
+    step(1.0, 30.0)
+    assert 1.0 < timer.lateness < 1.5, "a short step says little"
+    for _ in range(10):
+        step(100.0, 250.0)
+    assert 2.2 < timer.lateness < 2.5
+    step(100.0, 10.0, is_interrupted=True)
+    assert 2.2 < timer.lateness < 2.5, "it says nothing of its time"
+    clock.now_s += 60.0
+    step(100.0, 100.0)
+    assert 1.0 < timer.lateness < 1.1
+    for _ in range(50):
+        step(100.0, 80.0)
+    assert timer.lateness == 1.0
+
+
+Message = Work | Handling | MediaMeasured
+
+
+class Story:
+    """Preparing goes on when the test says so; what comes of it is kept in its order."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._begun = threading.Semaphore(0)
+        self._may_end = threading.Semaphore(0)
+        self._news = threading.Condition()
+
+    def keep(self, message: Message) -> None:
+        with self._news:
+            self.messages.append(message)
+            self._news.notify()
+
+    def prepare(self, submit: Submit) -> PreparedRequest:
+        self._begun.release()
+        assert self._may_end.acquire(timeout=DEADLINE_S)
+        return PreparedRequest(submit, ())
+
+    def wait_for_one_to_begin(self) -> None:
+        assert self._begun.acquire(timeout=DEADLINE_S)
+
+    def let_go_on(self, times: int = 1) -> None:
+        self._may_end.release(times)
+
+    def wait_for(self, num: int) -> list[str]:
+        """So many messages, as words."""
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.messages) >= num, DEADLINE_S)
+            return [word(message) for message in self.messages]
+
+
+def word(message: Message) -> str:
+    match message:
+        case Handling(id=None):
+            return "handled"
+        case Handling(id=name):
+            return f"handling {name}"
+        case PreparedRequest(submit=submit) | RefusedRequest(submit=submit):
+            return f"{type(message).__name__.removesuffix('Request').lower()} {submit.request.id}"
+        case Submit(request=one):
+            return f"submit {one.id}"
+        case CancelRequest(id=name):
+            return f"cancel {name}"
+        case MediaMeasured(media=media):
+            return f"measured {media[0].size.words}"
+    return type(message).__name__
+
+
+@contextmanager
+def preparing() -> Iterator[tuple[Story, Preparation]]:
+    story = Story()
+    with Preparation(
+        story.prepare, CheckedAdapter, measure=MeasuredMedia, announce=story.keep, hand_on=story.keep
+    ) as preparation:
+        yield story, preparation
+
+
+def constrained(name: str, priority: Priority = Priority.INTERACTIVE) -> Submit:
+    return Submit(request(name, priority=priority, constraint=Constraint(grammar="x")))
+
+
+def test_only_what_has_a_constraint_waits_and_it_is_announced() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("slow"))
+        story.wait_for_one_to_begin()
+        preparation.take(Submit(request("plain")))
+        preparation.take(CancelRequest(id="other"))
+        preparation.take(ClearCache())
+        assert story.wait_for(4) == ["handling slow", "submit plain", "cancel other", "ClearCache"]
+        story.let_go_on()
+        assert story.wait_for(6)[4:] == ["handled", "prepared slow"]
+
+
+def test_a_cancellation_comes_behind_its_request_which_is_not_prepared_if_it_was_not_its_turn() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("a"))
+        story.wait_for_one_to_begin()
+        for command in (CancelRequest(id="a"), constrained("b"), CancelRequest(id="b")):
+            preparation.take(command)
+        story.let_go_on()
+        told = ["handling a", "handled", "prepared a", "cancel a", "refused b", "cancel b"]
+        assert story.wait_for(6) == told
+        preparation.take(CancelRequest(id="a"))
+        assert story.wait_for(7)[6:] == ["cancel a"]
+
+
+def test_interactive_requests_go_before_batch_work() -> None:
+    with preparing() as (story, preparation):
+        for name in ("first", "second"):
+            preparation.take(constrained(name, Priority.BATCH))
+        story.wait_for_one_to_begin()
+        preparation.take(constrained("interactive"))
+        story.let_go_on(3)
+        told = [line for line in story.wait_for(9) if line.startswith("prepared")]
+        assert told == ["prepared first", "prepared interactive", "prepared second"]
+
+
+def test_media_are_measured_while_a_constraint_is_prepared() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("first"))
+        story.wait_for_one_to_begin()
+        preparation.take(MeasureMedia((PictureSize(7, 5), SoundSize(9))))
+        measured = ["measured a picture of 7 x 5 pixels", "measured a sound of 9 samples"]
+        assert story.wait_for(3) == ["handling first", *measured]
+        story.let_go_on(1)
+
+
+def test_commands_come_out_of_the_inbox_in_order_and_its_end_stays_news() -> None:
+    inbox, commands = Inbox(), [CancelRequest(id="a"), ClearCache()]
+    for command in commands:
+        inbox.put(command)
+    assert inbox.has_news
+    assert list(inbox.drain()) == commands
+    assert not inbox.has_news
+    inbox.close()
+    assert list(inbox.drain()) == []
+    assert inbox.has_news
+    inbox.wait(None)

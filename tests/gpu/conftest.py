@@ -40,7 +40,6 @@ class Device:
             return
         command = [sys.executable, str(Path(__file__).with_name("take_memory.py")), str(64 << 20)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taker:
-            assert taker.stdout is not None
             assert taker.stdout.readline() == b"taken\n"
             yield
             taker.communicate()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,31 +23,22 @@ def attention_case(
     kv_heads: int = 2,
     width: int = 64,
     value_width: int | None = None,
-    values_in_keys: bool = False,
-    cell_type: GgmlType = GgmlType.F16,
-    value_type: GgmlType | None = None,
-    max_bias: float = 0.0,
-    soft_cap: float = 0.0,
     with_sinks: bool = False,
+    **more: Any,
 ) -> AttentionCase:
     """Random queries, keys and values; a mask gives the rows and cells, if there is one."""
     if mask is not None:
         rows, cells = mask.shape
-    value_width = value_width or width
     k = random.standard_normal((cells, kv_heads, width), np.float32)
-    v = random.standard_normal((cells, kv_heads, value_width), np.float32)
+    v = random.standard_normal((cells, kv_heads, value_width or width), np.float32)
     return AttentionCase(
         q=2 * random.standard_normal((rows, heads, width), np.float32),
         k=k,
-        v=k[:, :, :value_width] if values_in_keys else v,
+        v=k[:, :, : v.shape[2]] if more.get("values_in_keys") else v,
         mask=mask,
-        cell_type=cell_type,
-        value_type=value_type,
-        values_in_keys=values_in_keys,
         scale=width**-0.5,
-        max_bias=max_bias,
-        soft_cap=soft_cap,
         sinks=random.standard_normal(heads, np.float32) if with_sinks else None,
+        **more,
     )
 
 

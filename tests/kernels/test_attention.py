@@ -45,38 +45,32 @@ LATENT = {"kv_heads": 1, "width": 576, "value_width": 512, "values_in_keys": Tru
 """One head of keys, whose first numbers are the values, for all heads of queries."""
 
 
-@pytest.mark.parametrize("cell_type", [F16, BF16, Q8_0, F32])
-@pytest.mark.parametrize("width", [64, 96, 128, 256])
-def test_cell_types_and_head_sizes(check: Check, cell_type: GgmlType, width: int) -> None:
-    random = np.random.default_rng(width)
-    for pool in (random_pool(random, 100), np.zeros((1, 70), np.float32)):
-        check(random, pool, width=width, cell_type=cell_type)
+SHAPES = [
+    *({"width": width, "cell_type": kind} for width in (64, 96, 128, 256) for kind in (F16, BF16, Q8_0, F32)),
+    *({"width": width} for width in (16, 48, 80, 112)),  # they fill no vector
+    *(
+        {"heads": n, "kv_heads": kv}
+        for n, kv in ((1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1))
+    ),
+    *(
+        {"width": width, "value_width": value_width, "heads": heads}
+        for width, value_width in ((192, 128), (64, 48), (32, 96), (1024, 16))
+        for heads in (4, 14)
+    ),
+    *({"cell_type": k, "value_type": v} for k, v in itertools.permutations((F16, BF16, Q8_0, F32), 2)),
+    *({**WIDE, "heads": n, "cell_type": kind} for n, kind in ((4, F16), (8, Q8_0), (16, F16), (40, BF16))),
+    *(
+        {**LATENT, "heads": heads, "cell_type": kind}
+        for heads, kind in ((4, F16), (4, F32), (16, F16), (20, BF16), (62, Q8_0))
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("shape", "heads", "cell_type"),
-    [
-        *((WIDE, heads, kind) for heads, kind in ((4, F16), (8, Q8_0), (16, F16), (40, BF16))),
-        *((LATENT, heads, kind) for heads, kind in ((4, F16), (4, F32), (16, F16), (20, BF16), (62, Q8_0))),
-    ],
-)
-def test_wide_and_latent_heads(check: Check, shape: dict[str, int], heads: int, cell_type: GgmlType) -> None:
-    random = np.random.default_rng(heads)
-    for pool in (random_pool(random, 60)[:12], np.zeros((1, 280), np.float32)):
-        check(random, pool, heads=heads, cell_type=cell_type, **shape)
-
-
-@pytest.mark.parametrize(("width", "value_width"), [(192, 128), (64, 48), (32, 96), (1024, 16)])
-def test_keys_and_values_of_different_sizes(check: Check, width: int, value_width: int) -> None:
-    random = np.random.default_rng(width)
-    for heads in (4, 14):
-        check(random, random_pool(random, 100), width=width, value_width=value_width, heads=heads)
-
-
-def test_keys_and_values_of_different_types(check: Check) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_types_and_sizes_of_heads(check: Check, shape: dict[str, Any]) -> None:
     random = np.random.default_rng(0)
-    for cell_type, value_type in itertools.permutations((F16, BF16, Q8_0, F32), 2):
-        check(random, random_pool(random, 70), cell_type=cell_type, value_type=value_type)
+    for pool in (random_pool(random, 100)[:60], np.zeros((1, 280), np.float32)):
+        check(random, pool, **shape)
 
 
 def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: GgmlGraphs) -> None:
@@ -96,22 +90,6 @@ def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: G
                 assert error(compute(threads), exact_attention(graphs, layers[last])) < _EXACT
                 for mask in masks:
                     mask[:] = random.permuted(mask, axis=1)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        *({"width": width} for width in (16, 48, 80, 112)),  # they fill no vector
-        *(
-            {"heads": n, "kv_heads": kv}
-            for n, kv in ((1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1))
-        ),
-    ],
-    ids=str,
-)
-def test_other_head_sizes_and_groups_of_heads(check: Check, shape: dict[str, int]) -> None:
-    random = np.random.default_rng(0)
-    check(random, random_pool(random, 130), **shape)
 
 
 @pytest.mark.parametrize("cells", [1, 31, 32, 33, 63, 65, 127, 300])
@@ -148,7 +126,6 @@ def test_biases_caps_and_sinks(check: Check, rows: int) -> None:
 
 
 def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """A cell takes all the weight, sums of weights neither overflow nor vanish."""
     random = np.random.default_rng(0)
     for factor in (30.0, 3000.0):
         case = attention_case(random, random_pool(random, 200))

@@ -61,9 +61,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_gates_also_at_the_ends_and_of_what_is_no_number(
-    library: KernelLibrary, graphs: GgmlGraphs, name: str
-) -> None:
+def test_gates_at_the_ends_and_of_nan(library: KernelLibrary, graphs: GgmlGraphs, name: str) -> None:
     more = {"alpha": _ALPHA, "limit": _LIMIT} if name == "gating" else {}
 
     def found(gates: Floats, ups: Floats) -> Floats:

@@ -41,42 +41,25 @@ def test_levels_are_the_paths_of_the_code() -> None:
     assert [level for levels in LEVELS.values() for level in levels if f'"{level}"' not in paths] == []
 
 
-def test_without_any_library_the_place_of_the_native_one_is_told(native: Path) -> None:
+def test_the_first_that_can_be_used_is_taken_and_else_the_last_says_why(native: Path) -> None:
     assert library_path(native) == native
-    assert "not built" in (obstacle(library_path(native)) or "")
-
-
-def test_the_one_compiled_here_goes_first(native: Path) -> None:
-    _needs_kernels()
-    shutil.copy(KERNELS, native)
-    shutil.copy(KERNELS, level_library(HERE[0], native))
-    assert library_path(native) == native
-
-
-def test_levels_are_tried_from_the_best(native: Path) -> None:
-    _needs_kernels()
-    level_library(HERE[0], native).write_bytes(b"no library")
-    for level in HERE[1:]:
-        shutil.copy(KERNELS, level_library(level, native))
-    assert library_path(native) == level_library(HERE[1], native)
-
-
-def test_where_none_can_be_used_the_last_says_why(native: Path) -> None:
-    for level in HERE:
-        level_library(level, native).write_bytes(b"no library")
-    assert library_path(native) == level_library(HERE[-1], native)
-    assert "cannot be loaded" in (obstacle(library_path(native)) or "")
+    assert "not built" in (obstacle(native) or "")
+    levels = [level_library(level, native) for level in HERE]
+    for path in levels:
+        path.write_bytes(b"no library")
+    assert library_path(native) == levels[-1]
+    assert "cannot be loaded" in (obstacle(levels[-1]) or "")
+    if why_not := obstacle(KERNELS):
+        pytest.skip(why_not)
+    for path in (*levels[1:][::-1], native):
+        shutil.copy(KERNELS, path)
+        assert library_path(native) == path
 
 
 def test_an_unknown_architecture_has_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "abacus")
     with pytest.raises(build.BuildFailed, match="abacus"):
         build_portable()
-
-
-def _needs_kernels() -> None:
-    if why_not := obstacle(KERNELS):
-        pytest.skip(why_not)
 
 
 @pytest.mark.slow

@@ -14,10 +14,12 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
 from openai_cpu_server.kernels.graphs import GgmlGraphs, ProductCase, random_weights
+from openai_cpu_server.kernels.layouts import LayoutGraphs, StoredWeights
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES
 from tests.kernels.library import KERNELS, ROOT, failures_with
 from tests.kernels.pools import attention_case, random_pool
 from tests.kernels.test_recurrent import convolution, delta_net
@@ -39,8 +41,7 @@ def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_compiles_for_older_cpus_and_is_right_there_too(library: KernelLibrary, tmp_path: Path) -> None:
-    """AVX2 alone; every other test of kernels runs with what this machine has. Random shapes, which are many,
-    do so too."""
+    """AVX2 alone; every other test of kernels runs with what this machine has."""
     if "avx2" not in cpu_flags() or not shutil.which("c++"):
         pytest.skip("there is no AVX2, or no compiler")
     if library.instruction_set == "avx2":
@@ -67,7 +68,6 @@ def test_a_kernel_that_shows_ggmls_results_is_on(library: KernelLibrary, graphs:
 
 
 def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """What is compared differs a little each time, as if the kernel did."""
     factor = 1.0
 
     @contextmanager
@@ -85,10 +85,7 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
     assert not reaches(library, graphs)
 
 
-def test_a_kernel_that_came_too_late_is_off(
-    library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path
-) -> None:
-    """A second copy of the library, behind ggml."""
+def test_a_kernel_that_is_late_is_off(library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path) -> None:
     late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())
     assert "do not reach it" in state.why_off
@@ -145,3 +142,72 @@ def reaches(library: KernelLibrary, graphs: GgmlGraphs) -> bool:
     with next(attention_proofs())(graphs) as compute:
         compute(1)
     return library.num_done(Kernel.ATTENTION) > before
+
+
+DEPTH, OUTPUTS, ROWS = 512, 64, (1, 3, 8)
+
+
+@pytest.fixture(scope="module")
+def layouts() -> LayoutGraphs:
+    from llama_cpp._ggml import libggml
+
+    return LayoutGraphs(libggml)
+
+
+def weights(layouts: LayoutGraphs, kind: int, experts: int | None) -> StoredWeights:
+    from llama_cpp._ggml import libggml
+
+    count = OUTPUTS * (experts or 1)
+    values = np.random.default_rng(kind).standard_normal((count, DEPTH), np.float32)
+    data = ctypes.create_string_buffer(TENSOR_TYPES[kind].num_bytes(values.size))
+    libggml.ggml_quantize_chunk(kind, values.ctypes.data, data, 0, count, DEPTH, None)
+    return StoredWeights(type=kind, depth=DEPTH, outputs=OUTPUTS, num_experts=experts, data=data.raw)
+
+
+@pytest.mark.parametrize("experts", [None, 3])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_K", "iq4_nl", "mxfp4"])
+def test_another_layout_gives_the_same_results(layouts: LayoutGraphs, kind: str, experts: int | None) -> None:
+    number = next(each.number for each in TENSOR_TYPES.values() if each.name == kind)
+    stored = weights(layouts, number, experts)
+    with layouts.plain(stored, ROWS) as plain, layouts.repacked(stored, ROWS) as repacked:
+        if repacked is None:
+            pytest.skip("ggml has no other layout for them on this CPU")
+        for rows in ROWS:
+            expected, found = plain[rows](1), repacked[rows](2)
+            assert expected.shape == (rows * (experts or 1), OUTPUTS)
+            assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_floats_have_no_other_layout(layouts: LayoutGraphs) -> None:
+    with layouts.repacked(weights(layouts, GgmlType.F32, None), ROWS) as repacked:
+        assert repacked is None
+
+
+def test_each_expert_gets_its_share_of_the_rows(layouts: LayoutGraphs) -> None:
+    stored = weights(layouts, GgmlType.Q8_0, 3)
+    size = len(stored.data) // 3
+    with layouts.plain(stored, [2]) as computing:
+        found = computing[2](1)
+    for expert in range(3):
+        part = stored.data[expert * size :][:size]
+        alone = StoredWeights(type=stored.type, depth=DEPTH, outputs=OUTPUTS, data=part)
+        with layouts.plain(alone, [6]) as computing:
+            expected = computing[6](1)
+        for row in range(expert, 6, 3):
+            assert np.allclose(found[row], expected[row], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("experts", [None, 3])
+def test_products_left_to_ggml(library: KernelLibrary, layouts: LayoutGraphs, experts: int | None) -> None:
+    library.switch_on(Kernel.PRODUCTS)
+    for left, kinds in (((GgmlType.Q8_0,), (GgmlType.Q4_0,)), ((), (GgmlType.Q8_0, GgmlType.Q4_0))):
+        library.leave(left)
+        done = {kind: _num_done(library, layouts, kind, experts) for kind in (GgmlType.Q8_0, GgmlType.Q4_0)}
+        assert {kind for kind, count in done.items() if count} == set(kinds)
+
+
+def _num_done(library: KernelLibrary, layouts: LayoutGraphs, kind: GgmlType, experts: int | None) -> int:
+    before = library.num_done(Kernel.PRODUCTS)
+    with layouts.plain(weights(layouts, kind, experts), [2]) as computing:
+        computing[2](1)
+    return library.num_done(Kernel.PRODUCTS) - before

@@ -142,7 +142,6 @@ def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> t
         kept = np.exp(steps * case.decays)[:, None] * state.reshape(heads, rows, -1)
         state = kept + (steps * of(case.x))[..., None] * b[:, None]
         return (state * c[:, None]).sum(axis=-1), state
-    assert isinstance(case, DeltaNetCase)
     heads, width = case.values.shape[2:]
     queries, keys = (np.tile(of(each), (heads // each.shape[2], 1)) for each in (case.queries, case.keys))
     state = state.reshape(heads, width, width) * np.exp(of(case.gates))[:, None]
@@ -171,9 +170,7 @@ def is_close(found: Floats, exact: Doubles) -> bool:
 
 @pytest.mark.parametrize("reads", READS.values(), ids=READS)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_states_are_read_and_written_where_they_are(
-    compute: Compute, make: Callable[..., RecurrentCase], reads: tuple[int, ...]
-) -> None:
+def test_states(compute: Compute, make: Callable[..., RecurrentCase], reads: tuple[int, ...]) -> None:
     for tokens in (1, 5, 70):
         case = make(tokens=tokens, reads=reads)
         assert is_close(compute(case), expected(case))
@@ -190,9 +187,7 @@ def test_states_of_earlier_tokens_are_kept(compute: Compute, name: str) -> None:
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_threads_company_and_cuts_change_nothing(
-    compute: Compute, make: Callable[..., RecurrentCase]
-) -> None:
+def test_threads_and_cuts_change_nothing(compute: Compute, make: Callable[..., RecurrentCase]) -> None:
     """To the last bit: so a greedy answer does not depend on who else is served, nor on a prompt's steps."""
     case = make(tokens=19, reads=(4, 2, 6))
     together = compute(case)
@@ -271,6 +266,5 @@ def conversation(backend: LlamaBackend) -> Floats:
             for slot, size in step.items():
                 lengths[slot] += size
                 logprob = result.samples[slot].logprob
-                assert logprob is not None
                 found.append([value for _, value in sorted(logprob.top)])
     return np.array(found, np.float32)

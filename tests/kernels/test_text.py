@@ -20,12 +20,6 @@ _TOKENS = 288
 _CHUNK = 24
 
 
-def text() -> list[int]:
-    with Vocabulary.open(MODEL) as vocabulary:
-        readme = (ROOT / "README.md").read_text()
-        return vocabulary.encode(readme, add_special=True, parse_special=False)[:_TOKENS]
-
-
 def predictions(tokens: list[int], **options: object) -> Doubles:
     """(positions, vocabulary): log-probabilities after each chunk of the text, beside a second sequence."""
     backend = LlamaBackend.load(
@@ -35,8 +29,8 @@ def predictions(tokens: list[int], **options: object) -> Doubles:
     found = np.zeros((_TOKENS // _CHUNK, backend.info.vocab_size))
     with opened(backend, 0, tokens, top_logprobs=backend.info.vocab_size), opened(backend, 1, tokens):
         for number, start in enumerate(range(0, _TOKENS, _CHUNK)):
-            feed(backend, 1, start, tokens[start : start + _CHUNK], sample=False)
-            feed(backend, 0, start, tokens[start : start + _CHUNK - 1], sample=False)
+            feed(backend, 1, start, tokens[start : start + _CHUNK])
+            feed(backend, 0, start, tokens[start : start + _CHUNK - 1])
             last = start + _CHUNK - 1
             for token, logprob in logprobs(backend, 0, last, tokens[last : last + 1]):
                 found[number, token] = logprob
@@ -51,7 +45,9 @@ def divergence(found: Doubles, reference: Doubles) -> float:
 
 @pytest.mark.thorough
 def test_predictions_stay_as_near_as_ggmls(library: KernelLibrary) -> None:
-    tokens = text()
+    with Vocabulary.open(MODEL) as vocabulary:
+        readme = (ROOT / "README.md").read_text()
+        tokens = vocabulary.encode(readme, add_special=True, parse_special=False)[:_TOKENS]
     reference = predictions(tokens, flash_attention=False)
     theirs = predictions(tokens, kernels="off")
     ours = predictions(tokens, kernels="auto")

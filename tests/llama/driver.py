@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions, Submit, TokenEvent
+from openai_cpu_server.contract.messages import EngineOptions, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, Verb
-from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import OwnedContext
 from openai_cpu_server.llama.host import Machine
+from tests.engine.driver import Engine
 
 GREEDY = Sampling(seed=0, temperature=0)
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
@@ -67,10 +68,9 @@ def opened(
     prompt: Sequence[int],
     sampling: Sampling = GREEDY,
     *,
-    output: Sequence[int] = (),
     top_logprobs: int | None = None,
 ) -> Iterator[None]:
-    verb = Open(slot, sampling, tuple(prompt), tuple(output), top_logprobs)
+    verb = Open(slot, sampling, tuple(prompt), (), top_logprobs)
     backend.execute(Step(verbs=(verb,)))
     try:
         yield
@@ -78,19 +78,16 @@ def opened(
         backend.execute(Step(verbs=(Close(slot),)))
 
 
-def feed(
+def sampled(
     backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int], *, sample: bool = True
-) -> Sample | None:
-    """Compute tokens of one slot in a step of their own."""
+) -> Sample:
+    """Compute tokens of one slot in a step of their own; `feed` does it without a sample."""
     result = backend.execute(Step(spans=(Span(slot, start, tuple(tokens), sample),)))
     assert not result.interrupted
     return result.samples.get(slot)
 
 
-def sampled(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Sample:
-    sample = feed(backend, slot, start, tokens)
-    assert sample is not None
-    return sample
+feed = functools.partial(sampled, sample=False)
 
 
 @contextmanager
@@ -100,7 +97,7 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
     with opened(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
         start = 0
         for chunk in chunks:
-            feed(backend, slot, start, chunk, sample=False)
+            feed(backend, slot, start, chunk)
             start += len(chunk)
         yield
 
@@ -108,7 +105,6 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
 def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Logprobs:
     """After the last of the tokens, which are computed."""
     logprob = sampled(backend, slot, start, tokens).logprob
-    assert logprob is not None
     assert len(logprob.top) == backend.info.vocab_size
     return logprob.top
 
@@ -159,7 +155,7 @@ def generate(
         size = chunk or len(prompt)
         last = (len(prompt) - 1) // size * size
         for start in range(0, last, size):
-            feed(backend, slot, start, prompt[start : start + size], sample=False)
+            feed(backend, slot, start, prompt[start : start + size])
         output = [sampled(backend, slot, last, prompt[last:]).token]
         while len(output) < count:
             output.append(sampled(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
@@ -169,22 +165,7 @@ def generate(
 def answers(
     backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
 ) -> dict[str, TokenEvent]:
-    """Through the engine's core: all that each request's events say, in one.
-
-    `told`: output that an earlier engine has told already.
-    """
-    core = build_core(options, backend, None)
-    for one in requests:
-        core.handle(Submit(one, output=tuple(told)))
-    found: dict[str, TokenEvent] = {}
-    while core.has_work:
-        for message in core.step():
-            for event in getattr(message, "events", ()):
-                before = found.get(event.id, TokenEvent(id=event.id))
-                found[event.id] = msgspec.structs.replace(
-                    event,
-                    tokens=before.tokens + event.tokens,
-                    text=before.text + event.text,
-                    logprobs=before.logprobs + event.logprobs,
-                )
-    return found
+    """Through the engine's core. `told`: output that an earlier engine has told already."""
+    engine = Engine(options, backend)
+    engine.serve(*requests, told=told)
+    return {one.id: engine.whole(one.id) for one in requests}

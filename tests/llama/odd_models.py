@@ -17,7 +17,7 @@ def rewritten(
     changes: dict[str, object],
     tensors: dict[str, np.ndarray | None] | None = None,
 ) -> Path:
-    """A copy with other values for some metadata keys, and other tensors; None: without."""
+    """A copy with other values for some metadata keys, and other or more tensors; None: without."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(changes.get("general.architecture", "llama")))
     copy_metadata(reader, writer, skip=set(changes))
@@ -25,6 +25,20 @@ def rewritten(
     add_facts(writer, {key: value for key, value in added.items() if key != "general.architecture"})
     copy_tensors(reader, writer, tensors)
     return written(writer, target)
+
+
+def as_architecture(
+    source: Path,
+    target: Path,
+    architecture: str,
+    tensors: dict[str, np.ndarray | None] | None = None,
+    **more: object,
+) -> Path:
+    """The same model under the name of another architecture that has the same tensors, but for these."""
+    values = gguf.GGUFReader(source).fields.items()
+    facts = {name.replace("llama.", f"{architecture}."): field.contents() for name, field in values}
+    own = {name: value for name, value in facts.items() if name.startswith(f"{architecture}.")}
+    return rewritten(source, target, {"general.architecture": architecture, **own, **more}, tensors)
 
 
 def header_only(path: Path, architecture: str, facts: dict[str, object]) -> Path:
@@ -74,7 +88,7 @@ def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     return sorted(target.parent.glob(f"{target.stem}-*-of-*.gguf"))
 
 
-def gemma3(_: Path, target: Path, *, window: int) -> Path:
+def gemma3(target: Path, *, window: int) -> Path:
     """A model in which some layers see only the last `window` tokens."""
     facts = {"general.architecture": "gemma3", "gemma3.attention.sliding_window": window}
     return rewritten(tiny_model_path(shape="tiny-gemma3"), target, facts)
@@ -91,12 +105,6 @@ def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 
     return written(writer, path)
 
 
-def copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> None:
-    reader = gguf.GGUFReader(source)
-    others = {name for name in reader.fields if not name.startswith("tokenizer.")}
-    copy_metadata(reader, writer, skip=others)
-
-
 def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, skip: set[str]) -> None:
     for name, field in reader.fields.items():
         if name not in skip and name != "general.architecture" and not name.startswith("GGUF."):
@@ -111,8 +119,9 @@ def copy_tensors(
     for tensor in reader.tensors:
         if tensor.name not in changed:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        elif (data := changed[tensor.name]) is not None:
-            writer.add_tensor(tensor.name, data)
+    for name, data in changed.items():
+        if data is not None:
+            writer.add_tensor(name, data)
 
 
 def written(writer: gguf.GGUFWriter, target: Path) -> Path:

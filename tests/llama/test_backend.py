@@ -1,17 +1,48 @@
-"""What steps compute, and what they leave behind."""
+"""What steps compute, and what they leave behind: nothing grows with use, and a fault ends one sequence."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from openai_cpu_server.contract.request import Constraint, Sampling
-from openai_cpu_server.contract.step import Close, Open, Span, Step, TokenLogprob
+from openai_cpu_server.contract.step import (
+    Close,
+    Drop,
+    Open,
+    Restore,
+    Save,
+    SavedBlock,
+    Span,
+    Step,
+    TokenLogprob,
+)
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import GREEDY, TEXT, TOLERANCE, feed, generate, loaded, opened, sampled
+from openai_cpu_server.llama.cells.batch import TokenBatch
+from openai_cpu_server.llama.cells.context import (
+    AbortSwitch,
+    Context,
+    ContextOptions,
+    DecodeFailed,
+    DecodeOutcome,
+)
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
+from openai_cpu_server.llama.host import ComputeThreads
+from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.sampling.sampler import BadLogits
+from tests.fakes import Panic
+from tests.llama.driver import GREEDY, TEXT, TOLERANCE, do, feed, generate, holding, loaded, opened, sampled
+from tests.llama.odd_models import poisoned
 from tests.structured.making import gbnf_to_lark
+from tests.waiting import wait_until
 
 PROMPT = TEXT[:60]
 
@@ -32,30 +63,11 @@ def test_prompts_in_chunks_continue_as_prompts_in_one_piece(backend: LlamaBacken
     assert generate(backend, PROMPT, 16, chunk=chunk) == generate(backend, PROMPT, 16)
 
 
-def test_verbs_and_spans_of_one_step_go_together(backend: LlamaBackend) -> None:
-    first = Step(verbs=(Open(1, GREEDY, PROMPT),), spans=(Span(1, 0, PROMPT, True),))
-    again = Step(verbs=(Close(1), *first.verbs), spans=first.spans)
-    results = [backend.execute(step) for step in (first, again, again, Step(verbs=(Close(1),)))]
-    assert results[0].samples == results[1].samples == results[2].samples
-    assert results[3].samples == {}
-
-
-def test_closing_gives_all_cells_back(backend: LlamaBackend) -> None:
-    """The pool holds two such prompts, not three."""
-    prompt = (PROMPT * 34)[:2000]
-    with opened(backend, 0, prompt):
-        feed(backend, 0, 0, prompt, sample=False)
-        for _ in range(3):
-            with opened(backend, 1, prompt):
-                feed(backend, 1, 0, prompt, sample=False)
-
-
 def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
     forced = []
     with opened(backend, 0, PROMPT, top_logprobs=backend.info.vocab_size):
         for position, token in enumerate(PROMPT[:-1]):
             logprob = sampled(backend, 0, position, [token]).logprob
-            assert logprob is not None
             forced.append(dict(logprob.top)[PROMPT[position + 1]])
     for chunk in (60, 7):
         found = scores(backend, PROMPT, chunk)
@@ -68,7 +80,6 @@ def test_a_token_can_be_target_and_sample_at_once(backend: LlamaBackend) -> None
         result = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, (*PROMPT[1:], 5)),)))
     sample = result.samples[0]
     assert len(result.scores[0]) == len(PROMPT)
-    assert sample.logprob is not None
     assert result.scores[0][-1].top == sample.logprob.top == ((sample.token, sample.logprob.logprob),)
 
 
@@ -80,7 +91,6 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
         backend.execute(Step((Open(0, sampling, PROMPT, (), backend.info.vocab_size, constraint),)))
         sample = sampled(backend, 0, 0, PROMPT)
         backend.execute(Step((Close(0),)))
-        assert sample.logprob is not None
         tops.append(sample.logprob.top)
         assert dict(tops[-1])[sample.token] == sample.logprob.logprob
     logprobs = [logprob for _, logprob in tops[0]]
@@ -88,15 +98,6 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
     assert np.exp(logprobs).sum() == pytest.approx(1)
     assert logprobs == sorted(logprobs, reverse=True)
     assert tops[0] == tops[1] == tops[2]
-
-
-def test_none_asked_no_log_probabilities_and_zero_only_the_sampled(backend: LlamaBackend) -> None:
-    with opened(backend, 0, PROMPT):
-        assert sampled(backend, 0, 0, PROMPT).logprob is None
-    with opened(backend, 0, PROMPT, top_logprobs=0):
-        logprob = sampled(backend, 0, 0, PROMPT).logprob
-    assert logprob is not None
-    assert logprob.top == ()
 
 
 def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend, tiny: Path) -> None:
@@ -110,44 +111,272 @@ def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: Llam
     closed.interrupt()
 
 
-SEEDED = Sampling(
-    seed=99, temperature=1.5, top_p=0.95, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3
+def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) -> None:
+    with opened(backend, 0, TEXT[:9]), opened(backend, 1, TEXT[:9]):
+        silent = Span(0, 0, TEXT[:9], False)
+        assert backend.execute(Step(spans=(silent,), padding=7)).samples == {}
+        span = Span(1, 0, TEXT[:9], True, TEXT[1:9])
+        result = backend.execute(Step(spans=(span,), padding=7))
+    assert (list(result.samples), len(result.scores[1])) == ([1], 8)
+
+
+def test_padding_gives_its_cells_back_and_is_left_out_where_the_pool_is_full(tiny: Path) -> None:
+    """After each of these steps the pool of 256 is exactly full, or the next one would not fit."""
+    with loaded(tiny, kv_tokens=256) as backend:
+        with holding(backend, 0, TEXT[:200]):
+            for position in range(200, 240):
+                spans = (Span(0, position, TEXT[position : position + 1], False),)
+                backend.execute(Step(spans=spans, padding=16))
+            feed(backend, 0, 240, TEXT[:16])
+        results = []
+        for padding in (12, 0):
+            with holding(backend, 0, TEXT), opened(backend, 1, TEXT):
+                step = Step(spans=(Span(1, 0, TEXT[:4], True),), padding=padding)
+                results.append(backend.execute(step))
+    assert results[0] == results[1]
+    assert results[0].padding == 0
+
+
+TOKENS = tuple(range(300, 320))
+
+
+@pytest.fixture
+def context(tiny: Path) -> Iterator[Context]:
+    options = ContextOptions(
+        kv_cells=256,
+        kv_type=KVType.F16,
+        num_slots=4,
+        batch_tokens=64,
+        outputs=8,
+        threads=1,
+        threads_batch=1,
+        flash_attention=True,
+    )
+    abort = AbortSwitch()
+    with (
+        Model.open(GgufHeader(tiny), repack=False, on_progress=lambda fraction: None) as model,
+        Context(model, options, abort, ComputeThreads(1)) as context,
+    ):
+        yield context
+
+
+def compute(context: Context, *spans: Span) -> DecodeOutcome:
+    batch = TokenBatch(context.batch_tokens)
+    batch.fill(spans)
+    return context.decode(batch)
+
+
+def test_cells_are_found_wherever_they_are_free(context: Context) -> None:
+    """Every cell is taken; then every fourth run of four is given back: 64 cells in 16 places."""
+    for start in range(0, 256, 16):
+        spans = [Span(slot, start // 4, (300,) * 4, False) for slot in range(4)]
+        assert compute(context, *spans) is DecodeOutcome.DONE
+    context.free_slot(2)
+    assert compute(context, Span(2, 0, (300,) * 64, True)) is DecodeOutcome.DONE
+
+
+def test_more_tokens_than_cells_and_a_gap_in_the_positions_are_named(context: Context) -> None:
+    with pytest.raises(DecodeFailed, match="llama_decode returned -1"):
+        compute(context, Span(0, 0, (300,), True), Span(0, 7, (301,), True))
+    context.clear()
+    for start in range(0, 256, 64):
+        compute(context, Span(0, start, (300,) * 64, False))
+    with pytest.raises(DecodeFailed, match="No free KV cells for 1 tokens"):
+        compute(context, Span(1, 0, (300,), True))
+
+
+def test_what_are_no_cells_is_refused_and_changes_nothing(context: Context) -> None:
+    compute(context, Span(0, 0, TOKENS, False))
+    data = np.empty(context.cells_bytes(0), np.uint8)
+    context.read_cells(0, data)
+    for wrong in (np.zeros(1000, np.uint8), data[:100], data[:-1], np.append(data, np.uint8(0))):
+        with pytest.raises(DecodeFailed, match="Restored"):
+            context.write_cells(3, wrong)
+        context.free_slot(3)
+    with pytest.raises(DecodeFailed, match="Saved 0 bytes"):
+        context.read_cells(0, data[:-1])
+    assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 0]
+    for start in range(0, 236, 59):
+        assert compute(context, Span(1, start, (300,) * 59, True)) is DecodeOutcome.DONE
+
+
+def test_closing_twice_is_closing_once(context: Context) -> None:
+    context.close()
+    context.close()
+    with pytest.raises(AssertionError, match="closed"):
+        context.num_positions(0)
+
+
+ALL = Sampling(
+    seed=1,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.01,
+    typical_p=0.9,
+    repeat_penalty=1.1,
+    presence_penalty=0.1,
+    logit_bias={5: 1.0},
 )
+LEAKING = tuple(range(300, 310))
 
 
-@pytest.mark.parametrize("produced", [1, 5, 11])
-def test_a_resumed_request_gets_the_tokens_that_it_would_have_got(
-    backend: LlamaBackend, produced: int
+def use_slots(backend: LlamaBackend, times: int, constraint: Constraint | None = None) -> None:
+    for turn in range(times):
+        slot = turn % backend.info.max_seqs
+        opened = Open(slot, ALL, LEAKING, (), 5, constraint)
+        backend.execute(Step(verbs=(opened,), spans=(Span(slot, 0, LEAKING, True, LEAKING[1:9]),)))
+        backend.execute(Step(verbs=(Close(slot),)))
+
+
+def resident() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
+def threads() -> set[int]:
+    """The system's numbers of them; no two threads of these tests have the same."""
+    return {thread.id for thread in psutil.Process().threads()}
+
+
+BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "["))
+
+
+@pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
+def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint | None) -> None:
+    use_slots(backend, 50, constraint)
+    files, memory = psutil.Process().num_fds(), resident()
+    use_slots(backend, 100, constraint)
+    assert psutil.Process().num_fds() <= files
+    assert resident() - memory < 2**20
+
+
+def test_saving_and_dropping(backend: LlamaBackend) -> None:
+
+    def once(times: int) -> None:
+        starts = range(0, 2048, 64)
+        with holding(backend, 0, (300,) * 2048):
+            for number in range(times):
+                do(backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts))
+        held = resident()
+        do(backend, *(Drop(number) for number in range(32 * times)))
+        return held
+
+    once(2)
+    memory = resident()
+    held = [once(50) for _ in range(2)]
+    assert min(held) - memory > 64 * 2**20 < 2 * (held[0] - memory)
+    assert resident() - memory < 72 * 2**20
+    assert max(held) - held[0] < 8 * 2**20
+
+
+def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: Path) -> None:
+    path = str(tmp_path / "prefixes.kv")
+    block = SavedBlock(1, None, "", (300,) * 64)
+
+    def once() -> None:
+        with holding(backend, 0, block.tokens):
+            do(backend, Save(0, 0, 64, 1))
+        backend.export_cache(path, [block])
+        do(backend, Drop(1))
+        assert backend.import_cache(path) == (block,)
+        with holding(backend, 0):
+            do(backend, Restore(1, 0, 0, 64))
+        do(backend, Drop(1))
+
+    once()
+    process = psutil.Process()
+    files, maps = process.num_fds(), len(process.memory_maps(grouped=False))
+    for _ in range(20):
+        once()
+    assert process.num_fds() <= files
+    assert len(process.memory_maps(grouped=False)) - maps < 5
+
+
+def test_loading_and_closing(tiny: Path) -> None:
+    def once() -> None:
+        with Vocabulary.open(tiny) as vocabulary:
+            vocabulary.encode("text", add_special=True, parse_special=True)
+        with loaded(tiny, kv_tokens=4096, max_seqs=8, threads=1) as backend:
+            use_slots(backend, 2)
+            backend.close()
+
+    for _ in range(3):
+        once()
+    files, running, memory = psutil.Process().num_fds(), threads(), resident()
+    for _ in range(5):
+        once()
+    assert psutil.Process().num_fds() <= files
+    wait_until(lambda: threads() <= running)  # the system takes a while to remove one that was joined
+    assert resident() - memory < 8 * 2**20
+
+
+POISON = 77
+GOOD, BAD = (5, 6, 7), (5, POISON, 7)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return poisoned(tiny, tmp_path_factory.mktemp("poisoned") / "model.gguf", token=POISON)
+
+
+@pytest.fixture(scope="module")
+def poisoned_backend(model: Path) -> Iterator[LlamaBackend]:
+    with loaded(model) as poisoned_backend:
+        yield poisoned_backend
+
+
+def rest(poisoned_backend: LlamaBackend, first: int) -> list[int]:
+    """Its first token, and four more of slot 0, which is closed then."""
+    tokens = [first]
+    for position in range(len(GOOD), len(GOOD) + 4):
+        tokens.append(sampled(poisoned_backend, 0, position, tokens[-1:]).token)
+    poisoned_backend.execute(Step(verbs=(Close(0),)))
+    return tokens
+
+
+def alone(poisoned_backend: LlamaBackend, sampling: Sampling) -> list[int]:
+    poisoned_backend.execute(Step(verbs=(Open(0, sampling, GOOD),)))
+    return rest(poisoned_backend, sampled(poisoned_backend, 0, 0, GOOD).token)
+
+
+@pytest.mark.parametrize("targets", [(), BAD[1:]], ids=["sampled", "scored"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3, temperature=1.0, top_k=40)], ids=str)
+def test_a_sequence_of_nan_ends(
+    poisoned_backend: LlamaBackend, sampling: Sampling, targets: tuple[int, ...]
 ) -> None:
-    whole = generate(backend, PROMPT, 16, SEEDED)
-    resumed = whole[:produced]
-    with opened(backend, 5, PROMPT, SEEDED, output=resumed):
-        feed(backend, 5, 0, PROMPT, sample=False)
-        for index, token in enumerate(whole[: produced - 1]):
-            feed(backend, 5, len(PROMPT) + index, [token], sample=False)
-        while len(resumed) < len(whole):
-            resumed.append(sampled(backend, 5, len(PROMPT) + len(resumed) - 1, resumed[-1:]).token)
-    assert resumed == whole
+    expected = alone(poisoned_backend, sampling)
+    poisoned_backend.execute(Step(verbs=(Open(0, sampling, GOOD), Open(1, sampling, BAD))))
+    result = poisoned_backend.execute(
+        Step(spans=(Span(1, 0, BAD, not targets, targets), Span(0, 0, GOOD, True)))
+    )
+    assert set(result.faults) == {1}
+    assert "BadLogits" in result.faults[1]
+    assert (result.failures, result.scores, set(result.samples)) == ({}, {}, {0})
+    poisoned_backend.execute(Step(verbs=(Close(1),)))
+    assert rest(poisoned_backend, result.samples[0].token) == expected
+    assert alone(poisoned_backend, sampling) == expected
 
 
-NEVER = {
-    "no such slot": Step(verbs=(Open(8, GREEDY, PROMPT),)),
-    "slot is open": Step(verbs=(Open(0, GREEDY, PROMPT), Open(0, GREEDY, PROMPT))),
-    "empty": Step(spans=(Span(0, 0, (), False),)),
-    "too many tokens": Step(spans=(Span(0, 0, (1,) * 2049, False),)),
-    "too much padding": Step(spans=(Span(0, 0, (1,) * 2040, False),), padding=9),
-    "only padding": Step(padding=1),
-    "too many outputs": Step(spans=(Span(0, 0, (1,) * 100, False, (1,) * 100),)),
-    "too many targets": Step(spans=(Span(0, 0, (1,), False, (1, 2)),)),
-}
+def test_where_it_spoils_the_others_cells_another_process_does_better(model: Path) -> None:
+    """Plain attention multiplies the cells of others by 0, which NaN survives."""
+    with loaded(model, flash_attention=False) as poisoned_backend:
+        poisoned_backend.execute(Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, BAD))))
+        with pytest.raises(BadLogits):
+            poisoned_backend.execute(Step(spans=(Span(1, 0, BAD, True), Span(0, 0, GOOD, True))))
 
 
-@pytest.mark.parametrize("step", NEVER.values(), ids=NEVER)
-def test_steps_that_no_scheduler_may_ask_for(backend: LlamaBackend, step: Step) -> None:
-    try:
-        with pytest.raises(AssertionError):
-            backend.execute(step)
-    finally:
-        for verb in step.verbs[:1]:
-            if verb.slot < backend.info.max_seqs:
-                backend.execute(Step(verbs=(Close(verb.slot),)))
+def test_a_panic_is_a_fault_of_its_sequence(
+    poisoned_backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def panic(self: ConstrainedOutput) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(ConstrainedOutput, "allowed", panic)
+    constraint = Constraint(grammar=gbnf_to_lark('root ::= "a" | "b"'))
+    poisoned_backend.execute(
+        Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, GOOD, constraint=constraint)))
+    )
+    result = poisoned_backend.execute(Step(spans=(Span(1, 0, GOOD, True), Span(0, 0, GOOD, True))))
+    assert (set(result.faults), set(result.failures), set(result.samples)) == ({1}, set(), {0})
+    poisoned_backend.execute(Step(verbs=(Close(0), Close(1))))

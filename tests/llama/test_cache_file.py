@@ -1,4 +1,4 @@
-"""The prefix cache outlives its process, and nothing else passes for it."""
+"""The prefix cache outlives its process, and nothing else passes for it; who owns the bytes of its blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openai_cpu_server.contract.step import CacheFileLimit, Drop, Restore, Save, SavedBlock
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.cells.block_store import BlockStore, SavedCells
 from tests.llama.driver import TEXT, Logprobs, do, holding, loaded, logprobs
 from tests.llama.odd_models import rewritten
 
@@ -100,9 +102,7 @@ def test_new_blocks_beside_imported_ones_also_of_a_link(tiny: Path, path: Path, 
         assert backend.import_cache(str(path)) == (*BLOCKS, more)
 
 
-def test_an_empty_cache_and_no_file_are_nothing_to_speak_of(
-    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_cache(writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     writer.export_cache(str(path), ())
     assert writer.import_cache(str(path)) == ()
@@ -172,7 +172,7 @@ def test_damaged_cells_are_left_out_with_all_that_continues_them(
     [*({"kv_type": kv_type} for kv_type in KV_TYPES[1:]), {"flash_attention": False}, {"name": "other"}],
     ids=str,
 )
-def test_a_file_of_another_kv_type_layout_or_model(
+def test_a_file_of_another_model(
     tiny: Path, tmp_path: Path, path: Path, refusal: Refusal, other: dict[str, object]
 ) -> None:
     options, model = dict(other), tiny
@@ -195,9 +195,7 @@ def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == ["occupied"]
 
 
-def test_a_limited_file_has_the_first_blocks_and_one_that_nothing_was_added_to_stays(
-    tiny: Path, path: Path, tmp_path: Path
-) -> None:
+def test_a_limited_file_has_the_first_blocks(tiny: Path, path: Path, tmp_path: Path) -> None:
     with loaded(tiny) as backend:
         backend.import_cache(str(path))
         inode, small = path.stat().st_ino, tmp_path / "small"
@@ -210,3 +208,72 @@ def test_a_limited_file_has_the_first_blocks_and_one_that_nothing_was_added_to_s
     with loaded(tiny) as backend:
         assert backend.import_cache(str(tmp_path / "late")) == ()
         assert backend.import_cache(str(small)) == BLOCKS[:2]
+
+
+MEGABYTE = 2**20
+
+
+def saved(store: BlockStore, *sizes: int) -> SavedCells:
+    return SavedCells(store.allocate(sum(sizes)), sizes)
+
+
+def test_blocks_are_known_by_number() -> None:
+    store = BlockStore()
+    store.put(3, first := saved(store, 10, 20))
+    store.put(9, second := saved(store, 5))
+    assert store.get(3) is first
+    store.drop(3)
+    assert store.get(9) is second
+    with pytest.raises(AssertionError, match="no block 3"):
+        store.get(3)
+    with pytest.raises(AssertionError, match="saved already"):
+        store.put(9, second)
+    store.close()
+    assert store.spare_bytes == 0
+    with pytest.raises(AssertionError, match="no block 9"):
+        store.get(9)
+
+
+def test_parts_lie_behind_each_other_and_what_is_not_ours_is_not_used_again() -> None:
+    cells = SavedCells(np.arange(6, dtype=np.uint8), (1, 3, 2))
+    assert [cells.part(index).tolist() for index in range(3)] == [[0], [1, 2, 3], [4, 5]]
+    store = BlockStore()
+    store.put(1, SavedCells(np.frombuffer(b"mapped", np.uint8), (6,)))
+    store.drop(1)
+    assert store.spare_bytes == 0
+
+
+def put_and_drop(store: BlockStore, *sizes: int) -> set[int]:
+    """Addresses of the blocks' memory."""
+    for number, size in enumerate(sizes):
+        store.put(number, saved(store, size))
+    memory = {store.get(number).data.ctypes.data for number in range(len(sizes))}
+    for number in range(len(sizes)):
+        store.drop(number)
+    return memory
+
+
+def test_memory_of_dropped_whole_blocks_is_used_for_the_next() -> None:
+    store = BlockStore()
+    memory = put_and_drop(store, *[MEGABYTE] * 3)
+    assert store.spare_bytes == 3 * MEGABYTE
+    last_of_a_text = store.allocate(MEGABYTE - 1)
+    assert last_of_a_text.ctypes.data not in memory
+    assert {data.ctypes.data for data in [store.allocate(MEGABYTE) for _ in range(3)]} == memory
+    assert store.spare_bytes == 0
+
+
+def test_only_some_memory_is_kept_for_the_next() -> None:
+    store = BlockStore()
+    put_and_drop(store, *[MEGABYTE] * 100)
+    assert store.spare_bytes == 64 * MEGABYTE
+    assert len(store.allocate(MEGABYTE)) == MEGABYTE
+    assert store.spare_bytes == 63 * MEGABYTE
+
+
+def test_the_size_that_was_asked_for_longest_ago_makes_room() -> None:
+    store = BlockStore()
+    put_and_drop(store, *(MEGABYTE - number for number in range(10)))
+    kept = put_and_drop(store, *[MEGABYTE] * 60)
+    assert 63 * MEGABYTE < store.spare_bytes <= 64 * MEGABYTE
+    assert {store.allocate(MEGABYTE).ctypes.data for _ in range(60)} <= kept

@@ -1,4 +1,4 @@
-"""The cost curve of the tiny model: measured through the backend as it serves, kept, and measured again."""
+"""What is measured once and kept: the cost curve of steps, and how weights lie in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +20,19 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
 from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import OtherProcesses
+from openai_cpu_server.llama.loading import switch_kernels
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
+from openai_cpu_server.llama.measure.layout import (
+    STEPS,
+    LayoutKey,
+    ProductTimes,
+    chosen_layout,
+    faster_layout,
+    known_layout,
+    timed_products,
+)
 from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
@@ -104,9 +117,7 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(bench: Ben
 
 
 @pytest.mark.parametrize("stall_s", [0.0, 0.6], ids=["smooth", "stalled"])
-def test_the_longest_piece_becomes_shorter_until_there_is_time_enough_for_it(
-    bench: Bench, stall_s: float
-) -> None:
+def test_the_longest_piece_becomes_shorter_until_there_is_time(bench: Bench, stall_s: float) -> None:
     """It takes 17 steps at first, and somebody comes after 12 each time.
 
     A stall leaves no time for sizes above one token, and a context of such steps takes hundreds of them.
@@ -153,9 +164,7 @@ def test_a_damaged_file_or_a_curve_that_cannot_be_is_measured_again(bench: Bench
     assert is_sane(bench.measured())
 
 
-def test_beside_busy_neighbours_or_without_a_folder_it_is_used_but_not_kept(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beside_busy_neighbours_it_is_not_kept(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert is_sane(bench.measured(Neighbours(0.5)))
     assert not list(bench.folder.iterdir())
     assert "other processes took 50 %" in caplog.text
@@ -194,9 +203,7 @@ def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path,
     ],
     ids=str,
 )
-def test_small_pools_other_options_and_a_model_without_cells(
-    tiny: Path, tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_other_options_and_no_cells(tiny: Path, tmp_path: Path, changes: dict[str, object]) -> None:
     chosen = {**SIZES, **changes}
     model = tiny_model_path(shape="tiny-mamba") if chosen.pop("model", None) else tiny
     with loaded(model, **chosen) as backend:
@@ -223,17 +230,129 @@ def test_what_no_curve_can_be(step_ms: tuple[tuple[int, float], ...], attended_m
 
 
 def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
-    options, info = small(tiny), fresh.info
     gpu = Device(name="GPU0", backend="Some", description="one", kind="gpu", free_bytes=9, total_bytes=9)
-    placed = msgspec.structs.replace(
-        Placement.nowhere("", gpu), layers=3, num_layers=3, weights_bytes=1, cells_bytes=1
-    )
-    fewer = msgspec.structs.replace(placed, layers=2)
-    patterns = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),))
-    keys = []
-    for at, asked in ((None, ON_CPU), (placed, ON_CPU), (fewer, ON_CPU), (placed, patterns)):
-        offloading = msgspec.structs.replace(options, offload=asked)
-        keys.append(CurveKey.of(msgspec.structs.replace(info, placement=at), offloading))
+    layers = {"num_layers": 3, "weights_bytes": 1, "cells_bytes": 1}
+    three, two = (msgspec.structs.replace(Placement.nowhere("", gpu), layers=n, **layers) for n in (3, 2))
+    patterns, keys = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),)), []
+    for placement, offload in ((None, ON_CPU), (three, ON_CPU), (two, ON_CPU), (three, patterns)):
+        info = msgspec.structs.replace(fresh.info, placement=placement)
+        keys.append(CurveKey.of(info, msgspec.structs.replace(small(tiny), offload=offload)))
     assert len({key.split for key in keys}) == 4
     assert keys[0].split is None
     assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"
+
+
+PROMPT = tuple(range(300, 340))
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    """ggml has another layout for its Q4_0 on every CPU."""
+    return tiny_model_path("q4_0")
+
+
+def options(model: Path, folder: Path | None, **more: object) -> EngineOptions:
+    cost_dir = None if folder is None else str(folder)
+    return EngineOptions(**{"model_path": str(model), "cost_dir": cost_dir, **more})
+
+
+def chosen(model: Path, folder: Path | None, **more: object) -> WeightLayout:
+    return chosen_layout(options(model, folder, **more), GgufHeader(model), Kernels())
+
+
+def keep(model: Path, folder: Path, layout: WeightLayout, kernels: Kernels) -> None:
+    Measurements(folder).put(LayoutKey.of(model, kernels.products.instruction_set), layout)
+
+
+def test_it_is_measured_once_and_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pauses: list[None] = []
+    asked = options(model, tmp_path)
+    first = chosen_layout(asked, GgufHeader(model), Kernels(), pause=lambda: pauses.append(None))
+    assert first.repacked_cost > 0
+    assert pauses
+    assert f"weights: {first} (measured once" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 1
+    again: list[None] = []
+    second = chosen_layout(asked, GgufHeader(model), Kernels(), pause=lambda: again.append(None))
+    assert (second, again) == (first, [])
+    assert known_layout(asked, GgufHeader(model)) == first
+
+
+@pytest.mark.parametrize("repacked", [True, False])
+def test_what_was_kept_is_what_an_engine_does(model: Path, tmp_path: Path, repacked: bool) -> None:
+    kernels = switch_kernels("off")
+    keep(model, tmp_path, WeightLayout(repacked=repacked, repacked_cost=0.5), kernels)
+    with loaded(model, kernels="off", cost_dir=str(tmp_path)) as backend:
+        assert backend.info.weights.repacked == repacked
+        assert ("repacked; " in backend.info.computed_by["weights"]) == repacked
+        assert len(generate(backend, PROMPT, 4)) == 4
+
+
+def test_options_go_first_and_kernels_have_their_own_layouts(model: Path, tmp_path: Path) -> None:
+    keep(model, tmp_path, WeightLayout(repacked=True), Kernels(products=KernelState(instruction_set="avx2")))
+    keep(model, tmp_path, WeightLayout(left_to_ggml=("q4_0",)), Kernels())
+    assert not chosen(model, tmp_path).repacked
+    for asked in (True, False):
+        layout = chosen(model, tmp_path, repack=asked)
+        assert (layout.repacked, layout.left_to_ggml) == (asked, ("q4_0",))
+        assert known_layout(options(model, tmp_path, repack=asked), GgufHeader(model)) == layout
+
+
+def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen(model, None) == known_layout(options(model, None), GgufHeader(model)) == WeightLayout()
+    (tmp_path / "file").write_text("in the way")
+    assert chosen(model, tmp_path / "file" / "folder") == WeightLayout()
+    assert "cannot keep what was measured" in caplog.text
+
+
+def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None:
+    floats = tiny_model_path("f32")
+    assert chosen(floats, tmp_path) == WeightLayout()
+    assert len(list(tmp_path.iterdir())) == 1, "kept: it is not looked for again"
+
+
+def test_experts_are_measured_apart(tmp_path: Path) -> None:
+    path = tmp_path / "mixture.gguf"
+    source, shape = tiny_model_path(shape="tiny-qwen3moe"), ("--type", "q8_0")
+    command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(path), *shape]
+    subprocess.run(command, check=True, capture_output=True)
+    groups = list(timed_products(GgufHeader(path), Kernels()))
+    assert {(group.type, group.are_experts) for group in groups} == {("q8_0", False), ("q8_0", True)}
+    assert all(group.ours is None and min(group.ggml.values()) > 0 for group in groups)
+
+
+# -- the choice ----------------------------------------------------------------------------------------
+
+
+def times(
+    kind: str, ggml: float, *, ours: float | None = None, repacked: float | None = None, large: float = 1.0
+) -> ProductTimes:
+    """The same for steps of all sizes; repacked, those of more than one token take `large` times as long."""
+
+    def steps(one: float | None, factor: float = 1.0) -> dict[int, float] | None:
+        return None if one is None else {n: one * (factor if n > 1 else 1) for n in STEPS}
+
+    plain = steps(ggml)
+    return ProductTimes(kind, steps(ours), plain, steps(repacked, large))
+
+
+@pytest.mark.parametrize(
+    ("groups", "repacked", "left"),
+    [
+        ([], False, ()),
+        ([times("q6_K", 1.0)], False, ()),
+        ([times("q4_0", 1.0, repacked=0.5)], True, ()),
+        ([times("q4_0", 1.0, repacked=0.97)], False, ()),
+        ([times("q4_0", 1.0, ours=0.4, repacked=0.5)], False, ()),
+        ([times("q4_0", 1.0, ours=2.0, repacked=1.5)], False, ("q4_0",)),
+        ([times("q4_0", 1.0, ours=2.0, repacked=0.5)], True, ("q4_0",)),
+        ([times("q4_K", 1.0, repacked=0.8, large=1.5)], False, ()),
+        ([times("q4_K", 1.0, repacked=0.8), times("q4_K", 10.0, repacked=12.0)], False, ()),
+        ([times("mxfp4", 10.0, repacked=5.0), times("q8_0", 1.0, ours=0.5)], True, ()),
+        ([times("mxfp4", 10.0, ours=1.0, repacked=5.0), times("q8_0", 1.0, ours=2.0)], False, ("q8_0",)),
+    ],
+)
+def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left: tuple[str, ...]) -> None:
+    layout = faster_layout(groups)
+    assert (layout.repacked, layout.left_to_ggml) == (repacked, left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 
 import jsonschema
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from llguidance import LLMatcher
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling, Thinking
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import ConstraintFailed
@@ -47,23 +48,12 @@ def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) 
     return msgspec.structs.replace(base, **more)
 
 
-class Outcome:
-    """What came of one request."""
-
-    def __init__(self, event: TokenEvent) -> None:
-        assert event.finish is not None
-        self.text, self.tokens, self.finish = event.text, event.tokens, event.finish
-        self.reason = event.finish.reason
+OPTIONS = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
 
 
-def run(roomy: LlamaBackend, *requests: GenerationRequest, told: tuple[int, ...] = ()) -> dict[str, Outcome]:
-    """To their ends, through the engine's core. `told`: output that an earlier engine has told already."""
-    options = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
-    return {name: Outcome(event) for name, event in answers(roomy, options, *requests, told=told).items()}
-
-
-def run_one(roomy: LlamaBackend, one: GenerationRequest, told: tuple[int, ...] = ()) -> Outcome:
-    return run(roomy, one, told=told)[one.id]
+def run(roomy: LlamaBackend, one: GenerationRequest, told: Sequence[int] = ()) -> TokenEvent:
+    """All that it says to its end. `told`: output that an earlier engine has told already."""
+    return answers(roomy, OPTIONS, one, told=told)[one.id]
 
 
 def schemas() -> dict[str, dict[str, object]]:
@@ -93,9 +83,9 @@ def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(roomy: LlamaBack
     found = {}
     for seed in range(2):
         hot = Sampling(seed=seed, temperature=1.5)
-        found = run(roomy, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
+        found = answers(roomy, OPTIONS, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
         for name, schema in schemas().items():
-            assert found[name].reason is FinishReason.STOP
+            assert found[name].finish.reason is FinishReason.STOP
             jsonschema.validate(json.loads(found[name].text), schema)
     assert len({one.text for one in found.values()}) == 16
 
@@ -111,7 +101,6 @@ def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> No
         if words.end in forced:
             break
         allowed = output.allowed()
-        assert allowed is not None
         takes = [bool(matcher.validate_tokens([token])) for token in range(words.size)]
         assert allowed.tolist() == takes
         token = rng.choice(np.flatnonzero(allowed).tolist())
@@ -123,7 +112,7 @@ def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> No
 
 def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend) -> None:
     burst, single = asked("a", OBJECT), asked("a", OBJECT, top_logprobs=2)
-    found = run_one(roomy, burst), run_one(roomy, single)
+    found = run(roomy, burst), run(roomy, single)
     assert found[0].tokens == found[1].tokens
     assert found[0].text == found[1].text
     assert found[0].finish.output_tokens == found[1].finish.output_tokens
@@ -131,43 +120,32 @@ def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
-def test_an_output_goes_on_wherever_it_was_left(
-    roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
-) -> None:
+def test_an_output_is_resumed(roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]) -> None:
     one = asked("resume", OBJECT, sampling, constraint=constraint)
-    whole = run_one(roomy, one)
-    assert whole.reason is FinishReason.STOP
+    whole = run(roomy, one)
+    assert whole.finish.reason is FinishReason.STOP
     for end in range(0, len(whole.tokens) + 1, 2):
-        rest = run_one(roomy, one, told=whole.tokens[:end])
+        rest = run(roomy, one, told=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
 
-def test_the_opening_comes_first_and_is_shown_where_it_is_asked_for(roomy: LlamaBackend) -> None:
-    for shows, start in ((True, "<s>x"), (False, "x")):
-        one = asked("o", LETTERS, constraint={"opening": (1, 3 + ord("x"))}, show_control_tokens=shows)
-        found = run_one(roomy, one)
-        assert found.tokens[:2] == (1, 3 + ord("x"))
-        assert found.text.startswith(start)
-        assert 3 <= len(found.text) - len(start) <= 8
-
-
 def test_the_grammar_begins_behind_the_trigger(roomy: LlamaBackend) -> None:
-    free = run_one(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
+    free = run(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())
     before = free.text[: free.text.index(trigger) + 3]
     one = asked("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
-    found = run_one(roomy, one)
-    assert found.reason is FinishReason.STOP
+    found = run(roomy, one)
+    assert found.finish.reason is FinishReason.STOP
     assert found.text.startswith(before)
     assert 1 <= json.loads(found.text[len(before) :])["rating"] <= 5
     for end in range(1, len(found.tokens), 3):
-        rest = run_one(roomy, one, told=found.tokens[:end])
+        rest = run(roomy, one, told=found.tokens[:end])
         assert found.tokens[:end] + rest.tokens == found.tokens
 
 
-def follow(words: ModelTokens, grammar: str, **parts: object) -> ConstrainedOutput:
-    matcher = compile_grammar(grammar, words.tokenizer)
+def follow(words: ModelTokens, grammar: str | None, **parts: object) -> ConstrainedOutput:
+    matcher = None if grammar is None else compile_grammar(grammar, words.tokenizer)
     return ConstrainedOutput(Constraint(grammar=grammar, **parts), matcher, words)
 
 
@@ -190,9 +168,7 @@ def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) ->
         assert [words.shown(token) for token in output.take_forced()] == [b"x"]
 
 
-def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
-    words: ModelTokens, vocabulary: Vocabulary
-) -> None:
+def test_the_rest_of_the_triggers_token_is_of_the_grammar(words: ModelTokens, vocabulary: Vocabulary) -> None:
     ratings = token_of(vocabulary, b"at")
     for grammar, takes in (
         (gbnf_to_lark('root ::= "t" [0-9]'), True),
@@ -211,13 +187,11 @@ def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
     assert {vocabulary.piece(t) for t in np.flatnonzero(allowed)} == {b"%d" % i for i in range(10)}
 
 
-def test_a_token_that_goes_on_against_the_grammar_behind_a_trigger_is_not_chosen(
-    roomy: LlamaBackend, vocabulary: Vocabulary
-) -> None:
+def test_a_token_that_breaks_the_grammar_is_not_chosen(roomy: LlamaBackend, vocabulary: Vocabulary) -> None:
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
     bang = gbnf_to_lark('root ::= "!"')
-    found = run_one(roomy, asked("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
+    found = run(roomy, asked("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
     assert at not in found.tokens
 
 
@@ -225,24 +199,12 @@ def test_the_end_comes_only_when_the_grammar_is_complete(roomy: LlamaBackend) ->
     ends = roomy.info.end_tokens
     for end in ends:
         eager = msgspec.structs.replace(GREEDY, logit_bias={end: 100.0})
-        found = run_one(roomy, asked("e", LETTERS, eager))
-        assert found.reason is FinishReason.STOP
+        found = run(roomy, asked("e", LETTERS, eager))
+        assert found.finish.reason is FinishReason.STOP
         assert len(found.text) in range(3, 9)
     never = msgspec.structs.replace(GREEDY, ignore_eos=True)
-    found = run_one(roomy, asked("e", LETTERS, never))
-    assert (found.reason, len(found.text)) == (FinishReason.STOP, 8)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("parameters", [{}, {"top_k": 1, "min_p": 0.5}, {"repeat_penalty": 1.9}])
-def test_no_parameter_allows_what_the_grammar_forbids(
-    roomy: LlamaBackend, temperature: float, parameters: dict[str, object]
-) -> None:
-    bias = {byte("Z"): 100.0, **{byte(c): -100.0 for c in "abcdefghijklmnopqrstuvwxyz"}}
-    sampling = Sampling(seed=1, temperature=temperature, logit_bias=bias, presence_penalty=-2, **parameters)
-    found = run_one(roomy, asked("p", LETTERS, sampling))
-    assert found.text.islower()
-    assert 3 <= len(found.text) <= 8
+    found = run(roomy, asked("e", LETTERS, never))
+    assert (found.finish.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -287,12 +249,14 @@ WIDE = gbnf_to_lark("\n".join([f"root ::= [a-z] ({' | '.join(f'r{i}' for i in ra
     ],
     ids=["undefined", "no grammar", "empty", "open", "GBNF", "an empty trigger", "becomes too complex"],
 )
-def test_a_constraint_that_cannot_be_fails_only_its_own_request(
+def test_a_wrong_constraint_fails_alone(
     roomy: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
 ) -> None:
-    found = run(roomy, asked("bad", grammar, constraint={"triggers": triggers}), asked("good", LETTERS))
-    assert found["bad"].reason is FinishReason.ERROR
-    assert found["good"].reason is FinishReason.STOP
+    found = answers(
+        roomy, OPTIONS, asked("bad", grammar, constraint={"triggers": triggers}), asked("good", LETTERS)
+    )
+    assert found["bad"].finish.reason is FinishReason.ERROR
+    assert found["good"].finish.reason is FinishReason.STOP
     assert found["bad"].finish.error
     assert why in found["bad"].finish.error
 
@@ -331,13 +295,11 @@ def test_copies_of_a_compiled_grammar_are_apart(words: ModelTokens) -> None:
 def test_control_tokens_are_no_text_for_a_grammar_and_any_end_token_may_end_it(words: ModelTokens) -> None:
     output = follow(words, gbnf_to_lark('root ::= [<s>|a-z_]{1,8} "!"'))
     allowed = output.allowed()
-    assert allowed is not None
     assert (allowed[1], allowed[byte("<")]) == (False, True)
     output = follow(words, LETTERS)
     for _ in range(3):
         output.accept(byte("x"))
     allowed = output.allowed()
-    assert allowed is not None
     assert len(words.ends) == 2
     assert all(allowed[end] for end in words.ends)
 
@@ -348,3 +310,128 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(words: ModelTokens
         grammars.matcher(OBJECT, None)
     assert len(grammars) == 0
     assert not grammars.matcher(OBJECT, words.tokenizer).is_error()
+
+
+# -- thoughts in front of the answer ---------------------------------------------------------------------
+
+END = "</think>"
+DIGIT = gbnf_to_lark('root ::= [0-9]{2} "!"')
+
+
+@pytest.fixture(scope="module")
+def thoughts(vocabulary: Vocabulary) -> Thinking:
+    closing = vocabulary.encode("\nEnough." + END, add_special=False, parse_special=True)
+    return Thinking(end=END, budget=12, closing=tuple(closing))
+
+
+def thinking(name: str, grammar: str | None, thoughts: Thinking, **more: object) -> GenerationRequest:
+    constraint = Constraint(grammar=grammar, thinking=thoughts)
+    return msgspec.structs.replace(asked(name, LETTERS), constraint=constraint, **more)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 40])
+def test_the_budget_of_thoughts(roomy: LlamaBackend, thoughts: Thinking, budget: int) -> None:
+    found = run(roomy, thinking("b", OBJECT, msgspec.structs.replace(thoughts, budget=budget)))
+    assert found.finish.reason is FinishReason.STOP
+    begun = found.tokens.index(thoughts.closing[0])
+    assert found.tokens[begun : begun + len(thoughts.closing)] == thoughts.closing
+    assert budget <= begun <= budget + 3
+    assert 1 <= json.loads(found.text.partition(END)[2])["rating"] <= 5
+
+
+def test_a_free_answer_goes_on_behind_the_thoughts(roomy: LlamaBackend, thoughts: Thinking) -> None:
+    found = run(roomy, thinking("f", None, thoughts, max_tokens=80))
+    _, _, answer = found.text.partition("Enough." + END)
+    assert answer
+    free = thinking("f", None, msgspec.structs.replace(thoughts, budget=None), max_tokens=80)
+    plain = msgspec.structs.replace(free, constraint=None)
+    assert run(roomy, free).tokens == run(roomy, plain).tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
+@pytest.mark.parametrize(("grammar", "length"), [(OBJECT, 300), (None, 75)])
+def test_thoughts_are_resumed(
+    roomy: LlamaBackend, thoughts: Thinking, sampling: Sampling, grammar: str | None, length: int
+) -> None:
+    one = thinking("resume", grammar, thoughts, sampling=sampling, max_tokens=length)
+    whole = run(roomy, one)
+    for end in range(0, min(len(whole.tokens), 60), 5):
+        rest = run(roomy, one, told=whole.tokens[:end])
+        assert whole.tokens[:end] + rest.tokens == whole.tokens
+
+
+def thoughtful(words: ModelTokens, grammar: str | None = DIGIT, **parts: object) -> ConstrainedOutput:
+    return follow(words, grammar, **{"thinking": Thinking(end=END), **parts})
+
+
+def spell(output: ConstrainedOutput, text: str) -> None:
+    for char in text:
+        output.accept(byte(char))
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "said"),
+    [
+        (Thinking(end=END), "<c>" + END + "a"),
+        (Thinking(end=END), END),
+        (Thinking(begin="<think>", end=END), ""),
+    ],
+    ids=["none within the thoughts", "it may follow them at once", "it may begin an answer without them"],
+)
+def test_where_a_trigger_is_one(words: ModelTokens, thoughts: Thinking, said: str) -> None:
+    output = thoughtful(words, triggers=("<c>",), thinking=thoughts)
+    spell(output, said)
+    assert output.allowed() is None
+    spell(output, "<c>")
+    assert output.allowed() is not None
+
+
+def test_the_end_of_thoughts_may_bring_white_space_only(words: ModelTokens, vocabulary: Vocabulary) -> None:
+    at = token_of(vocabulary, b"at")
+    for mark, takes in (("ra", False), ("rat", True)):
+        output = thoughtful(words, thinking=Thinking(end=mark))
+        output.accept(byte("r"))
+        assert output.takes(at) is takes
+
+
+def test_the_opening_follows_the_thoughts(words: ModelTokens) -> None:
+    opening = (byte("\n"), byte("x"))
+    output = thoughtful(words, opening=opening)
+    spell(output, "so" + END)
+    assert output.take_forced() == opening
+    allowed = output.allowed()
+    assert allowed is not None
+    assert all(words.shown(int(token)).isdigit() for token in np.flatnonzero(allowed))
+
+
+def test_thoughts_that_must_come_are_opened(words: ModelTokens) -> None:
+    opening = tuple(byte(char) for char in "<think>")
+    thoughts = Thinking(begin="<think>", end=END, opening=opening, budget=1, closing=tuple(map(byte, END)))
+    output = thoughtful(words, thinking=thoughts)
+    assert output.take_forced() == opening
+    assert not output.is_forced
+    output.accept(byte("a"))
+    assert output.take_forced() == thoughts.closing
+    assert output.allowed() is not None
+    assert not thoughtful(words, None, thinking=Thinking(begin="<think>", end=END, budget=0)).is_forced, (
+        "none"
+    )
+
+
+def test_a_draft_does_not_end_thoughts_before_an_answer_that_must_be(words: ModelTokens) -> None:
+    assert thoughtful(words).num_allowed([byte("a")] * 4) == 4
+    end = min(words.ends)
+    assert not thoughtful(words).takes(end)
+    assert thoughtful(words, None).takes(end)
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "message"),
+    [
+        (Thinking(begin="<think>", end=END), "may be there or not"),
+        (Thinking(end=END, budget=0, closing=(byte("x"),)), "cannot end its thoughts"),
+    ],
+)
+def test_what_nobody_can_carry_out_fails(words: ModelTokens, thoughts: Thinking, message: str) -> None:
+    with pytest.raises(ConstraintFailed, match=message):
+        thoughtful(words, thinking=thoughts)

@@ -1,9 +1,10 @@
-"""Draft tokens change how many steps it takes, and nothing else: not what is chosen, nor how often."""
+"""Draft tokens, also those of a smaller model: they change the number of steps, and nothing else."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,31 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, DryPenalty, GenerationRequest, Sampling
-from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
+from openai_cpu_server.contract.step import (
+    Close,
+    Drafted,
+    Open,
+    Sample,
+    Save,
+    ShareCells,
+    Span,
+    Step,
+    num_right,
+)
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 from openai_cpu_server.llama.slots import OpenSlot
 from tests.fakes import SPECULATION
-from tests.llama.driver import GREEDY, TEXT, TOLERANCE, answers, execute_and_press, generate, opened
+from tests.llama.driver import GREEDY, TEXT, TOLERANCE, answers, execute_and_press, generate, loaded, opened
+from tests.llama.odd_models import padded
 from tests.structured.making import gbnf_to_lark
 
 SIZE = 40
 SCRATCH = Scratch(SIZE)
-DRAWS = 3000
 PROMPT = TEXT[:50]
 OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
-
-Floats = npt.NDArray[np.float64]
 
 
 def rows(count: int) -> npt.NDArray[np.float32]:
@@ -52,79 +62,6 @@ def chosen_along(
     return [sample.token for sample in sampled.samples], sampled.num_accepted
 
 
-def softmax(logits: npt.NDArray[np.float32], temperature: float = 1.0) -> Floats:
-    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
-    found: Floats = weights / weights.sum()
-    return found
-
-
-def chi_square(counts: Counter[int], expected: Floats) -> float:
-    """In standard deviations of the statistic; rare tokens are taken together."""
-    total = counts.total()
-    common = [token for token in range(SIZE) if expected[token] * total >= 5]
-    assert sum(counts[token] for token in range(SIZE) if expected[token] == 0) == 0
-    seen = [counts[token] for token in common] + [total - sum(counts[token] for token in common)]
-    wanted = [expected[token] * total for token in common]
-    wanted.append(max(total - sum(wanted), 1e-9))
-    if wanted[-1] < 5:
-        seen, wanted = seen[:-1], wanted[:-1]
-    statistic = sum((s - w) ** 2 / w for s, w in zip(seen, wanted, strict=True))
-    degrees = len(seen) - 1
-    return float((statistic - degrees) / np.sqrt(2 * degrees))
-
-
-def top_k(p: Floats, k: int) -> Floats:
-    kept = np.zeros(SIZE)
-    best = np.argsort(-p)[:k]
-    kept[best] = p[best]
-    return kept / kept.sum()
-
-
-@pytest.mark.parametrize(("rank", "temperature"), [(0, 0.7), (3, 1.0), (20, 2.0), (0, 1.0)])
-def test_the_first_token_is_distributed_as_without_a_draft(rank: int, temperature: float) -> None:
-    """Whether the draft is likely, less so, or hardly so; it is accepted as often as it is probable. What
-    replaces a rejected one is the rest of the distribution."""
-    logits = rows(2)
-    expected = softmax(logits[0], temperature)
-    draft = int(np.argsort(-expected)[rank])
-    found = [chosen_along([draft], logits, seed, temperature=temperature) for seed in range(DRAWS)]
-    counts = Counter(tokens[0] for tokens, _ in found)
-    assert abs(chi_square(counts, expected)) < 4
-    accepted = sum(num for _, num in found)
-    assert accepted == counts[draft]
-    assert accepted == pytest.approx(expected[draft] * DRAWS, abs=4 * (expected[draft] * DRAWS) ** 0.5 + 1)
-    rest = expected.copy()
-    rest[draft] = 0
-    replaced = Counter(tokens[0] for tokens, num_accepted in found if not num_accepted)
-    assert abs(chi_square(replaced, rest / rest.sum())) < 4
-
-
-def test_tokens_behind_accepted_ones_are_distributed_as_without_a_draft() -> None:
-    logits = rows(3)
-    draft = [int(row.argmax()) for row in logits[:2]]
-    found = [chosen_along(draft, logits, seed)[0] for seed in range(3 * DRAWS)]
-    for position in (1, 2):
-        counts = Counter(tokens[position] for tokens in found if len(tokens) > position)
-        assert counts.total() > 300
-        assert abs(chi_square(counts, softmax(logits[position]))) < 4
-
-
-def test_truncation_bias_and_penalties_are_part_of_the_distribution() -> None:
-    """The second token is penalised for the first, which has only just been accepted."""
-    logits = np.repeat(rows(1), 2, axis=0)
-    biased = logits[0].copy()
-    biased[7] += 1.5
-    first, again = top_k(softmax(biased), 8), biased.copy()
-    draft = int(first.argmax())
-    again[draft] -= 2.0
-    parameters = {"top_k": 8, "logit_bias": {7: 1.5}, "presence_penalty": 2.0}
-    found = [chosen_along([draft], logits, seed, **parameters)[0] for seed in range(2 * DRAWS)]
-    assert abs(chi_square(Counter(tokens[0] for tokens in found), first)) < 4
-    behind = Counter(tokens[1] for tokens in found if len(tokens) > 1)
-    assert behind.total() > 1000
-    assert abs(chi_square(behind, top_k(softmax(again), 8))) < 4
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -132,11 +69,12 @@ def test_truncation_bias_and_penalties_are_part_of_the_distribution() -> None:
         {},
         {"temperature": 0.0, "repeat_penalty": 1.5, "repeat_last_n": 3},
         {"top_p": 0.8, "min_p": 0.05, "frequency_penalty": 0.5},
+        {"temperature": 2.0, "top_k": 8, "logit_bias": {7: 1.5}, "presence_penalty": 2.0},
     ],
     ids=str,
 )
-def test_the_very_tokens_are_those_of_one_step_each(parameters: dict[str, float]) -> None:
-    """By seed and position: drafts come and go with the load, seeded answers stay."""
+def test_the_very_tokens_are_those_of_one_step_each(parameters: dict[str, Any]) -> None:
+    """By seed and position: drafts come and go with the load, seeded answers and distributions stay."""
     logits = rows(6)
     for seed in range(50):
         alone = slot(seed, **parameters)
@@ -185,9 +123,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize(("right", "wrong"), [(4, 0), (0, 3), (2, 2), (12, 2)])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_real_tokens_and_their_scores_do_not_depend_on_drafts(
-    backend: LlamaBackend, name: str, right: int, wrong: int
-) -> None:
+def test_scores_do_not_depend_on_drafts(backend: LlamaBackend, name: str, right: int, wrong: int) -> None:
     plain = stepwise(backend, REQUESTS[name])
     drafted = stepwise(backend, REQUESTS[name], plain, right, wrong)[: len(plain)]
     assert [(s.token, s.forced) for s in drafted] == [(s.token, s.forced) for s in plain]
@@ -195,6 +131,7 @@ def test_real_tokens_and_their_scores_do_not_depend_on_drafts(
         assert (one.logprob is None) == (other.logprob is None) == ("scored" not in name)
         if one.logprob is not None and other.logprob is not None:
             assert other.logprob.token == one.logprob.token == one.token
+            assert len(other.logprob.top) == (3 if name == "scored" else 0)
             assert other.logprob.logprob == pytest.approx(one.logprob.logprob, abs=TOLERANCE)
             assert dict(other.logprob.top) == pytest.approx(dict(one.logprob.top), abs=TOLERANCE)
 
@@ -216,25 +153,12 @@ def test_drafts_share_a_step_with_others(backend: LlamaBackend) -> None:
 
 
 def test_rejected_cells_are_gone(backend: LlamaBackend) -> None:
-    """A block behind what was accepted cannot be saved: nothing is there."""
     with opened(backend, 0, PROMPT):
         span = Span(0, 0, PROMPT, True, draft=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
         accepted = backend.execute(Step(spans=(span,))).drafted[0].num_accepted
         assert accepted < 14
         with pytest.raises(AssertionError):
             backend.execute(Step(verbs=(Save(0, 0, len(PROMPT) + accepted + 1, 900),)))
-
-
-def test_an_interrupted_draft_leaves_no_trace(backend: LlamaBackend) -> None:
-    head, tail = PROMPT[:20], (PROMPT * 40)[20:1000]
-    with opened(backend, 0, head + tail):
-        backend.execute(Step(spans=(Span(0, 0, head, False),)))
-        step = Step(spans=(Span(0, 20, tail, True, draft=(1, 2, 3)),))
-        assert execute_and_press(backend, step).interrupted
-        result = backend.execute(step)
-    with opened(backend, 0, head + tail):
-        backend.execute(Step(spans=(Span(0, 0, head, False),)))
-        assert backend.execute(step) == result
 
 
 def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
@@ -252,7 +176,6 @@ def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabul
 
 
 def drafts_of(event: TokenEvent) -> tuple[int, int]:
-    assert event.finish is not None
     return event.finish.drafted_tokens, event.finish.accepted_tokens
 
 
@@ -262,14 +185,12 @@ def drafts_of(event: TokenEvent) -> tuple[int, int]:
         {"temperature": 0},
         {"temperature": 0, "dry": DryPenalty(multiplier=0.7)},
         {"xtc_probability": 0.5, "xtc_threshold": 0.01, "top_n_sigma": 3.0},
+        {"temperature": 1.5, "top_p": 0.95, "presence_penalty": 0.5, "frequency_penalty": 0.3},
         {"temperature": 0, "min_tokens": 40, "stop_tokens": tuple(range(300))},
     ],
     ids=str,
 )
-def test_whole_answers_are_the_same_with_drafts_and_when_taken_up_again(
-    backend: LlamaBackend, parameters: dict[str, Any]
-) -> None:
-    """Greedy answers of random weights soon repeat themselves, which is quoting too."""
+def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict[str, Any]) -> None:
     sampling = Sampling(**{"seed": 5, **parameters})
     requests = [
         GenerationRequest(id=str(n), tokens=(PROMPT * 3)[n : n + 90], max_tokens=60, sampling=sampling)
@@ -285,7 +206,185 @@ def test_whole_answers_are_the_same_with_drafts_and_when_taken_up_again(
         assert again == whole[25:]
         if sampling.stop_tokens:
             finish = plain[request.id].finish
-            assert finish is not None
             assert finish.reason is FinishReason.STOP
             assert len(whole) >= 40
             assert not set(whole[:40]) & set(sampling.stop_tokens)
+
+
+DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
+DRAFT = DEMO.with_name("demo-draft.gguf")
+Prompts = list[tuple[int, ...]]
+ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
+STORY = "One day the small dog ran to the old mill by the river. "
+
+
+def drafting(model: Path, draft: Path, **more: object) -> AbstractContextManager[LlamaBackend]:
+    chosen = {"kv_tokens": 2048, "max_seqs": 4, "threads": 1, **more}
+    return loaded(model, draft_model_path=str(draft), **chosen)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LlamaBackend]:
+    with drafting(DEMO, DRAFT) as demo:
+        yield demo
+
+
+@pytest.fixture(scope="module")
+def sure() -> Iterator[LlamaBackend]:
+    """The model drafts for itself: it is right as often as it is greedy."""
+    with drafting(DEMO, DEMO) as demo:
+        yield demo
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    texts = [STORY, STORY + "The cat was not there. " * 3, "My name is Anna. " + STORY]
+    with Vocabulary.open(DEMO) as words:
+        return [tuple(words.encode(text, add_special=True, parse_special=False)) for text in texts]
+
+
+def asks(prompts: Sequence[tuple[int, ...]], sampling: Sampling = GREEDY) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(id=str(n), tokens=tokens, max_tokens=40, sampling=sampling, top_logprobs=2)
+        for n, tokens in enumerate(prompts)
+    ]
+
+
+def tokens_drafted(demo: LlamaBackend, slot: int, start: int, tokens: Sequence[int], count: int) -> list[int]:
+    """What a step with so many draft tokens brings."""
+    result = demo.execute(Step(spans=(Span(slot, start, tuple(tokens), True, num_to_draft=count),)))
+    assert not result.interrupted
+    return [result.samples[slot].token, *(sample.token for sample in result.further.get(slot, ()))]
+
+
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_a_model_drafts_for_itself(sure: LlamaBackend, prompts: Prompts, interrupts: bool) -> None:
+    for prompt in (*prompts, (prompts[0] * 30)[:250]):
+        expected = generate(sure, prompt, 12)
+        with opened(sure, 0, prompt):
+            if interrupts:
+                step = Step(spans=(Span(0, 0, prompt, True, num_to_draft=4),))
+                assert execute_and_press(sure, step).interrupted
+            found = tokens_drafted(sure, 0, 0, prompt, 4)
+            while len(found) < 9:
+                found += tokens_drafted(sure, 0, len(prompt) + len(found) - 1, found[-1:], 4)
+        assert found[:9] == expected[:9]
+    drafted = answers(sure, ALWAYS, *asks(prompts))
+    assert sum(drafts_of(event)[1] for event in drafted.values()) > 20, "which saves steps"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=4, temperature=0.7)], ids=str)
+def test_answers_are_the_models_own(demo: LlamaBackend, prompts: Prompts, sampling: Sampling) -> None:
+    """Its weights are quantised: where two tokens are all but equally likely, either may come."""
+    requests = asks(prompts, sampling)
+    plain, tokens_drafted = answers(demo, OFF, *requests), answers(demo, ALWAYS, *requests)
+    assert sum(drafts_of(event)[0] for event in tokens_drafted.values()) > 0
+    for name, event in plain.items() if sampling is GREEDY else ():
+        pairs = zip(event.logprobs, tokens_drafted[name].logprobs, strict=False)
+        parting = next((one for one, other in pairs if one.token != other.token), None)
+        assert parting is None or parting.top[0][1] - parting.top[1][1] < 0.2
+
+
+def draft_along(
+    demo: LlamaBackend, texts: dict[int, list[int]], computed: dict[int, int], most: int | None = 60
+) -> dict[int, Drafted]:
+    """A step in which all of the slots draft, in this order; takes over what it brings."""
+    spans = tuple(
+        Span(slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=most)
+        for slot, text in texts.items()
+    )
+    result = demo.execute(Step(spans=spans))
+    for slot, text in texts.items():
+        computed[slot] = len(text) + result.drafted[slot].num_accepted
+        text += [result.samples[slot].token, *(s.token for s in result.further.get(slot, ()))]
+    return result.drafted
+
+
+@pytest.mark.parametrize(("num_to_read", "known"), [(90, [0, 90, 180]), (None, [0, 64, 128, 192])])
+def test_it_reads_a_prompt_in_steps(prompts: Prompts, num_to_read: int | None, known: list[int]) -> None:
+    prompt = (prompts[0] * 30)[:200]
+    with (
+        drafting(DEMO, DEMO, prefill_tokens=64 if num_to_read is None else 256) as demo,
+        opened(demo, 0, prompt),
+    ):
+        for start in range(0, 192, 64):
+            demo.execute(Step(spans=(Span(0, start, prompt[start : start + 64], False),)))
+        found, texts, computed = [0], {0: list(prompt)}, {0: 192}
+        while found[-1] < len(prompt):
+            (tokens_drafted,) = draft_along(demo, texts, computed, num_to_read).values()
+            found.append(tokens_drafted.num_known)
+            assert tokens_drafted.num_computed == 0 or tokens_drafted.num_known >= len(prompt)
+    assert found[:-1] == known
+
+
+def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: Prompts) -> None:
+    """Three long prompts share the pool's cells; of the draft model's one of them takes half."""
+    long, short = (prompts[0] * 30)[:256], prompts[0][:10]
+    texts = {slot: list(short if slot == 3 else long) for slot in (2, 0, 1, 3)}
+    with drafting(DEMO, DEMO, kv_tokens=512) as demo:
+        opens = tuple(Open(slot, GREEDY, tuple(text)) for slot, text in texts.items())
+        demo.execute(Step(verbs=opens, spans=(Span(0, 0, long[:-1], False),)))
+        shares = (ShareCells(0, 1, len(long) - 1), ShareCells(0, 2, len(long) - 1))
+        demo.execute(Step(verbs=shares, spans=(Span(3, 0, short[:-1], False),)))
+        computed = {slot: len(text) - 1 for slot, text in texts.items()}
+        for _ in range(6):
+            tokens_drafted = draft_along(demo, texts, computed)
+        assert [slot for slot, one in tokens_drafted.items() if one.num_known] == [2, 3]
+        assert tokens_drafted[2].num_known >= len(long)
+        demo.execute(Step(verbs=(Close(2),)))
+        del texts[2]
+        for _ in range(6):
+            tokens_drafted = draft_along(demo, texts, computed)
+        assert [slot for slot, one in tokens_drafted.items() if one.num_known] == [0, 3]
+        assert tokens_drafted[0].num_known >= len(long)
+
+
+def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: Prompts) -> None:
+    long = (prompts[0] * 30)[:230]
+    texts = {0: list(long), 1: list(long)}
+    with drafting(DEMO, DEMO, kv_tokens=512) as demo:
+        demo.execute(Step(verbs=tuple(Open(slot, ENDLESS, long) for slot in texts)))
+        demo.execute(Step(spans=(Span(0, 0, long[:-1], False),)))
+        demo.execute(Step(verbs=(ShareCells(0, 1, len(long) - 1),)))
+        computed = {slot: len(text) - 1 for slot, text in texts.items()}
+        num_known = []
+        while len(texts[1]) < 310:
+            tokens_drafted = draft_along(demo, texts, computed)
+            num_known.append([one.num_known > 0 for one in tokens_drafted.values()])
+    assert [True, True] in num_known
+    assert num_known[-1] == [False, True]
+    assert tokens_drafted[1].num_known >= 300
+
+
+def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_path: Path) -> None:
+    longer = padded(tiny, tmp_path / "longer.gguf", num_tokens=256)
+    prompt = tuple(range(300, 340))
+    with drafting(tiny, longer) as demo, drafting(longer, longer) as itself:
+        assert generate(itself, prompt, 1)[0] >= demo.info.vocab_size
+        expected = generate(demo, prompt, 1)
+        with opened(demo, 0, prompt):
+            assert tokens_drafted(demo, 0, 0, prompt, 4) == expected
+
+
+def test_what_it_is_not_sure_of_counts_as_thought_of(sure: LlamaBackend, prompts: Prompts) -> None:
+    """Behind words in no order nobody is sure of anything; there is nothing to think of while it reads."""
+    random = tuple(300 + (7919 * n) % 2000 for n in range(80))
+    texts = {0: list(random), 1: list((prompts[0] * 30)[:80])}
+    sure.execute(Step(verbs=tuple(Open(slot, ENDLESS, tuple(text)) for slot, text in texts.items())))
+    sure.execute(Step(spans=tuple(Span(slot, 0, tuple(text[:-1]), False) for slot, text in texts.items())))
+    computed = dict.fromkeys(texts, 79)
+    steps = [draft_along(sure, texts, computed) for _ in range(8)]
+    sure.execute(Step(verbs=(Close(0), Close(1))))
+    assert [(one.num_computed, one.num_thought) for one in steps[0].values()] == [(0, 0)] * 2
+    found = [(one.num_computed, one.num_thought) for step in steps[1:] for one in step.values()]
+    assert set(found) == {(0, 1), (1, 2), (2, 2)}
+
+
+def test_its_price_and_what_cannot_draft(demo: LlamaBackend, tiny: Path, tmp_path: Path) -> None:
+    assert 0 < demo.info.draft_cost < 1
+    for model, draft, why in (
+        (tiny, DRAFT, r"demo-draft\.gguf has another tokenizer"),
+        (DEMO, tmp_path / "none.gguf", "There is no model file"),
+    ):
+        with pytest.raises(StartupError, match=why), drafting(model, draft):
+            pass

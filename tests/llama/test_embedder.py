@@ -1,8 +1,10 @@
-"""Embedding models in llama.cpp: vectors against a reference, packing, interruption."""
+"""Embedding models in llama.cpp: rows as plain llama.cpp computes them, packing, interruption."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import os
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -13,16 +15,18 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.embedder import LlamaEmbedder
+from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import pressing
-from tests.llama.odd_models import rewritten
+from tests.llama.odd_models import as_architecture, rewritten
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path
-from tests.tiny_rerankers import TinyCrossEncoder, TinyQwen3Ranker
 
 pytestmark = pytest.mark.native
 
+RANK = llama_cpp.LLAMA_POOLING_TYPE_RANK
 Vectors = npt.NDArray[np.float32]
 
 
@@ -57,33 +61,95 @@ def some_inputs() -> list[tuple[int, ...]]:
     return [(CLS, *map(int, random.integers(5, len(TOKENS), length)), SEP)[:length] for length in lengths]
 
 
+def rank_head(width: int, num_labels: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(11)
+    shapes = {"cls": (width, width), "cls.output": (num_labels, width)}
+    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
+    biases = {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
+    return {
+        name: (0.3 * random.standard_normal(shape)).astype(np.float32)
+        for name, shape in (weights | biases).items()
+    }
+
+
+def cross_encoder(folder: Path, labels: tuple[str, ...]) -> Path:
+    """A BERT with a pooler over the first token, and a head of one number for each label."""
+    facts = {"bert.pooling_type": RANK, "bert.classifier.output_labels": list(labels)}
+    bert = TinyBert(pools_mean=False).write(folder / "bert.gguf")
+    named = {"general.architecture": "bert", **facts}
+    return rewritten(bert, folder / "ranker.gguf", named, rank_head(WIDTH, len(labels)))
+
+
+def qwen3_ranker(folder: Path) -> Path:
+    """Of the head for the next token only the rows of yes and no are left, as Qwen3-Reranker is converted."""
+    facts = {"qwen3.pooling_type": RANK, "qwen3.classifier.output_labels": ["yes", "no"]}
+    norm = {f"blk.{n}.attn_{part}_norm.weight": np.ones(64, np.float32) for n in range(2) for part in "qk"}
+    tensors = {**norm, "output.weight": None, "cls.output.weight": rank_head(256, 2)["cls.output.weight"]}
+    return as_architecture(tiny_model_path(), folder / "qwen3.gguf", "qwen3", tensors, **facts)
+
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "mean": lambda folder: TinyBert().write(folder / "bert.gguf"),
+    "first token": lambda folder: TinyBert(pools_mean=False).write(folder / "bert.gguf"),
+    "last token": lambda folder: tiny_model_path(),
+    "score": lambda folder: cross_encoder(folder, LABELS["score"]),
+    "classes": lambda folder: cross_encoder(folder, LABELS["classes"]),
+    "yes or no": qwen3_ranker,
+}
+
+
+LABELS = {"score": ("LABEL_0",), "classes": ("bad", "so", "good"), "yes or no": ("yes", "no")}
+
+
+def plain_rows(model: Path, inputs: list[tuple[int, ...]]) -> Vectors:
+    """One input at a time, by llama.cpp alone."""
+    native_log()
+    handle = llama_cpp.llama_model_load_from_file(os.fsencode(model), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.embeddings, params.n_threads_batch, params.n_ctx, params.n_ubatch = True, 1, 64, 64
+    params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_LAST if model == tiny_model_path() else -1
+    context = llama_cpp.llama_init_from_model(handle, params)
+    ranks = llama_cpp.llama_pooling_type(context) == RANK
+    size = (llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd)(handle)
+    found = []
+    for tokens in inputs:
+        if memory := llama_cpp.llama_get_memory(context):
+            llama_cpp.llama_memory_clear(memory, True)
+        data = (ctypes.c_int32 * len(tokens))(*tokens)
+        assert llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(data, len(tokens))) == 0
+        found.append(np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_seq(context, 0), (size,)).copy())
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(handle)
+    return np.array(found)
+
+
 @pytest.mark.parametrize("flash_attention", [True, False])
-@pytest.mark.parametrize("pools_mean", [True, False])
-def test_vectors_are_those_of_the_book(tmp_path: Path, *, pools_mean: bool, flash_attention: bool) -> None:
-    model, inputs = TinyBert(pools_mean=pools_mean), some_inputs()
-    with loaded(model.write(tmp_path / "bert.gguf"), flash_attention=flash_attention) as embedder:
-        found = embed(embedder, *inputs)
-    for row, tokens in zip(found, inputs, strict=True):
-        expected = model.vector(tokens)
-        assert np.abs(row - expected).max() < 0.02 * np.abs(expected).max()
-
-
-def test_packed_inputs_do_not_see_each_other(tiny: LlamaEmbedder) -> None:
-    inputs = some_inputs()
-    together = embed(tiny, *inputs)
-    alone = np.concatenate([embed(tiny, tokens) for tokens in inputs])
-    np.testing.assert_allclose(together, alone, atol=2e-3)
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_are_those_of_plain_llama_cpp(tmp_path: Path, name: str, *, flash_attention: bool) -> None:
+    model, inputs = MODELS[name](tmp_path), some_inputs()
+    with loaded(model, flash_attention=flash_attention, kv_tokens=POSITIONS) as embedder:
+        found, labels = embed(embedder, *inputs), embedder.info.labels
+        alone = np.concatenate([embed(embedder, tokens) for tokens in inputs])
+        assert (embedder.info.kind is ModelKind.RERANKS) == (name in LABELS)
+    expected = plain_rows(model, inputs)
+    assert found.shape == expected.shape
+    assert labels == LABELS.get(name, ())
+    for rows in (found, alone):
+        assert np.abs(rows - expected).max() < 0.003 * np.abs(expected).max()
+    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max(), "else every row would do"
 
 
 def test_pooling_that_is_not_specified_is_the_mean(tmp_path: Path) -> None:
     """Without it llama.cpp would pool nothing, and give no vector away."""
     named = {"general.architecture": "bert", "bert.pooling_type": 2**32 - 1}
     silent = rewritten(TinyBert(pools_mean=False).write(tmp_path / "a.gguf"), tmp_path / "b.gguf", named)
-    (tokens,) = inputs = [(CLS, 7, 8, SEP)]
+    inputs = [(CLS, 7, 8, SEP)]
     with loaded(silent) as embedder:
         (found,) = embed(embedder, *inputs)
-    expected = TinyBert().vector(tokens)
-    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+    (expected,) = plain_rows(TinyBert().write(tmp_path / "c.gguf"), inputs)
+    (first_token,) = plain_rows(tmp_path / "a.gguf", inputs)
+    assert np.abs(first_token - expected).max() > 0.01, "as the converter has been told"
+    assert np.abs(found - expected).max() < 0.003 * np.abs(expected).max()
 
 
 def test_facts_of_the_model_and_a_limit_of_the_inputs(file: Path, tiny: LlamaEmbedder) -> None:
@@ -112,43 +178,6 @@ def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
         assert (result.interrupted, result.vectors) == (True, b"")
     tiny.interrupt()
     np.testing.assert_array_equal(embed(tiny, *inputs), expected)
-
-
-def test_a_causal_model_gives_the_state_of_its_last_token() -> None:
-    """The tiny generating model, embedding: a token behind the input changes its vector, one in another
-    input does not."""
-    one, other = (5, 6, 7), (5, 6, 8)
-    with loaded(tiny_model_path(), kv_tokens=64) as embedder:
-        alone, together = embed(embedder, one), embed(embedder, one, other, one)
-    np.testing.assert_allclose(together[0], alone[0], atol=1e-3)
-    np.testing.assert_allclose(together[2], alone[0], atol=1e-3)
-    assert np.abs(together[1] - alone[0]).max() > 0.01
-
-
-@pytest.mark.parametrize("labels", [("LABEL_0",), ("bad", "so", "good")])
-def test_a_cross_encoder_gives_the_scores_of_the_book(tmp_path: Path, labels: tuple[str, ...]) -> None:
-    model, inputs = TinyCrossEncoder(labels), some_inputs()
-    with loaded(model.write(tmp_path)) as embedder:
-        assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, len(labels))
-        assert embedder.info.labels == labels
-        found = embed(embedder, *inputs)
-    expected = np.array([model.scores(tokens) for tokens in inputs])
-    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
-    assert expected.std() > 0.1, "else every score would do"
-
-
-def test_a_qwen3_reranker_gives_the_probabilities_of_the_book(tmp_path: Path) -> None:
-    base = tiny_model_path()
-    with Vocabulary.open(base) as vocabulary:
-        model = TinyQwen3Ranker(vocab_size=vocabulary.vocab_size)
-    random = np.random.default_rng(5)
-    inputs = [tuple(map(int, random.integers(5, 500, length))) for length in (1, 2, 9, 17, 40)]
-    with loaded(model.write(tmp_path, tokenizer_of=base), kv_tokens=64) as embedder:
-        assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 2)
-        found = embed(embedder, *inputs)
-    expected = np.array([model.scores(tokens) for tokens in inputs])
-    np.testing.assert_allclose(found, expected, atol=0.02)
-    assert expected[:, 0].std() > 0.1, "else every probability would do"
 
 
 def test_cosines_of_minilm(minilm: Path) -> None:

@@ -6,12 +6,11 @@ import functools
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import llama_cpp
 import pytest
-from gguf import GGUFReader
 
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.step import Open, Span, Step
@@ -19,24 +18,18 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, description
-from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama import driver
 from tests.llama.driver import GREEDY, SmallMachine, generate
-from tests.llama.odd_models import header_only, rewritten
+from tests.llama.odd_models import as_architecture, header_only, rewritten
 from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
 small = functools.partial(driver.small, max_seqs=4, prefill_tokens=64)
+loaded = functools.partial(driver.loaded, max_seqs=4, prefill_tokens=64)
 Failure = Callable[..., str]
-
-
-def loaded(
-    path: Path, machine: Machine | None = None, **changes: object
-) -> AbstractContextManager[LlamaBackend]:
-    return driver.loaded(path, machine, **{"max_seqs": 4, "prefill_tokens": 64, **changes})
 
 
 @pytest.fixture
@@ -97,7 +90,9 @@ def test_weights_that_are_read_are_not_mapped_and_compute_the_same(tiny: Path, t
 def test_cells_cost_what_llama_says(kv_type: str, shape: str) -> None:
     with native_lines() as lines, loaded(tiny_model_path(shape=shape), kv_type=kv_type) as backend:
         info = backend.info
-    assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.012)
+    said = re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines))
+    ours = info.kv_tokens * info.kv_bytes_per_token / 2**20
+    assert ours == pytest.approx(sum(map(float, said)), abs=0.012)
     assert (info.state_bytes > 0, info.max_draft) == ((True, 0) if "mamba" in shape else (False, None))
 
 
@@ -125,12 +120,7 @@ def native_lines() -> Iterator[list[str]]:
         log.install()
 
 
-def kv_megabytes(lines: list[str]) -> float:
-    return sum(float(size) for size in re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines)))
-
-
 def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path) -> None:
-    """Beside the weights, whether they are mapped or not."""
     cell, size = bytes_per_cell(GgufHeader(tiny), KVType.F16), tiny.stat().st_size
     for repack in (True, False):
         machine = SmallMachine(tmp_path, size + 2 * 1100 * cell)
@@ -140,9 +130,7 @@ def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path)
         assert backend.info.kv_tokens == 16_384
 
 
-def test_the_pool_leaves_room_for_a_draft_models_weights_and_cells(
-    tiny: Path, tmp_path: Path, failure: Failure
-) -> None:
+def test_the_pool_leaves_room_for_a_draft_model(tiny: Path, tmp_path: Path, failure: Failure) -> None:
     cell, weights = bytes_per_cell(GgufHeader(tiny), KVType.F16), 2 * tiny.stat().st_size
     machine = SmallMachine(tmp_path, weights + 2 * 1100 * 2 * cell)
     with loaded(tiny, machine, kv_tokens=None, draft_model_path=str(tiny)) as backend:
@@ -204,7 +192,7 @@ HEADS = {
         (HEADS, ".*q8_0 with block size 32 does not divide.*"),
     ],
 )
-def test_a_model_that_says_strange_things_of_itself(
+def test_strange_metadata(
     tiny: Path, tmp_path: Path, failure: Failure, changes: dict[str, object], line: str
 ) -> None:
     path = rewritten(tiny, tmp_path / "odd.gguf", changes)
@@ -214,20 +202,11 @@ def test_a_model_that_says_strange_things_of_itself(
             Vocabulary.open(path)
 
 
-def as_architecture(source: Path, target: Path, architecture: str, **more: object) -> Path:
-    """The same model under the name of another architecture that has the same tensors."""
-    values = GGUFReader(source).fields.items()
-    facts = {name.replace("llama.", f"{architecture}."): field.contents() for name, field in values}
-    own = {name: value for name, value in facts.items() if name.startswith(f"{architecture}.")}
-    return rewritten(source, target, {"general.architecture": architecture, **own, **more})
-
-
 @pytest.mark.parametrize("causal", [None, False])
 @pytest.mark.parametrize("architecture", ["dream", "llada", "llada-moe", "rnd1"])
 def test_a_diffusion_model_is_refused_before_its_weights_are_read(
     tiny: Path, tmp_path: Path, failure: Failure, architecture: str, causal: bool | None
 ) -> None:
-    """Files say that attention is not causal: as an embedding model it is refused too."""
     more = {f"{architecture}.attention.causal": causal}
     path = as_architecture(tiny, tmp_path / "diffuse.gguf", architecture, **more)
     line = (
@@ -243,7 +222,6 @@ def test_a_diffusion_model_is_refused_before_its_weights_are_read(
 
 
 def test_pooling_that_is_not_specified_is_no_pooling(tiny: Path, tmp_path: Path) -> None:
-    """As llama.cpp's own writer writes it."""
     path = rewritten(tiny, tmp_path / "saved.gguf", {"llama.pooling_type": 2**32 - 1})
     with loaded(tiny) as plain, loaded(path) as saved:
         assert saved.info.kind is ModelKind.GENERATES

@@ -92,9 +92,7 @@ def test_controllers_that_are_mounted_together_in_any_order(tmp_path: Path, fold
         ("0::/a\n", {}, 0.0),
     ],
 )
-def test_time_that_a_quota_has_taken(
-    tmp_path: Path, membership: str, files: dict[str, str], seconds: float
-) -> None:
+def test_throttled_time(tmp_path: Path, membership: str, files: dict[str, str], seconds: float) -> None:
     assert machine(tmp_path, membership, files).throttled_s() == seconds
 
 

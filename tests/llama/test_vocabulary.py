@@ -1,17 +1,20 @@
-"""Text to tokens and back."""
+"""Text to tokens and back, in many scripts as the reference tokenizer of BERT has it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, BertWordPieceTokenizer
 
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.model_source.bert import NewValue, write_gguf
 from tests.llama.odd_models import rewritten
+from tests.tiny_bert import CLS, SEP, TOKENS, TinyBert
 from tests.tiny_model import tiny_model_path
 
 TEXTS = [
@@ -34,7 +37,6 @@ def test_text_goes_there_and_back(vocabulary: Vocabulary, text: str) -> None:
 
 def test_special_tokens_are_added_and_parsed_when_asked(vocabulary: Vocabulary) -> None:
     assert vocabulary.adds_bos
-    assert vocabulary.bos is not None
     assert vocabulary.marks == SequenceMarks(begin=(vocabulary.bos,))
     assert vocabulary.encode("", add_special=True, parse_special=False) == [vocabulary.bos]
     (end,) = vocabulary.encode("<|im_end|>", add_special=False, parse_special=True)
@@ -43,7 +45,6 @@ def test_special_tokens_are_added_and_parsed_when_asked(vocabulary: Vocabulary) 
 
 
 def test_control_tokens_have_no_text_unless_asked(vocabulary: Vocabulary) -> None:
-    assert vocabulary.bos is not None
     tokens = vocabulary.encode("a<|im_end|>", add_special=True, parse_special=True)
     assert vocabulary.decode(tokens) == "a"
     assert vocabulary.decode(tokens, special=True) == "<s>a<|im_end|>"
@@ -105,35 +106,104 @@ def test_a_closed_vocabulary_is_not_used(tiny: Path) -> None:
         vocabulary.encode("a", add_special=False, parse_special=False)
 
 
-def encoder_vocabulary(path: Path, **added: bool) -> Path:
-    """BERT's special tokens and two words. `added`: what the file says that the tokenizer adds."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581hi", "\u2581you"]
-    named = {"padding": 0, "unknown": 1, "bos": 2, "eos": 3, "seperator": 3}
-    values: dict[str, NewValue] = {
-        "general.architecture": "bert",
-        "bert.block_count": 1,
-        "bert.context_length": 8,
-        "bert.embedding_length": 8,
-        "bert.feed_forward_length": 8,
-        "bert.attention.head_count": 1,
-        "bert.attention.layer_norm_epsilon": 1e-12,
-        "tokenizer.ggml.model": "bert",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 3, 3, 1, 1],
-        **{f"tokenizer.ggml.{name}_token_id": token for name, token in named.items()},
-        **{f"tokenizer.ggml.add_{name}_token": is_added for name, is_added in added.items()},
-    }
-    with path.open("wb") as file:
-        write_gguf(file, values, {})
-    return path
-
-
 @pytest.mark.parametrize(
     ("added", "between"),
-    [({}, (3,)), ({"eos": True, "sep": False}, (3,)), ({"bos": True, "eos": True, "sep": True}, (3, 3))],
+    [
+        ({}, (SEP,)),
+        ({"eos": True, "sep": False}, (SEP,)),
+        ({"bos": True, "eos": True, "sep": True}, (SEP, SEP)),
+    ],
 )
 def test_marks_of_an_encoder(tmp_path: Path, added: dict[str, bool], between: tuple[int, ...]) -> None:
-    with Vocabulary.open(encoder_vocabulary(tmp_path / "v.gguf", **added)) as vocabulary:
-        assert vocabulary.encode("hi you", add_special=True, parse_special=True) == [2, 4, 5, 3]
-        assert vocabulary.marks == SequenceMarks(begin=(2,), between=between, end=(3,))
+    named = {f"tokenizer.ggml.add_{name}_token": added.get(name) for name in ("bos", "eos", "sep")}
+    bert = TinyBert().write(tmp_path / "a.gguf")
+    path = rewritten(bert, tmp_path / "b.gguf", {"general.architecture": "bert", **named})
+    with Vocabulary.open(path) as vocabulary:
+        words = [TOKENS.index("the"), TOKENS.index("sun")]
+        assert vocabulary.encode("the sun", add_special=True, parse_special=True) == [CLS, *words, SEP]
+        assert vocabulary.marks == SequenceMarks(begin=(CLS,), between=between, end=(SEP,))
         assert vocabulary.named_chat_template("rerank") is None
+
+
+# The first sentence of the Universal Declaration of Human Rights.
+LANGUAGES = {
+    "Polish": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw.",
+    "Icelandic": "Hver maður er borinn frjáls og jafn öðrum að virðingu og réttindum.",
+    "Turkish": "Bütün insanlar hür, haysiyet ve haklar bakımından eşit doğarlar. İIıi ĞğŞş",
+    "Vietnamese": "Tất cả mọi người sinh ra đều được tự do và bình đẳng về nhân phẩm và quyền lợi.",
+    "Yoruba": "Gbogbo ènìyàn ni a bí ní òmìnira; iyì àti ẹ̀tọ́ kọ̀ọ̀kan sì dọ́gba.",
+    "Russian": "Все люди рождаются свободными и равными в своем достоинстве и правах. Ёлки, йод",
+    "Greek": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα. ΟΔΥΣΣΕΥΣ",
+    "Hebrew": "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם. שָׁלוֹם",
+    "Arabic": "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق. مُحَمَّد",
+    "Persian": "تمام افراد بشر آزاد به دنیا می‌آیند و از لحاظ حیثیت و حقوق با هم برابرند.",
+    "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।",
+    "Bengali": "সমস্ত মানুষ স্বাধীনভাবে সমান মর্যাদা এবং অধিকার নিয়ে জন্মগ্রহণ করে।",
+    "Tamil": "மனிதப் பிறிவியினர் சகலரும் சுதந்திரமாகவே பிறக்கின்றனர்.",
+    "Telugu": "ప్రతిపత్తిస్వత్వముల విషయమున మానవులెల్లరును జన్మతః స్వతంత్రులును సమానులును నగుదురు.",
+    "Gujarati": "પ્રતિષ્ઠા અને અધિકારોની દૃષ્ટિએ સર્વ માનવો જન્મથી સ્વતંત્ર અને સમાન હોય છે.",
+    "Punjabi": "ਸਾਰਾ ਮਨੁੱਖੀ ਪਰਿਵਾਰ ਆਪਣੀ ਮਹਿਮਾ, ਸ਼ਾਨ ਅਤੇ ਹੱਕਾਂ ਦੇ ਪੱਖੋਂ ਜਨਮ ਤੋਂ ਹੀ ਆਜ਼ਾਦ ਹੈ।",
+    "Sinhala": "සියලු මනුෂ්‍යයෝ නිදහස්ව උපත ලබා ඇත.",
+    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ",
+    "Lao": "ມະນຸດທຸກຄົນເກີດມາມີກຽດສັກສີ ສິດທິ ເສລີພາບ ແລະຄວາມສະເໝີພາບເທົ່າທຽມກັນ.",
+    "Khmer": "មនុស្សទាំងអស់ កើតមកមានសេរីភាព និងសមភាព ក្នុងផ្នែកសេចក្ដីថ្លៃថ្នូរនិងសិទ្ធិ។",
+    "Burmese": "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့် လည်းကောင်း မွေးဖွားလာသူများ ဖြစ်သည်။",
+    "Tibetan": "འགྲོ་བ་མིའི་རིགས་རྒྱུད་ཡོངས་ལ་སྐྱེས་ཙམ་ཉིད་ནས་ཆེ་མཐོངས་དང༌།",
+    "Georgian": "ყველა ადამიანი იბადება თავისუფალი და თანასწორი თავისი ღირსებითა და უფლებებით.",
+    "Armenian": "Բոլոր մարդիկ ծնվում են ազատ ու հավասար՝ իրենց արժանապատվությամբ և իրավունքներով։",
+    "Amharic": "የሰው ልጅ ሁሉ ሲወለድ ነጻና በክብርና በመብትም እኩልነት ያለው ነው።",
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心。",
+    "Japanese": "すべての人間は、生れながらにして自由であり、かつ、尊厳と権利とについて平等である。ガギグ",
+    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "pieces": "Hello, unaffable Café naïve Zürich İstanbul 北京 한국어 हिन्दी 🙂 \x00x\u200b",
+    "none": "",
+    "signs": "½ ¼ ﬁne №1 — “quotes” … €100 50% a_b c++ #tag @name 3.14 e=mc² ™ ° ± × ÷ ← → ≠ ∞ ☃ ♥",
+    "emoji": "👩‍👩‍👧 🇩🇪 👍🏽 ❤️ ok😀ok",
+    "odd spaces": "a\u00a0b\u2003c\u200bd\u200ce\ufefff\tg\rh\u2028i \u3000 j\x00k\x7fl\u00adm",
+    "a long word": f"short {'x' * 100} {'y' * 101} {'ж' * 150} end",
+}
+
+
+@pytest.fixture(scope="module")
+def words_of_bert(minilm: Path) -> Iterator[Vocabulary]:
+    found = Vocabulary.open(minilm)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def reference(minilm: Path) -> BertWordPieceTokenizer:
+    """Of the same pieces, by Hugging Face."""
+    texts = GgufHeader(minilm).get_strings("tokenizer.ggml.tokens")
+    pieces = {_as_bert_writes(text): token for token, text in texts.items()}
+    names = [AddedToken(name, special=True) for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
+    found = BertWordPieceTokenizer(pieces, lowercase=True)
+    found.add_special_tokens(names)
+    return found
+
+
+def _as_bert_writes(piece: str) -> str:
+    """What begins a word as it is, what goes on with two signs in front; GGUF marks the beginnings."""
+    if piece.startswith("\u2581"):
+        return piece[1:]
+    return piece if piece.startswith("[") and piece.endswith("]") else f"##{piece}"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("parse_special", [False, True])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_text_has_the_tokens_of_the_reference(
+    words_of_bert: Vocabulary, reference: BertWordPieceTokenizer, language: str, parse_special: bool
+) -> None:
+    text = LANGUAGES[language]
+    for each in (text, text.upper(), f"{text} {text.lower()}"):
+        found = words_of_bert.encode(each, add_special=True, parse_special=parse_special)
+        assert found == reference.encode(each).ids
+
+
+@pytest.mark.native
+def test_control_tokens_between_words(words_of_bert: Vocabulary, reference: BertWordPieceTokenizer) -> None:
+    text = "안녕 [SEP] नमस्ते[MASK] 世界[CLS]" + "z" * 200
+    assert words_of_bert.encode(text, add_special=True, parse_special=True) == reference.encode(text).ids
+    text_alone = words_of_bert.encode(text, add_special=False, parse_special=False)
+    assert not {101, 102, 103} & set(text_alone)

@@ -68,9 +68,7 @@ def test_parts_are_one_model_when_all_are_there(tmp_path: Path, put: Put) -> Non
     assert folder(tmp_path).names() == {"big": tmp_path / "big-00001-of-00002.gguf"}
 
 
-def test_the_nearest_file_has_the_short_name_and_keeps_it(
-    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_nearest_file_has_the_name(tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     put("y/m.gguf")
     first = folder(tmp_path, taken=["other"])
@@ -106,9 +104,7 @@ def test_a_file_that_is_still_coming_is_not_there(tmp_path: Path, put: Put) -> N
     assert there.look() == []
 
 
-def test_a_damaged_file_costs_its_model_and_a_line(
-    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_costs_a_line(tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture) -> None:
     put("bad.gguf", b"no model at all")
     put("cut.gguf", TINY.read_bytes()[:100_000])
     put("good.gguf")

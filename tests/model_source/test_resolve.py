@@ -163,14 +163,11 @@ class TestEyes:
         said = done.stdout.strip()
         return None if said == "None" else Path(said), done.stderr
 
-    def test_of_its_repository_if_it_fits(
-        self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
-    ) -> None:
+    def test_of_its_repository(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
         with running(repos) as hub:
             user = User(tmp_path / "hf", hub.endpoint)
             for repo, eyes in (("eyes", "mmproj-F16.gguf"), ("deep", "mmproj-model.gguf")):
                 path, _ = self.sees(user, f"hf:acme/{repo}")
-                assert path is not None
                 assert path.name == eyes
                 assert path.read_bytes() == repos["acme/eyes"].files["mmproj-F16.gguf"]
                 assert hub.downloads()[-1] == eyes
@@ -191,9 +188,7 @@ class TestEyes:
             ),
         ],
     )
-    def test_beside_others_it_is_found_by_its_name(
-        self, files: list[str], eyes: str | None, tmp_path: Path
-    ) -> None:
+    def test_found_by_its_name(self, files: list[str], eyes: str | None, tmp_path: Path) -> None:
         kinds = tiny_model_path(), tiny_projector_path("gemma3", rows_width=256)
         for name in files:
             shutil.copy(kinds["mmproj" in name], tmp_path / name)
@@ -219,9 +214,7 @@ class TestEyes:
         (tmp_path / "python/llama_cpp/lib/libmtmd.so").touch()
         assert projector_of(tmp_path / "a.gguf", "auto") == eyes
 
-    def test_text_is_served_while_the_hub_is_away(
-        self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
-    ) -> None:
+    def test_the_hub_is_away(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
         with running(repos) as hub:
             User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/eyes")
         path, said = self.sees(User(tmp_path / "hf", unreachable), "hf:acme/eyes")
@@ -263,6 +256,8 @@ class TestDownload:
         assert hub.downloads() == ["model.gguf", "model.gguf"]
 
     def test_token_from_the_environment(self, user: User) -> None:
+        user.token = "wrong"
+        assert "set HF_TOKEN" in user.failure("hf:acme/secret")
         user.token = "s3cret"
         assert user.resolve("hf:acme/secret").read_bytes() == b"secret"
 
@@ -276,7 +271,6 @@ class TestDownload:
     def test_alias(self, tmp_path: Path) -> None:
         alias = "mistral-7b"
         meant = parse_hub_name(ALIASES[alias])
-        assert meant.file is not None
         with running({meant.repo: Repo({meant.file: alias.encode()})}) as hub:
             path = User(tmp_path, hub.endpoint).resolve(alias)
         assert path.read_bytes() == alias.encode()
@@ -286,9 +280,14 @@ class TestDownload:
 class TestWithoutTheHub:
     @pytest.mark.parametrize(
         "name",
-        ["hf:acme/quants/model.Q4_K_M.gguf", "hf:acme/quants", "hf:acme/split", "hf:acme/quants:Q4_K_M"],
+        ["hf:acme/quants/model.Q4_K_M.gguf", "hf:acme/quants", "hf:acme/split", "hf:acme/quants:Q8_0"],
     )
     def test_cached_model(self, user: User, hub: Hub, unreachable: str, name: str) -> None:
+        absent = user.run(name, "local_model")
+        assert (absent.stdout, absent.returncode) == ("", 1)
+        assert absent.stderr.startswith(f"ERROR {name} is not in the cache (")
+        assert absent.stderr.endswith(f"`openai-cpu-server serve --model {name}` downloads it\n")
+        assert hub.requests == []
         downloaded = user.resolve(name)
         hub.requests.clear()
         assert Path(user.run(name, "local_model").stdout.strip()) == downloaded
@@ -300,11 +299,7 @@ class TestWithoutTheHub:
         assert "using what is in the cache" in away.stderr
         user.offline = True
         assert user.resolve(name) == downloaded
-
-    def test_repository_with_another_file_cached(self, user: User, unreachable: str) -> None:
-        downloaded = user.resolve("hf:acme/quants:Q8_0")
-        user.endpoint = unreachable
-        assert user.resolve("hf:acme/quants") == downloaded
+        assert user.resolve(name.removesuffix(":Q8_0")) == downloaded, "whichever file is there"
 
     def test_half_of_a_split_model_is_none(self, user: User, hub: Hub, unreachable: str) -> None:
         path = user.resolve("hf:acme/split")
@@ -335,6 +330,9 @@ class TestFailures:
             ("acme/quants/other.gguf", "acme/quants has no file other.gguf$"),
             ("acme/quants:Q5_1", "acme/quants has no Q5_1, but Q2_K, Q4_K_M, Q8_0$"),
             ("acme/none", "acme/none has no GGUF model$"),
+            ("acme/torn", "acme/torn has no GGUF model$"),
+            ("acme/torn/torn-00001-of-00002.gguf", r"acme/torn has no file torn-00002-of-00002\.gguf$"),
+            ("acme/secret/model.gguf", ".*set HF_TOKEN"),
             ("acme/gated", "acme/gated is gated: accept its terms"),
             ("acme/-quants-", "acme/-quants- cannot be a repository"),
             ("acme/huge", ".*not enough disk space for acme/huge: 1000000000.00 GB"),
@@ -343,17 +341,6 @@ class TestFailures:
     def test_what_the_hub_has_not_or_does_not_give(self, user: User, hub: Hub, name: str, line: str) -> None:
         assert re.match(line.replace("ENDPOINT", hub.endpoint), user.failure(f"hf:{name}"))
         assert hub.downloads() == []
-
-    def test_split_model_lacks_a_part(self, user: User, hub: Hub) -> None:
-        line = user.failure("hf:acme/torn/torn-00001-of-00002.gguf")
-        assert line == "acme/torn has no file torn-00002-of-00002.gguf"
-        assert user.failure("hf:acme/torn") == "acme/torn has no GGUF model"
-        assert hub.downloads() == []
-
-    def test_unauthorised(self, user: User) -> None:
-        assert "set HF_TOKEN" in user.failure("hf:acme/secret/model.gguf")
-        user.token = "wrong"
-        assert "set HF_TOKEN" in user.failure("hf:acme/secret")
 
     def test_hub_in_trouble(self, user: User, hub: Hub) -> None:
         hub.status = 503
@@ -411,16 +398,6 @@ class TestLocalFiles:
         assert "\n" not in str(failure.value)
 
 
-class TestWithoutDownload:
-    @pytest.mark.parametrize("name", ["hf:acme/quants", "hf:acme/quants/model.Q8_0.gguf"])
-    def test_nothing_is_downloaded(self, user: User, hub: Hub, name: str) -> None:
-        done = user.run(name, "local_model")
-        assert (done.stdout, done.returncode) == ("", 1)
-        assert done.stderr.startswith(f"ERROR {name} is not in the cache (")
-        assert done.stderr.endswith(f"`openai-cpu-server serve --model {name}` downloads it\n")
-        assert hub.requests == []
-
-
 class TestHubNames:
     def test_forms(self) -> None:
         assert parse_hub_name("hf:a/b") == HubName(repo="a/b")
@@ -431,7 +408,11 @@ class TestHubNames:
 
     @pytest.mark.parametrize(
         "text",
-        ["hf:", "hf:a", "hf:a/", "hf:/b", "hf:a/b/", "hf:a/b:", "hf:a/b//c", "hf:a/b/../c", "hf:a/b/c:Q8_0"],
+        [
+            *("hf:", "hf:a", "hf:a/", "hf:/b", "hf:a/b/", "hf:a/b:", "hf:a/b//c", "hf:a/b/../c"),
+            *("hf:a/b/c:Q8_0", "hf:o/r\0", "hf:o\0/r", "hf:o/r/m\0.gguf", "hf:o/r:Q4\0"),
+            *("hf:o/r/a\n.gguf", "hf:o/r/a\\b.gguf", "hf:ö/r"),
+        ],
     )
     def test_malformed(self, text: str) -> None:
         with pytest.raises(StartupError, match="is not hf:OWNER/REPO"):
@@ -583,13 +564,7 @@ class TestDemo:
             models=(folder / "installed.gguf", folder / "demo.gguf"), generator=script, cache=folder / "cache"
         )
 
-    def test_model_that_comes_along(self, tmp_path: Path) -> None:
-        (tmp_path / "demo.gguf").touch()
-        assert resolve_model("demo", demo=self.files(tmp_path, GENERATOR)) == tmp_path / "demo.gguf"
-
-    def test_random_model_is_made_once_and_said_to_be_one(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_random_model_is_made_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         files = self.files(tmp_path, GENERATOR)
         path = resolve_model("demo", demo=files)
         assert resolve_model("demo", demo=files) == path
@@ -597,30 +572,51 @@ class TestDemo:
         assert list(path.parent.iterdir()) == [path]
         assert files.generator.with_name("make.py.runs").read_text() == "x"
         assert caplog.text.count("has random weights and says nothing sensible") == 2
-
-    def test_changed_generator_makes_it_anew(self, tmp_path: Path) -> None:
-        files = self.files(tmp_path, GENERATOR)
-        before = resolve_model("demo", demo=files)
         files.generator.write_text(GENERATOR.replace('"random"', '"other"'))
-        assert resolve_model("demo", demo=files).read_text() == "other"
-        assert before.read_text() == "random"
+        assert resolve_model("demo", demo=files).read_text() == "other", "another generator makes it anew"
+        assert path.read_text() == "random"
+        (tmp_path / "demo.gguf").touch()
+        assert resolve_model("demo", demo=files) == tmp_path / "demo.gguf", "what comes along goes first"
 
-    def test_installation_without_one(self, tmp_path: Path) -> None:
-        with pytest.raises(StartupError, match="no demo model"):
-            resolve_model("demo", demo=self.files(tmp_path, None))
-
-    def test_generator_fails(self, tmp_path: Path) -> None:
-        files = self.files(tmp_path, "import sys; sys.exit('progress\\ncannot write it')")
-        with pytest.raises(StartupError, match=r"^cannot make a random model: cannot write it$"):
-            resolve_model("demo", demo=files)
-        assert list(files.cache.iterdir()) == []
-
-    def test_cache_in_the_way(self, tmp_path: Path) -> None:
-        (tmp_path / "cache").touch()
-        with pytest.raises(StartupError, match=f"^cannot make a random model in {tmp_path}/cache: "):
-            resolve_model("demo", demo=self.files(tmp_path, GENERATOR))
+    @pytest.mark.parametrize(
+        ("generator", "is_in_the_way", "line"),
+        [
+            (None, False, "no demo model"),
+            (
+                "import sys; sys.exit('progress\\ncannot write it')",
+                False,
+                "^cannot make a random model: cannot write it$",
+            ),
+            (GENERATOR, True, "^cannot make a random model in .*/cache: "),
+        ],
+    )
+    def test_none_can_be_made(
+        self, tmp_path: Path, generator: str | None, is_in_the_way: bool, line: str
+    ) -> None:
+        if is_in_the_way:
+            (tmp_path / "cache").touch()
+        with pytest.raises(StartupError, match=line):
+            resolve_model("demo", demo=self.files(tmp_path, generator))
+        assert is_in_the_way or not list((tmp_path / "cache").glob("*"))
 
     @pytest.mark.native
     def test_repositorys_own_generator(self, tmp_path: Path) -> None:
         path = resolve_model("demo", demo=DemoFiles(models=(), cache=tmp_path))
         assert path.read_bytes().startswith(b"GGUF")
+
+
+CONTENT = b"GGUF" + bytes(400_000)
+
+
+def test_more_than_was_announced_is_not_stored(hub: Hub, user: User) -> None:
+    hub.repos = {"acme/evil": Repo({"m.gguf": CONTENT}, claimed_size=1000)}
+    assert "the hub sends more of m.gguf than" in user.failure("hf:acme/evil")
+    assert all(path.stat().st_size <= 1000 for path in user.home.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("etag", ["..", ".", "a/b", "g" * 64, "0" * 63])
+def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> None:
+    hub.repos = {"acme/evil": Repo({"m.gguf": CONTENT}, etag=etag)}
+    assert "does not say which content" in user.failure("hf:acme/evil/m.gguf")
+    hub.repos["acme/evil"].etag = None
+    assert user.resolve("hf:acme/evil/m.gguf").read_bytes() == CONTENT

@@ -1,0 +1,94 @@
+"""An engine's core over a backend, real or not, whose messages are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from openai_cpu_server.contract.messages import (
+    ALONE,
+    EngineOptions,
+    Finish,
+    QueueState,
+    Sharing,
+    StepDone,
+    StepFigures,
+    StepStarted,
+    Submit,
+    TokenEvent,
+)
+from openai_cpu_server.contract.model_info import CostCurve
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.engine.generating import EngineCore, build_core
+from tests.fakes import FakeBackend
+
+CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)
+OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
+
+
+class Engine:
+    """On a clock that stands still, unless a real backend is given."""
+
+    def __init__(self, options: EngineOptions = OPTIONS, backend: Any = None) -> None:
+        self.backend = backend or FakeBackend()
+        is_real = not isinstance(self.backend, FakeBackend)
+        curve, clock = (None, time.monotonic) if is_real else (CURVE, lambda: 0.0)
+        self.core: EngineCore = build_core(options, self.backend, curve, clock=clock)
+        self.options = options
+        self.events: list[TokenEvent] = []
+        self.started: list[tuple[str, ...]] = []
+        self.queues: list[QueueState] = []
+        self.all_figures: list[StepFigures] = []
+        self.last = StepDone(events=(), kv=None)
+
+    def step(self, sharing: Sharing = ALONE) -> None:
+        for message in self.core.step(sharing):
+            match message:
+                case StepDone(events=events, figures=figures):
+                    self.events += events
+                    self.all_figures += [] if figures is None else [figures]
+                    self.last = message
+                case StepStarted(ids=ids):
+                    self.started.append(ids)
+                case QueueState():
+                    self.queues.append(message)
+        self.core._scheduler.check()
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+    @property
+    def figures(self) -> StepFigures:
+        """Of the last step."""
+        return self.last.figures
+
+    def submit(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:
+        """`told`: output that an earlier engine has told already."""
+        for one in requests:
+            self.core.handle(Submit(one, output=tuple(told)))
+
+    def serve(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:
+        """To their end."""
+        self.submit(*requests, told=told)
+        self.run()
+
+    def whole(self, name: str) -> TokenEvent:
+        """All that a request's events say, in one."""
+        events = [event for event in self.events if event.id == name]
+        return msgspec.structs.replace(
+            events[-1] if events else TokenEvent(id=name),
+            tokens=tuple(token for event in events for token in event.tokens),
+            text="".join(event.text for event in events),
+            logprobs=tuple(logprob for event in events for logprob in event.logprobs),
+        )
+
+    def told(self, name: str) -> list[int]:
+        return list(self.whole(name).tokens)
+
+    def finish(self, name: str = "a") -> Finish:
+        (found,) = [event.finish for event in self.events if event.id == name and event.finish]
+        return found

@@ -1,0 +1,464 @@
+"""Tiny models that see or hear, of every kind of projector and memory: what they answer is what llama.cpp's
+own helpers make of the same files, however the steps are cut."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from openai_cpu_server.contract.media import (
+    DEAF,
+    MediaItem,
+    MediaRows,
+    Picture,
+    PictureSize,
+    Sound,
+    SoundSize,
+    placed,
+)
+from openai_cpu_server.contract.messages import CancelRequest, EngineOptions
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
+from openai_cpu_server.llama.gguf.encoders import why_deadly
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.reader.decoders import decoded_sounds
+from tests.architectures.plain import PlainLlama
+from tests.architectures.test_architectures import ENGINE, running
+from tests.engine.driver import Engine
+from tests.fuzz.sounds import FILES, tone, wav
+from tests.llama.driver import pressing, small
+from tests.llama.odd_models import hearing_head
+from tests.tiny_model import tiny_model_path, tiny_projector_path
+
+pytestmark, SLOW = pytest.mark.native, pytest.mark.slow
+
+LENGTH, RATE = 8, 16_000
+BEFORE, BEHIND = (1, *range(300, 400)), tuple(range(400, 480))
+Story = Sequence[Sequence[int] | MediaItem]
+
+
+class Kind(NamedTuple):
+    model: str
+    projector: str
+    width: int = 64
+    """Of the model's rows."""
+    hears: bool = False
+    is_slow: bool = False
+    """Another of the kinds has the same memory and places, and another projector."""
+
+
+KINDS = {
+    "slices": Kind("tiny", "idefics3", 256),
+    "whole": Kind("tiny", "gemma3", 256, is_slow=True),
+    "whole, windows": Kind("tiny-gemma3", "gemma3"),
+    "one place": Kind("tiny-qwen2vl", "qwen2vl_merger"),
+    "one place, newer": Kind("tiny-qwen2vl", "qwen3vl_merger", is_slow=True),
+    "hybrid": Kind("tiny-lfm2", "lfm2", is_slow=True),
+    "hybrid, one place": Kind("tiny-qwen35", "qwen3vl_merger"),
+    "sound": Kind("tiny", "ultravox", 256, hears=True),
+    "sound, windows": Kind("tiny-gemma3", "voxtral", hears=True, is_slow=True),
+    "sound, hybrid": Kind("tiny-lfm2", "voxtral", hears=True, is_slow=True),
+    "sound and pictures": Kind("tiny-qwen2vl", "qwen3vl_merger+qwen3a", hears=True),
+}
+EACH = [pytest.param(kind, marks=[SLOW] * kind.is_slow, id=name) for name, kind in KINDS.items()]
+SEEING, HEARING = EACH[:7], [EACH[7], EACH[10]]
+
+
+def picture(width: int, height: int, seed: int = 0) -> Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Picture.of(PictureSize(width, height), pixels.tobytes())
+
+
+def sound(seconds: float, seed: int = 0) -> Sound:
+    """A tone that rises, in noise."""
+    time_s = np.arange(int(seconds * RATE)) / RATE
+    noise = np.random.default_rng(seed).normal(0, 0.05, len(time_s))
+    tone = 0.5 * np.sin(2 * np.pi * (200 + 50 * seed + 100 * time_s) * time_s)
+    return Sound.of((tone + noise).astype("<f4").tobytes())
+
+
+@functools.cache
+def files(kind: Kind) -> tuple[Path, Path]:
+    return (
+        tiny_model_path(shape=kind.model, sees=True),
+        tiny_projector_path(kind.projector, rows_width=kind.width),
+    )
+
+
+def options(kind: Kind, **more: object) -> EngineOptions:
+    model, projector = files(kind)
+    more = {"kv_tokens": 2048, "cache_bytes": 2**24, "prefill_tokens": 64, "threads": 1, **more}
+    return small(model, projector_path=str(projector), **more)
+
+
+class Sensing(Engine):
+    """An engine's core that takes media."""
+
+    hears = False
+
+    def __init__(self, asked: EngineOptions) -> None:
+        super().__init__(asked, LlamaBackend.load(asked, lambda fraction: None))
+        self.prompts: dict[str, tuple[int, ...]] = {}
+
+    def ask(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> None:
+        """Texts and media items by turns, beginning and ending with a text."""
+        items = [part for part in parts if isinstance(part, (Picture, Sound))]
+        shapes = [self.backend.measure(one.size).shape for one in items]
+        tokens, media = placed(items, shapes, [p for p in parts if not isinstance(p, (Picture, Sound))])
+        request = GenerationRequest(
+            id=name,
+            tokens=tokens,
+            media_items=tuple(items),
+            media=media,
+            max_tokens=LENGTH,
+            sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+            **more,
+        )
+        self.prompts[name] = tokens
+        self.submit(request)
+
+    def answer(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> list[int]:
+        self.ask(name, *parts, **more)
+        self.run()
+        assert self.finish(name).is_good, self.finish(name)
+        return self.told(name)
+
+    @property
+    def known_rows(self) -> dict[object, object]:
+        """What is encoded. Where it is cleared, what is computed from then on must come from cells."""
+        store = self.backend._loaded.row_store
+        return store._known
+
+
+@contextmanager
+def sensing(asked: EngineOptions) -> Iterator[Sensing]:
+    found = Sensing(asked)
+    try:
+        yield found
+    finally:
+        found.backend.close()
+
+
+@pytest.fixture(scope="module", params=EACH)
+def one(request: pytest.FixtureRequest) -> Iterator[Sensing]:
+    with sensing(options(request.param)) as one:
+        one.hears = request.param.hears
+        yield one
+
+
+only = functools.partial(pytest.mark.parametrize, "one", indirect=True)
+
+
+def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(one: Sensing) -> None:
+    small_one = picture(100, 50)
+    stories: dict[str, Story] = {
+        "one": (BEFORE, small_one, BEHIND),
+        "two": (BEFORE, picture(300, 200, 1), (400,), small_one, BEHIND),
+        "same size": (BEFORE, picture(100, 50, 2), BEHIND),
+    }
+    if one.hears:
+        stories = {
+            "in several parts": (BEFORE[:31], sound(31.0, 1), BEHIND[:30]),
+            "two": (BEFORE[:31], sound(0.4), (400,), sound(0.4, 2), BEHIND[:30]),
+        }
+        if one.backend.info.sees:
+            stories["both"] = (BEFORE[:31], small_one, (400,), sound(0.4), BEHIND[:30])
+    with PlainLlama(Path(one.options.model_path), Path(one.options.projector_path or "")) as plain:
+        expected = {
+            name: plain.answer([x for p in parts for x in (p if isinstance(p, tuple) else [p])], LENGTH)
+            for name, parts in stories.items()
+        }
+    for name, parts in stories.items():
+        assert one.answer(name, *parts) == expected[name].tokens, name
+    one.known_rows.clear()
+    for name, parts in stories.items():
+        again = f"{name}, again"
+        assert one.answer(again, *parts) == expected[name].tokens
+        assert one.finish(again).cached_tokens == len(one.prompts[again]) - 1
+    assert not one.known_rows
+
+
+def test_conversations_that_share_media_share_their_cells(one: Sensing) -> None:
+    """Answers stay the same when all come at once, beside texts, in a pool that is too small for them."""
+    pictures, sounds = (picture(64, 64, 5), picture(300, 200, 6)), (sound(3.0, 5), sound(2.0, 6))
+    first, second = sounds if one.hears else pictures
+    stories: dict[str, Story] = {
+        "a": (BEFORE, first, BEHIND),
+        "b": (BEFORE, first, BEHIND, second, (320, 321)),
+        "c": (BEFORE, second, BEHIND),
+        "d": ((1, 350), first, (400, 401)),
+    }
+    alone = {name: one.answer(f"alone {name}", *parts) for name, parts in stories.items()}
+    for round_ in range(2):
+        one.known_rows.clear()
+        for name, parts in stories.items():
+            priority = Priority.BATCH if name in "bc" else Priority.INTERACTIVE
+            one.ask(f"{name} {round_}", *parts, priority=priority)
+            one.ask(f"text {name} {round_}", (1, *range(360, 380)), priority=priority)
+        one.run()
+        for name, tokens in alone.items():
+            assert one.told(f"{name} {round_}") == tokens, name
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
+    hurried = Scheduling(preempt_threshold_ms=0.0, batch_stall_ms=2000.0)
+    with sensing(options(kind, scheduling=hurried, cache_bytes=0)) as seeing:
+        parts = (BEFORE, picture(300, 200, 1), tuple(range(360, 400)), picture(64, 64, 5), BEHIND)
+        expected = seeing.answer("alone", *parts)
+        seeing.ask("batch", *parts, priority=Priority.BATCH)
+        for number in range(40):
+            with pressing(seeing.backend.interrupt, seeing.backend._loaded.context, 1 + 20 * (number % 3)):
+                seeing.step()
+            if number % 5 == 0:
+                seeing.ask(f"i{number}", (1, 350, 351 + number))
+        seeing.run()
+        assert seeing.told("batch") == expected
+        assert seeing.finish("batch").interruptions > 0
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_path: Path) -> None:
+    path, parts = tmp_path / "cache", (BEFORE, picture(300, 200, 1), BEHIND)
+    asked = options(kind, cache_file=str(path))
+    with sensing(asked) as first:
+        expected = first.answer("a", *parts)
+        first.core.save_cache(str(path))
+    with sensing(asked) as again:
+        assert again.answer("b", *parts) == expected
+        assert again.finish("b").cached_tokens == len(again.prompts["b"]) - 1
+        assert not again.known_rows
+    other = tmp_path / "other.gguf"
+    shutil.copyfile(files(kind)[1], other)
+    with sensing(msgspec.structs.replace(asked, projector_path=str(other))) as unfit:
+        unfit.answer("c", *parts)
+        assert unfit.finish("c").cached_tokens == 0, "another projector may make other rows"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("slices", marks=SLOW),
+        "hybrid, one place",
+        "sound, hybrid",
+        pytest.param("sound and pictures", marks=SLOW),
+    ],
+)
+async def test_a_killed_engine_goes_on(kind: str) -> None:
+    """The real process, in its sandbox. It refuses a medium that it cannot take."""
+    item, unfit, why, code = (
+        (sound(9.0, 1), SoundSize(1), "seconds", "invalid_audio")
+        if KINDS[kind].hears
+        else (picture(300, 200, 1), PictureSize(1, 5000), "narrow", "invalid_image")
+    )
+    async with running(EngineClient(Supervisor(ENGINE, options(KINDS[kind])), max_queue=9)) as engine:
+        (shape,) = await engine.shapes([item.size])
+        tokens, media = placed([item], [shape], [BEFORE, BEHIND])
+        answers = []
+        for name, is_killed in (("a", False), ("b", True)):
+            request = GenerationRequest(
+                id=f"{name}/0",
+                tokens=tokens,
+                media_items=(item,),
+                media=media,
+                max_tokens=40,
+                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+                cache_namespace=name,
+            )
+            output = list[int]()
+            async with engine.generate([request]) as generation:
+                async for event in generation:
+                    output += event.tokens
+                    if is_killed and len(output) >= 3:
+                        is_killed = False
+                        os.kill(engine.engine_pid, signal.SIGKILL)
+            answers.append(output)
+        assert answers[0] == answers[1]
+        with pytest.raises(InvalidRequest, match=why) as refused:
+            await engine.shapes([unfit])
+        assert refused.value.code == code
+
+
+def test_what_is_encoded_for_nobody_is_given_up() -> None:
+    """An encoder of a real size, which takes seconds: it is left within one of its operations."""
+    model, _ = files(KINDS["whole"])
+    projector = tiny_projector_path("gemma3", rows_width=256, shape="siglip-base")
+    asked = small(model, projector_path=str(projector), scheduling=Scheduling(preempt_threshold_ms=10.0))
+    with sensing(asked) as seeing:
+        seeing.ask("first", BEFORE, picture(600, 600), BEHIND)
+        for _ in range(3):
+            assert not seeing.known_rows, "it is encoded in slices"
+            seeing.step()
+        seeing.core.handle(CancelRequest("first"))
+        assert seeing.answer("text", BEFORE)
+        assert not seeing.known_rows
+
+
+@only(SEEING)
+def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(one: Sensing) -> None:
+    for width, height in ((1, 1), (7, 700), (700, 7), (17, 31), (1024, 1024)):
+        shape = one.backend.measure(PictureSize(width, height))
+        assert not shape.why_not, shape
+        assert sum(part.num_rows for part in shape.shape if isinstance(part, MediaRows)) > 0
+        assert len(one.answer(f"{width}x{height}", (1, 350), picture(width, height), BEHIND)) == LENGTH
+    assert "narrow" in one.backend.measure(PictureSize(1, 700)).why_not
+
+
+@pytest.mark.parametrize(
+    ("projector", "cause"),
+    [
+        (("gemma3", 128), "mismatch"),
+        (("idefics3", 256), "vocabulary"),
+        (b"GGUF nonsense", "projector"),
+        (None, "no projector"),
+    ],
+)
+def test_a_projector_that_does_not_go_with_the_model_is_a_line_at_start(
+    projector: tuple[str, int] | bytes | None, cause: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mmproj.gguf"
+    if isinstance(projector, bytes):
+        path.write_bytes(projector)
+    elif projector is not None:
+        path = tiny_projector_path(projector[0], rows_width=projector[1])
+    with pytest.raises(StartupError, match=cause):
+        LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)
+
+
+@only(HEARING)
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        (np.full(RATE, np.nan), "not finite"),
+        (np.full(RATE, np.inf), "not finite"),
+        (np.full(RATE, 1e30), "not finite"),
+        (np.zeros(RATE), ""),
+    ],
+    ids=["nan", "inf", "huge", "silent"],
+)
+def test_a_sound_of_strange_samples_harms_nobody_else(one: Sensing, samples: object, why: str) -> None:
+    strange = Sound.of(np.asarray(samples, "<f4").tobytes())
+    name = f"strange {strange.digest}"
+    one.ask(name, BEFORE, strange, BEHIND)
+    one.ask(f"beside {name}", BEFORE)
+    one.run()
+    assert one.finish(f"beside {name}").is_good
+    finish = one.finish(name)
+    assert (why in str(finish)) if why else finish.is_good
+
+
+@only(HEARING)
+def test_sounds_of_any_length_have_rows_or_a_reason(one: Sensing) -> None:
+    backend = one.backend
+    for num_samples in (1_600, 1_601, 15_999, 480_000, 480_001):
+        shape = backend.measure(SoundSize(num_samples)).shape
+        assert sum(part.num_rows for part in shape if isinstance(part, MediaRows)) > 0
+    for num_samples in (0, 1, 2, 1_599, 1800 * RATE + 1, 2**40):
+        assert "0.1 to 1,800 seconds" in backend.measure(SoundSize(num_samples)).why_not
+
+
+def test_a_model_that_only_sees_takes_no_sound() -> None:
+    with sensing(options(KINDS["slices"])) as seeing:
+        assert seeing.backend.measure(SoundSize(RATE)).why_not == DEAF
+        assert not seeing.backend.info.hears
+
+
+@pytest.fixture(scope="module")
+def helper() -> Iterator[Callable[[bytes], npt.NDArray[np.float32]]]:
+    """llama.cpp's own decoder."""
+    mtmd, (model, projector) = mtmd_library(), files(KINDS["sound"])
+    loaded = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu = params.warmup = False
+    context = mtmd.mtmd_init_from_file(str(projector).encode(), loaded, params)
+
+    def samples(data: bytes) -> npt.NDArray[np.float32]:
+        held = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, held, len(data), False)
+        raw = ctypes.string_at(mtmd.mtmd_bitmap_get_data(bitmap), mtmd.mtmd_bitmap_get_n_bytes(bitmap))
+        mtmd.mtmd_bitmap_free(bitmap)
+        return np.frombuffer(raw, "<f4")
+
+    yield samples
+    mtmd.mtmd_free(context)
+    llama_cpp.llama_model_free(loaded)
+
+
+def decoded_samples(data: bytes) -> npt.NDArray[np.float32]:
+    (found,) = decoded_sounds(data, rate=RATE, most_samples=RATE, most_at_once=0)
+    return np.frombuffer(found.content, "<f4")
+
+
+SIDES = np.stack([tone(0.5, rate=44_100), tone(0.5, 660, rate=44_100)], axis=1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        wav(tone(0.5)),
+        wav(tone(0.5, rate=8000), rate=8000),
+        wav(tone(0.5, rate=48_000), rate=48_000),
+        wav(SIDES.ravel(), rate=44_100, kind="<f4", channels=2),
+        wav(3 * tone(0.5), kind="<f4"),
+        FILES["flac"],
+        FILES["mp3"],
+    ],
+    ids=["wav", "8 kHz", "48 kHz", "stereo floats", "beyond 1", "flac", "mp3"],
+)
+def test_files_are_decoded_alike(helper: Callable[[bytes], npt.NDArray[np.float32]], data: bytes) -> None:
+    """It may put a zero behind the last sample."""
+    theirs, ours = helper(data), decoded_samples(data)
+    assert 0 <= len(theirs) - len(ours) <= 1
+    assert np.abs(theirs[: len(ours)] - ours).max() < 1e-4
+    assert np.abs(ours).max() > 0.4
+
+
+def test_ogg_vorbis_is_decoded_and_llama_cpp_knows_it_not() -> None:
+    assert np.corrcoef(decoded_samples(FILES["ogg"]), tone(0.4))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "stacked", "places", "why"),
+    [
+        *(("ultravox", width, 8, 1500, None) for width in (1280, 40)),
+        ("ultravox", 768, 8, 1500, "makes 188 where it expects 187"),
+        *(("ultravox", width, 8, 1500, "makes 188") for width in (32, 48, 24)),
+        *(("voxtral", width, 4, 1500, None) for width in (1280, 40)),
+        *(("voxtral", width, 4, 1500, "makes 188") for width in (768, 24)),
+        ("meralion", 1280, 15, 1500, None),
+        ("glma", 1280, 4, 1500, None),
+        ("ultravox", 1280, 0, 1500, None),
+        ("qwen2a", 768, 8, 1500, None),
+        ("qwen2a", 1280, 1, 1000, "has 1000 places, and it wants 1500"),
+        ("qwen3a", 1280, 1, 1000, None),
+        ("unheard of", 32, 8, 10, None),
+    ],
+)
+def test_a_projector_that_llama_cpp_dies_of_is_a_line_at_start(
+    tmp_path: Path, kind: str, width: int, stacked: int, places: int, why: str | None
+) -> None:
+    """Those of Ultravox and Voxtral were tried: it aborts with just these widths."""
+    path = hearing_head(tmp_path / "mmproj.gguf", kind, width, stacked, places)
+    found = why_deadly(GgufHeader(path))
+    assert found is None if why is None else why in (found or "")
+    if why is not None:
+        with pytest.raises(StartupError, match=rf"{path} .* dies of any sound .*{why}"):
+            LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)
