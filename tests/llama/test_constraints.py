@@ -306,7 +306,7 @@ def test_a_grammar_that_takes_too_much_time_fails(words: ModelTokens) -> None:
 
 @pytest.mark.parametrize("begin", ["", "[a-z] "])
 def test_a_long_run_that_is_forced_is_read_in_parts(words: ModelTokens, begin: str) -> None:
-    grammar = gbnf_to_lark(f'root ::= {begin}r{{100000}}\nr ::= "1,"')
+    grammar = gbnf_to_lark(f'root ::= {begin}r{{8000}}\nr ::= "1,"')
     output = ConstrainedOutput(Constraint(grammar=grammar), compile_grammar(grammar, words.tokenizer), words)
     if begin:
         output.accept(byte("a"))
@@ -321,6 +321,18 @@ def test_a_long_run_that_is_forced_is_read_in_parts(words: ModelTokens, begin: s
     assert [len(part) for part in parts] == [MOST_FORCED, 1] * 2
     text = b"".join(words.shown(token) for part in parts for token in part)
     assert (b"1," * 1000).startswith(text)
+
+
+def test_nothing_is_forced_where_all_of_it_would_be_very_long(words: ModelTokens) -> None:
+    grammar = gbnf_to_lark('root ::= "x" | "y" r{1000000}\nr ::= "1,"')
+    output = ConstrainedOutput(Constraint(grammar=grammar), compile_grammar(grammar, words.tokenizer), words)
+    for char in "y1,1,":
+        assert not output.is_forced
+        allowed = output.allowed()
+        assert allowed is not None
+        assert allowed[byte(char)]
+        assert not allowed[byte("x")] or char == "y"
+        output.accept(byte(char))
 
 
 def test_compiled_grammars_are_kept_within_bounds(words: ModelTokens) -> None:

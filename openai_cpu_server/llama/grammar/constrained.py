@@ -51,8 +51,7 @@ Allowed = npt.NDArray[np.bool_]
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times what a long output under a large schema takes."""
 MOST_FORCED = 128
-"""So many forced tokens are read at once. Reading one takes as long as what is forced behind it has characters:
-a millisecond where that is a million."""
+"""So many forced tokens are read at once: reading one takes the longer, the more is forced behind it."""
 
 
 class ModelTokens:
