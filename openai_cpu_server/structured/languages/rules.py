@@ -152,7 +152,8 @@ def _inner_first(rules: Rules) -> Iterator[str]:
         elif name not in met:
             met.add(name)
             stack.append((name, True))
-            stack += [(inner, False) for inner in rules[name].references if inner not in met]
+            named = sorted(rules[name].references & rules.keys())  # control tokens count as names, too
+            stack += [(inner, False) for inner in named if inner not in met]
 
 
 def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str, float]) -> float:
