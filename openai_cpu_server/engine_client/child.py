@@ -51,13 +51,15 @@ class ClientChannel:
             self._waiting.clear()
             return
         frames, size = [], 0
-        while self._waiting and size < _AT_ONCE:
-            message = self._waiting.popleft()
-            frames.append(frame(message))
-            size += _size(message)
-        self._writer.write(b"".join(frames))
-        if self._waiting:
-            self._resuming = asyncio.create_task(self._resume())
+        try:
+            while self._waiting and size < _AT_ONCE:
+                message = self._waiting.popleft()
+                size += _size(message)
+                frames.append(frame(message))
+        finally:  # a message that cannot be framed keeps back no other
+            self._writer.write(b"".join(frames))
+            if self._waiting:
+                self._resuming = asyncio.create_task(self._resume())
 
     async def _resume(self) -> None:
         with contextlib.suppress(ConnectionError):

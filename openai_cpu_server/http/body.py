@@ -7,13 +7,15 @@ import enum
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from io import BytesIO
 from typing import TypeVar
 
 import anyio
 from anyio.lowlevel import RunVar
-from starlette.datastructures import Headers
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
@@ -233,6 +235,19 @@ async def unkept_body(request: Request) -> bytes:
     async for piece in request.stream():
         received.write(piece)
     return received.getvalue()  # without a copy, as CPython has it
+
+
+_FORM_CHARSETS = ("", "utf-8", "utf8", "us-ascii")
+
+
+def form_of(request: Request, *, most_fields: int) -> AbstractAsyncContextManager[FormData]:
+    """The fields of a form with one file at most. Raises InvalidRequest for a `charset` other than UTF-8: it
+    could name any codec that Python has, some of which fail in ways of their own (RFC 7578, 5.1, has none).
+    """
+    _, parameters = parse_options_header(request.headers.get("content-type", ""))
+    if parameters.get(b"charset", b"").decode("latin-1").lower() not in _FORM_CHARSETS:
+        raise InvalidRequest("A form is read as UTF-8: its Content-Type can name no other 'charset'.")
+    return request.form(max_files=1, max_fields=most_fields)
 
 
 def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Receive:

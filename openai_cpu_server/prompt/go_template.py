@@ -302,7 +302,9 @@ class _Parser:
 
     def _unquoted(self, text: str) -> str:
         try:
-            return str(json.loads(text))
+            unquoted = str(json.loads(text))
+            unquoted.encode()  # Go knows no lone halves of surrogate pairs either
+            return unquoted
         except ValueError:
             raise self._wrong(f"{text} is no text") from None
 

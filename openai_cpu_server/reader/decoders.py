@@ -12,6 +12,7 @@ import contextlib
 import io
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -203,6 +204,8 @@ _NO_TEXT = "invalid_file"
 _TOO_LONG = "file_too_large"
 _PDF, _PDF_WITHIN = b"%PDF-", 1024
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_LONE_HALVES = re.compile("[\ud800-\udfff]")
+"""A PDF may say of its glyphs that they are these."""
 _NO_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\x1b")
 
 
@@ -225,7 +228,7 @@ def _pages(data: bytes, most_chars: int) -> Iterator[str]:
         if reader.is_encrypted and not reader.decrypt(""):
             raise InvalidRequest("the PDF is encrypted", code=_NO_TEXT)
         for page in reader.pages:
-            text = page.extract_text().strip()
+            text = _LONE_HALVES.sub("\ufffd", page.extract_text()).strip()
             num_chars += len(text)
             has_text = has_text or (not text.isspace() and text != "")
             if num_chars > most_chars:

@@ -126,9 +126,17 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
             gc.freeze()
             bounds.open()
         is_last = bounds.has_grown or bounds.has_interrupted
-        sock.sendall(framed(_encoder.encode(WorkReply(result, is_last))))
+        sock.sendall(framed(_encoded(result, is_last=is_last)))
         if is_last:
             return
+
+
+def _encoded(result: Result, *, is_last: bool) -> bytes:
+    try:
+        return _encoder.encode(WorkReply(result, is_last))
+    except UnicodeEncodeError:
+        message = "What comes of this has halves of surrogate pairs alone, which are no characters."
+        return _encoder.encode(WorkReply(WorkRefused(kind=InvalidRequest.__name__, message=message), is_last))
 
 
 def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:

@@ -257,6 +257,14 @@ async def test_a_form_without_a_file_is_refused(http: httpx.AsyncClient) -> None
     assert [error_of(one)["param"] for one in (as_json, as_text, misnamed)] == ["file", "file", "sound"]
 
 
+@pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "undefined", "punycode", "zlib", '"UTF-16"'])
+async def test_a_form_is_utf_8(http: httpx.AsyncClient, charset: str) -> None:
+    kind = f"multipart/form-data; boundary=x; charset={charset}"
+    content = b'--x\r\nContent-Disposition: form-data; name="\\ud800+2AA-"\r\n\r\na\r\n--x--\r\n'
+    answer = await http.post(TRANSCRIPTIONS, content=content, headers={"content-type": kind})
+    assert (answer.status_code, "UTF-8" in answer.text) == (400, True)
+
+
 async def test_a_server_where_nobody_hears_says_so() -> None:
     async with client(api(FakeEngine())) as http:
         got = await send(http)

@@ -56,6 +56,14 @@ async def linked() -> AsyncIterator[tuple[ClientChannel, asyncio.StreamWriter, a
             await one.wait_closed()
 
 
+async def test_a_command_that_cannot_be_framed_keeps_back_no_other() -> None:
+    async with linked() as (channel, _, engine):
+        with pytest.raises(UnicodeEncodeError):
+            channel.send(CancelRequest(id="a"), CancelRequest(id="\ud800"), CancelRequest(id="b"))
+        channel.send(CancelRequest(id="c"))
+        assert await received(engine, 3) == ["-a", "-b", "-c"]
+
+
 async def test_many_tokens_go_in_slices_and_in_order() -> None:
     async with linked() as (channel, writer, engine):
         channel.send(*(submit(number) for number in range(10)))

@@ -18,7 +18,7 @@ from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
+from openai_cpu_server.llama.grammar.constrained import MOST_FORCED, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, compile_grammar
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
@@ -245,7 +245,7 @@ WIDE = gbnf_to_lark("\n".join([f"root ::= [a-z] ({' | '.join(f'r{i}' for i in ra
     [
         *((grammar, (), "") for grammar in ("start: missing", "}{", "", 'start: "a', "root ::= [a-z]")),
         (LETTERS, ("",), ""),
-        (WIDE, (), "max is 10000"),
+        (WIDE, (), "too complex here."),
     ],
     ids=["undefined", "no grammar", "empty", "open", "GBNF", "an empty trigger", "becomes too complex"],
 )
@@ -266,6 +266,37 @@ def test_a_grammar_that_takes_too_much_time_fails(words: ModelTokens) -> None:
     output = ConstrainedOutput(Constraint(grammar=AMBIGUOUS), matcher, words, patience_s=0.1)
     with pytest.raises(ConstraintFailed, match="too much time"):
         output.replay([byte("a")] * 3000)
+
+
+@pytest.mark.parametrize("begin", ["", "[a-z] "])
+def test_a_long_run_that_is_forced_is_read_in_parts(words: ModelTokens, begin: str) -> None:
+    grammar = gbnf_to_lark(f'root ::= {begin}r{{8000}}\nr ::= "1,"')
+    output = ConstrainedOutput(Constraint(grammar=grammar), compile_grammar(grammar, words.tokenizer), words)
+    if begin:
+        output.accept(byte("a"))
+    parts = []
+    for _ in range(2):
+        parts.append(output.take_forced())
+        allowed = output.allowed()
+        assert allowed is not None
+        (only,) = np.flatnonzero(allowed).tolist()
+        output.accept(only)
+        parts.append((only,))
+    assert [len(part) for part in parts] == [MOST_FORCED, 1] * 2
+    text = b"".join(words.shown(token) for part in parts for token in part)
+    assert (b"1," * 1000).startswith(text)
+
+
+def test_nothing_is_forced_where_all_of_it_would_be_very_long(words: ModelTokens) -> None:
+    grammar = gbnf_to_lark('root ::= "x" | "y" r{1000000}\nr ::= "1,"')
+    output = ConstrainedOutput(Constraint(grammar=grammar), compile_grammar(grammar, words.tokenizer), words)
+    for char in "y1,1,":
+        assert not output.is_forced
+        allowed = output.allowed()
+        assert allowed is not None
+        assert allowed[byte(char)]
+        assert not allowed[byte("x")] or char == "y"
+        output.accept(byte(char))
 
 
 def test_compiled_grammars_are_kept_within_bounds(words: ModelTokens) -> None:

@@ -81,6 +81,7 @@ def test_the_language(template: str, expected: str) -> None:
         ("{{ $x }}", "no variable '$x'"),
         *(("{{ . . }}", "a value was expected"), ("{{ | len }}", "a value was expected")),
         *(("{{ (.Prompt }}", "bracket"), ("{{ .Prompt ) }}", "not expected"), ('{{ "\\q" }}', "no text")),
+        ('{{ "\\ud800" }}', "no text"),
         *(("{{ .Prompt & }}", "not understood"), ("{{ range .Prompt }}{{ end }}", "wants a list")),
         *(
             (f"{{{{ {call} }}}}", "other values")

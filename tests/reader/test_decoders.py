@@ -6,9 +6,11 @@ import io
 
 import pytest
 from PIL import Image
+from pypdf import PdfWriter
+from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from openai_cpu_server.contract.media import PictureSize
-from openai_cpu_server.reader.decoders import decoded
+from openai_cpu_server.reader.decoders import decoded, document_text
 
 LARGEST = 2048 * 2048
 
@@ -40,3 +42,23 @@ def test_larger_pictures_are_scaled_down(
         pixel = shown.getpixel((int(expected[0] * part), expected[1] // 2))
         assert isinstance(pixel, tuple)
         assert all(abs(found - meant) < 3 for found, meant in zip(pixel, colour, strict=True))
+
+
+def test_half_a_character_of_a_document_is_a_replacement_character() -> None:
+    writer = PdfWriter()
+    page, content, meaning = writer.add_blank_page(100, 100), StreamObject(), StreamObject()
+    content._data = b"BT /F1 12 Tf (AB) Tj ET"
+    meaning._data = b"2 beginbfchar <41> <D800> <42> <0043> endbfchar"
+    font = {
+        "Type": NameObject("/Font"),
+        "Subtype": NameObject("/Type1"),
+        "BaseFont": NameObject("/Helvetica"),
+    }
+    named = DictionaryObject({NameObject(f"/{name}"): value for name, value in font.items()})
+    named[NameObject("/ToUnicode")] = writer._add_object(meaning)
+    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(named)})
+    page[NameObject("/Contents")] = writer._add_object(content)
+    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    file = io.BytesIO()
+    writer.write(file)
+    assert document_text(file.getvalue(), most_chars=100) == "\ufffdC"

@@ -178,6 +178,13 @@ def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
         templated(pool, "{% if %}")
 
 
+def test_half_a_character_in_a_reply_is_refused(pool: ReaderPool) -> None:
+    deaths = pool.deaths
+    with pytest.raises(InvalidRequest, match="are no characters"):
+        templated(pool, r"{{ raise_exception('\ud800') }}").prompts.prompt(Conversation(messages=[USER]))
+    assert pool.deaths == deaths
+
+
 def test_numbers_of_any_size_reach_a_template(pool: ReaderPool) -> None:
     source = "{{ n }} {{ tools | tojson }} {{ messages[0].content }}"
     model = templated(pool, source)

@@ -22,6 +22,7 @@ from openai_cpu_server.errors import (
     wrong,
     wrong_value,
 )
+from openai_cpu_server.http.body import form_of
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS
@@ -84,7 +85,7 @@ class FileRoutes:
         context = context_of(request.scope)
         owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
-        async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
+        async with form_of(request, most_fields=_MAX_FIELDS) as form:
             purpose = _purpose(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):

@@ -36,7 +36,7 @@ from openai_cpu_server.api.transcriptions.render import (
     VerboseTranscript,
 )
 from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_value
-from openai_cpu_server.http.body import off_loop
+from openai_cpu_server.http.body import form_of, off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse_form
@@ -198,7 +198,7 @@ class RecordingRoutes:
 
     async def _read(self, request: Request, task: str) -> tuple[Ask, TranscriptRenderer]:
         """Raises InvalidRequest."""
-        async with request.form(max_files=1, max_fields=_MOST_FIELDS) as form:
+        async with form_of(request, most_fields=_MOST_FIELDS) as form:
             upload, fields = form.get("file"), list[tuple[str, str]]()
             for name, value in form.multi_items():
                 if isinstance(value, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from openai_cpu_server.contract.request import Constraint, Thoughts
 from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 class TriggerSearch:
@@ -47,6 +50,8 @@ Allowed = npt.NDArray[np.bool_]
 
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times what a long output under a large schema takes."""
+MOST_FORCED = 128
+"""So many forced tokens are read at once: reading one takes the longer, the more is forced behind it."""
 
 
 class ModelTokens:
@@ -244,7 +249,7 @@ class ConstrainedOutput:
         matcher = self._active_matcher
         if matcher is None:
             return
-        forced = matcher.compute_ff_tokens()
+        forced = matcher.compute_ff_tokens()[:MOST_FORCED]  # the mask leads to the others
         self._consume(matcher, forced)
         self._forced.extend(forced)
         if matcher.is_error():
@@ -284,4 +289,5 @@ def _thoughts(constraint: Constraint) -> Thoughts | None:
 
 
 def _failure(matcher: LLMatcher) -> ConstraintFailed:
-    return ConstraintFailed(f"The grammar could not be followed further: {matcher.get_error()}")
+    logger.debug("llguidance: %s", matcher.get_error())
+    return ConstraintFailed("The grammar could not be followed further: it is too complex here.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,11 @@ from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import ConstraintFailed, InvalidRequest
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
+from openai_cpu_server.llama.grammar.constrained import MOST_FORCED, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.grammar.grammar_check import PARSER_LIMITS
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 _SPECIAL = b"\xff"
 """llguidance's mark for tokens that occur in no text."""
@@ -55,7 +58,8 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
     """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
     if matcher.is_error():
-        raise ConstraintFailed(f"The grammar cannot be used: {matcher.get_error()}")
+        logger.debug("llguidance: %s", matcher.get_error())
+        raise ConstraintFailed("The grammar cannot be used: it is too complex.")
     return matcher
 
 
@@ -78,12 +82,13 @@ def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
 
 
 def _find_first(matcher: LLMatcher) -> None:
-    matcher.consume_tokens(matcher.compute_ff_tokens())
+    matcher.consume_tokens(matcher.compute_ff_tokens()[:MOST_FORCED])
     if matcher.is_stopped() and not matcher.is_error():
         return
     mask = matcher.compute_bitmask()
     if matcher.is_error():
-        raise ConstraintFailed(f"The grammar is too complex for this model's tokens: {matcher.get_error()}")
+        logger.debug("llguidance: %s", matcher.get_error())
+        raise ConstraintFailed("The grammar is too complex for this model's tokens.")
     if not any(mask):
         raise ConstraintFailed("The grammar begins with what no token of this model can write.")
 

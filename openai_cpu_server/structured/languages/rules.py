@@ -9,11 +9,23 @@ Only a circle of rules cannot be cut so. It is measured, and refused where it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Rules, Seq
+from openai_cpu_server.structured.languages.expr import (
+    Alt,
+    And,
+    Chars,
+    Expr,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    Text,
+    parts_first,
+)
 
 MOST_LEVELS = 3_000
 """A rule counts as two levels and as one for each expression around the next rule's name. A level takes about
@@ -112,6 +124,56 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
     elif expr.references:
         for part in expr.parts:
             yield from _named(part, level + 1)
+
+
+def takes_long_texts(rules: Rules, most: int) -> bool:
+    """Whether some part of the rules matches no text of at most `most` characters, but longer ones.
+
+    A rule within itself counts as no text there: that can only hide a part, and takes one pass.
+    """
+    least: dict[Expr, float] = {}
+    lengths: dict[str, float] = {}
+    for name in _inner_first(rules):
+        for expr in parts_first([rules[name]], least):
+            least[expr] = length = _least_length(expr, least, lengths)
+            if most < length < math.inf:
+                return True
+        lengths[name] = least[rules[name]]
+    return False
+
+
+def _inner_first(rules: Rules) -> Iterator[str]:
+    """The rules, each behind those that it names, as far as there are no circles."""
+    stack, met = [(name, False) for name in reversed(rules)], set[str]()
+    while stack:
+        name, is_done = stack.pop()
+        if is_done:
+            yield name
+        elif name not in met:
+            met.add(name)
+            stack.append((name, True))
+            named = sorted(rules[name].references & rules.keys())  # control tokens count as names, too
+            stack += [(inner, False) for inner in named if inner not in met]
+
+
+def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str, float]) -> float:
+    """`math.inf` for what matches nothing."""
+    match expr:
+        case Chars(chars):
+            return 1 if chars else math.inf
+        case Text(text):
+            return len(text)
+        case Ref(name):
+            return lengths.get(name, 0)
+        case Alt(items):
+            return min((least[each] for each in items), default=math.inf)
+        case Seq(items):
+            return sum(least[each] for each in items)
+        case And(items):
+            return max(least[each] for each in items)
+        case Repeat(item, low):
+            return low * least[item] if low else 0
+    return 0
 
 
 def users(rules: Rules) -> dict[str, list[str]]:

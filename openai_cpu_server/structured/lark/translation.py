@@ -29,7 +29,7 @@ from openai_cpu_server.structured.languages.expr import (
     every_expression,
     parts_first,
 )
-from openai_cpu_server.structured.languages.rules import CURE, described, order
+from openai_cpu_server.structured.languages.rules import CURE, described, order, takes_long_texts
 from openai_cpu_server.structured.lark.conflicts import conflicting
 from openai_cpu_server.structured.lark.plan import (
     LexemePlan,
@@ -149,11 +149,17 @@ def _character(code: int) -> str:
 
 
 _HEAD = "%llguidance {}\n\n"
+_HEAD_OF_LONG = '%llguidance {"no_forcing": true}\n\n'
+_LONG = 16_384
+"""Characters that a part of a grammar has at least. llguidance turns all that must come next into tokens each
+time that it looks, which takes seconds for a million characters: such a grammar is read token by token."""
 _START = "start"
 _NEVER = "NEVER"
 
 
-def lark_text(plan: LexemePlan, renumbered: Callable[[int], int], first: Sequence[str] = ()) -> str:
+def lark_text(
+    plan: LexemePlan, renumbered: Callable[[int], int], first: Sequence[str] = (), head: str = _HEAD
+) -> str:
     """`first`: the rules that llguidance shall compile before all others, in this order."""
     writer = _Writer(plan, renumbered)
     lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
@@ -163,7 +169,7 @@ def lark_text(plan: LexemePlan, renumbered: Callable[[int], int], first: Sequenc
         ordered = " ".join(map(writer.name, first))
         lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
         lines += _Terminals([(_NEVER, Chars(~ANY))]).lines()
-    return _HEAD + "\n".join(lines) + "\n"
+    return head + "\n".join(lines) + "\n"
 
 
 class _Writer:
@@ -227,10 +233,11 @@ class Translation:
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
         self._first = _first(self._plan)
+        self._head = _HEAD_OF_LONG if takes_long_texts(rules, _LONG) else _HEAD
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
         """`renumbered`: control tokens in the vocabulary of the reader."""
-        return lark_text(self._plan, renumbered, self._first)
+        return lark_text(self._plan, renumbered, self._first, self._head)
 
     def intersections(self) -> list[str]:
         """The lexemes that are read along several expressions at once, each as a grammar of its own: what may
