@@ -1,27 +1,28 @@
-"""Every failure with a name. They carry data; `http/errors.py` alone turns them into HTTP."""
+"""Exceptions that the package raises on purpose. They carry data; `http/errors.py` alone translates them
+into HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 UNLOADABLE = 72
-"""Exit status of a process that cannot load llama.cpp: no input is to blame."""
+"""Exit status of a process that cannot load llama.cpp."""
 
 
 class ServerError(Exception):
-    """Base of all failures that the package raises on purpose."""
+    """Base of all exceptions that the package raises on purpose. Its message may be shown to a client."""
 
 
 class StartupError(ServerError):
-    """The server cannot start; the message is one line for the person at the terminal."""
+    """The server cannot start. The message is one line for the terminal."""
 
 
 class DeviceFailed(StartupError):
-    """A device beside the CPU is full or fails; without it the start may succeed."""
+    """A device beside the CPU is full or fails; the start may succeed without it."""
 
 
 class InvalidRequest(ServerError):
-    """The client's request is wrong; `param` names the field, `code` is OpenAI's, if it has one."""
+    """The client's request is wrong. `param` names the field; `code` is OpenAI's, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -47,7 +48,7 @@ def unknown_parameter(name: str) -> InvalidRequest:
 
 
 class PromptTooLong(ServerError):
-    """Prompt and requested output can never fit into the context, however long one waits."""
+    """Prompt and requested output can never fit into the context."""
 
     def __init__(self, *, prompt_tokens: int, max_tokens: int, limit: int, param: str) -> None:
         super().__init__(
@@ -60,7 +61,7 @@ class PromptTooLong(ServerError):
 
 
 class PromptFarTooLong(InvalidRequest):
-    """A text is so long that nobody needs its tokens to know that they do not fit."""
+    """A text is so long that it need not be tokenized to be rejected."""
 
     code = "context_length_exceeded"
 
@@ -75,31 +76,32 @@ class PromptFarTooLong(InvalidRequest):
 
 
 class AdapterFailed(ServerError):
-    """An adapter cannot be loaded: no adapter at all, or none for this model. The message is one line."""
+    """An adapter cannot be loaded, or does not belong to this model. The message is one line."""
 
 
 class AdapterNotAllowed(ServerError):
-    """A client may not have this file loaded."""
+    """A client may not load this file."""
 
 
 class PullFailed(ServerError):
-    """A model did not come from the hub; the message says why in one line."""
+    """A model could not be downloaded. The message is one line."""
 
 
 class PullNotAllowed(ServerError):
-    """The set of this server's models is not to be changed by clients."""
+    """Clients may not change the set of models."""
 
     def __init__(self) -> None:
         super().__init__("This server's models are named when it starts; start it with --allow-pull.")
 
 
 class AdapterNotFound(ServerError):
-    """No adapter of this name can be had for the model."""
+    """The model has no adapter of this name."""
 
     def __init__(
         self, name: str, known: Sequence[str], *, reason: str | None = None, param: str | None = None
     ) -> None:
-        """`reason`: why it was refused, if it is known at all. `param`: the field that names it."""
+        """`reason`: why the adapter was rejected, or None if it is unknown. `param`: the field that names
+        it."""
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
         super().__init__(f"The adapter '{name}' {why}")
@@ -120,10 +122,10 @@ class InputTooLong(ServerError):
 
 
 class WrongModelKind(ServerError):
-    """The model that is asked for is there, but not for this."""
+    """The requested model exists but cannot do this."""
 
     def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
-        """`cannot`: a verb, such as `embed`. `able`: the names of models that the caller may use for it."""
+        """`cannot`: a verb, such as `embed`. `able`: models that can, among those that the caller may use."""
         listed = ", ".join(f"'{other}'" for other in able)
         hint = f"On this server can: {listed}." if able else "No model of this server can."
         super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
@@ -131,7 +133,7 @@ class WrongModelKind(ServerError):
 
 
 class RouterNotModel(ServerError):
-    """The model that is asked for is a router, which has no tokens, no memory and no vectors."""
+    """The requested model is a router, which has no tokens, memory or vectors of its own."""
 
     def __init__(self, name: str, targets: Sequence[str]) -> None:
         listed = ", ".join(f"'{target}'" for target in dict.fromkeys(targets))
@@ -140,14 +142,14 @@ class RouterNotModel(ServerError):
 
 
 class TemplateFailed(ServerError):
-    """The chat template raised or cannot render these messages."""
+    """The chat template raised an error or cannot render these messages."""
 
 
 class ModelNotFound(ServerError):
-    """The request names a model that this server does not serve, or not for this caller."""
+    """The requested model is not served, or not to this caller."""
 
     def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
-        """`name`: None if the client has named none. `names`: those that there are for the caller."""
+        """`name`: None if the client named no model. `names`: models that the caller may use."""
         there_is = f" There is: {', '.join(names)}." if names else ""
         what = "There is no model" if name is None else f"The model '{name}' does not exist"
         super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{there_is}")
@@ -155,11 +157,11 @@ class ModelNotFound(ServerError):
 
 
 class ModelTooLarge(ServerError):
-    """The model can never be loaded beside what must stay in memory, however long one waits."""
+    """The model can never be loaded beside the models that stay in memory."""
 
 
 class ModelInUse(ServerError):
-    """The model has requests, and is not unloaded under them."""
+    """The model has requests and is not unloaded."""
 
     def __init__(self, name: str, num_requests: int) -> None:
         super().__init__(
@@ -168,11 +170,11 @@ class ModelInUse(ServerError):
 
 
 class ModelNotLoaded(ServerError):
-    """An administrator asked for a model to be loaded, and it cannot be."""
+    """A model that an administrator asked for cannot be loaded."""
 
 
 class RequestNotFound(ServerError):
-    """No live request has this id: it has ended, or never was."""
+    """No live request has this id."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no live request '{name}'.")
@@ -180,21 +182,21 @@ class RequestNotFound(ServerError):
 
 
 class RequestEnded(ServerError):
-    """An answer that is to be controlled has ended, or is about to."""
+    """The response to be controlled has ended, or is about to."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The answer '{name}' has ended.")
 
 
 class NotThinking(ServerError):
-    """An answer whose thoughts are to end has none, or has begun."""
+    """The response has no reasoning to end, or its text has begun."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The answer '{name}' is not thinking, or its thoughts cannot be ended.")
 
 
 class McpServerNotFound(ServerError):
-    """There is no MCP server of this name, or the key may not use it."""
+    """No MCP server of this name exists, or the key may not use it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no MCP server '{name[:64]}' for you.")
@@ -202,11 +204,11 @@ class McpServerNotFound(ServerError):
 
 
 class Unauthorized(ServerError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
 
 class Forbidden(ServerError):
-    """A right key, but not for this."""
+    """The API key is valid but lacks this permission."""
 
     def __init__(self, scope: str, hint: str = "") -> None:
         said = f"You have insufficient permissions for this operation. Missing scopes: {scope}."
@@ -214,14 +216,14 @@ class Forbidden(ServerError):
 
 
 class OriginRefused(ServerError):
-    """A page of another origin called."""
+    """A page of another origin sent the request."""
 
     def __init__(self, origin: str) -> None:
         super().__init__(f"Pages of {origin[:200]!r} may not call this server; see --cors-origin.")
 
 
 class HostRefused(ServerError):
-    """The request was sent to a name that is not this server's: a web page may have made it so."""
+    """The Host header names another server, which may be DNS rebinding by a web page."""
 
     def __init__(self, host: str) -> None:
         super().__init__(
@@ -231,14 +233,14 @@ class HostRefused(ServerError):
 
 
 class BodyTooSlow(ServerError):
-    """The request's body did not come in time."""
+    """The request's body did not arrive in time."""
 
     def __init__(self) -> None:
         super().__init__("The request body took too long to arrive.")
 
 
 class TooManyConnections(ServerError):
-    """The server holds as many connections as it may."""
+    """The server holds its maximum number of connections."""
 
     retry_after_s = 1
 
@@ -247,7 +249,7 @@ class TooManyConnections(ServerError):
 
 
 class TooManyWatchers(ServerError):
-    """As many streams of events are open as may be, of this client or of all."""
+    """The client or the server has its maximum number of event streams."""
 
     retry_after_s = 10
 
@@ -256,10 +258,10 @@ class TooManyWatchers(ServerError):
 
 
 class RateLimited(ServerError):
-    """A key has used up what it may; base of those below."""
+    """A key has exhausted a limit. Base of the exceptions for each limit."""
 
     def __init__(self, said: str, *, retry_after_s: float | None) -> None:
-        """`retry_after_s`: None if it can never fit."""
+        """`retry_after_s`: None if the request can never fit."""
         again = "It can never fit." if retry_after_s is None else "Please try again later."
         super().__init__(f"Rate limit reached on {said}. {again}")
         self.retry_after_s = retry_after_s
@@ -269,12 +271,11 @@ class RequestsLimited(RateLimited):
     """Too many requests, over time or at once."""
 
 
-class TokensLimited(RateLimited):
-    """Too many tokens."""
+class TokensLimited(RateLimited): ...
 
 
 class CulpritsLimited(RateLimited):
-    """The engine has died too often of what this sender wants."""
+    """The engine has crashed too often because of this caller's requests."""
 
     def __init__(self, limit: int, *, retry_after_s: float) -> None:
         super().__init__(f"requests that the engine dies of: Limit {limit}", retry_after_s=retry_after_s)
@@ -289,7 +290,7 @@ class BodyTooLarge(ServerError):
 
 
 class EncodingNotSupported(ServerError):
-    """The request's body is encoded in a way that the server does not read."""
+    """The request's Content-Encoding is not supported."""
 
     READ = "gzip, deflate"
 
@@ -298,14 +299,14 @@ class EncodingNotSupported(ServerError):
 
 
 class TooManyValues(ServerError):
-    """The request's body has more values than anybody should have to parse at once."""
+    """The request's body has more JSON values than the server parses at once."""
 
     def __init__(self, most: str) -> None:
         super().__init__(f"The request body has more than {most}; send several smaller requests.")
 
 
 class BodiesFull(ServerError):
-    """The bodies that are being read hold as much memory as they may."""
+    """Request bodies in memory have reached their limit."""
 
     retry_after_s = 1
 
@@ -314,7 +315,7 @@ class BodiesFull(ServerError):
 
 
 class QueueFull(ServerError):
-    """Too many requests of this priority wait already."""
+    """Too many requests of this priority are waiting."""
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again later.")
@@ -322,7 +323,7 @@ class QueueFull(ServerError):
 
 
 class EngineUnavailable(ServerError):
-    """The engine is loading, or gone for good; nothing can be accepted now."""
+    """The engine is loading or has failed, so that it accepts no requests."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -330,10 +331,8 @@ class EngineUnavailable(ServerError):
 
 
 class GenerationFailed(ServerError):
-    """An accepted request ended with an error of ours.
-
-    `may_retry`: it had no part in that. Otherwise it may be what the engine dies of, every time.
-    """
+    """An accepted request ended with an error of the server. `may_retry` is False if the request may have
+    caused it."""
 
     def __init__(self, message: str, *, may_retry: bool = False) -> None:
         super().__init__(message)
@@ -341,7 +340,8 @@ class GenerationFailed(ServerError):
 
 
 class ConstraintFailed(ServerError):
-    """One request's output cannot be held to its grammar: broken, too complex, or the model has no end."""
+    """The output cannot be held to its grammar: the grammar is broken or too complex, or the model has no
+    end token."""
 
 
 class RequestCancelled(ServerError):
@@ -349,32 +349,32 @@ class RequestCancelled(ServerError):
 
 
 class DeadlineExceeded(ServerError):
-    """An accepted request was not done in the time that it or the server allows."""
+    """An accepted request was not finished within its deadline."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"The request was not done within {timeout_s:g} seconds.")
 
 
 class ReaderTooSlow(ServerError):
-    """A client does not take what its request brings, and nothing more is kept for it."""
+    """A client does not read its response, whose buffer is full."""
 
     def __init__(self) -> None:
         super().__init__("The client reads too slowly: the request was ended.")
 
 
 class EmbeddingFailed(ServerError):
-    """llama.cpp could not compute the inputs of a step, or what came of it are no numbers."""
+    """llama.cpp could not compute a step's inputs, or returned values that are not numbers."""
 
 
 class DeadlyInput(InvalidRequest):
-    """The process that reads a client's text died of it each time."""
+    """Each process that read the client's text died."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="unreadable_input")
 
 
 class ReaderLost(ServerError):
-    """The process that read a client's text was killed, and so was the next one; the text is not to blame."""
+    """The processes that read a client's text were killed from outside; the text is not to blame."""
 
 
 class NativePanic(ServerError):
@@ -382,7 +382,7 @@ class NativePanic(ServerError):
 
 
 class AnswersUnavailable(ServerError):
-    """The cache of answers could not be emptied: some may still be told."""
+    """The answer cache could not be emptied, so that it may still serve entries."""
 
     retry_after_s = 10.0
 
@@ -391,18 +391,18 @@ class AnswersUnavailable(ServerError):
 
 
 class JobsUnavailable(ServerError):
-    """The jobs database cannot be reached, or cannot write."""
+    """The jobs database cannot be reached or written."""
 
     retry_after_s = 10.0
 
     def __init__(self, reason: str) -> None:
-        """`reason`: one line, which is for the log alone."""
+        """`reason`: one line for the log, not for clients."""
         super().__init__("The database of files and batches is out of order; try again later.")
         self.reason = reason
 
 
 class StorageFull(ServerError):
-    """A key has stored as much as it may: its files, results of its batches, and its responses."""
+    """A key's files, batch results and responses have reached its storage limit."""
 
     def __init__(self, said: str) -> None:
         super().__init__(
@@ -411,7 +411,7 @@ class StorageFull(ServerError):
 
 
 class DiskFull(ServerError):
-    """The disk with the database has too little room left, so that nothing more is stored."""
+    """The database's disk has too little free space."""
 
     retry_after_s = 60.0
 
@@ -420,7 +420,7 @@ class DiskFull(ServerError):
 
 
 class JobObjectNotFound(ServerError):
-    """This caller has no file or batch of that id."""
+    """The caller has no file or batch of this id."""
 
     def __init__(self, message: str, *, param: str = "id") -> None:
         super().__init__(message)
@@ -428,7 +428,7 @@ class JobObjectNotFound(ServerError):
 
 
 class FileInUse(ServerError):
-    """A batch that has not ended reads this file."""
+    """An unfinished batch reads this file."""
 
     def __init__(self, file_id: str, batch_id: str) -> None:
         super().__init__(f"The file '{file_id}' is the input of batch '{batch_id}', which has not ended.")

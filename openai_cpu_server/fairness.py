@@ -1,8 +1,8 @@
-"""Fair shares of what several use in turn, be it milliseconds or tokens. Pure: no clock, and no I/O.
+"""Fair shares of a resource, such as milliseconds or tokens. Pure: no clock and no I/O.
 
-Two rules serve everywhere: steps within one model, turns of adapters, of embeddings, and of whole engines.
-Work of one class takes turns by what each has used (`FairTurns`). A class that others go before earns a share
-of what all use, and spends it on turns of its own (`Credit`).
+Work of one class takes turns by its usage (`FairTurns`). A class of lower priority earns a share of all usage
+and spends it on turns of its own (`Credit`). Both serve steps of a model, adapters, embeddings, and engines
+that share cores.
 """
 
 from __future__ import annotations
@@ -17,68 +17,68 @@ Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
 
 _ROUNDING = 1e-6
-"""So much may be missing where a price is compared with a sum of many small amounts."""
+"""Tolerance for comparing a price with a sum of many small amounts."""
 
 
 class Credit:
-    """What a class of work has earned beside another that goes first, and has not spent.
+    """Unspent share of a class of work beside another class that goes first.
 
-    It earns `share` of all that is used while both want it, its own turns included. So it gets that share of
-    any longer while, however dear one turn is. It owes nothing for what it is given otherwise, and saves for
-    one turn at a time: it never has more than the last price that was asked for, or `most`.
+    It earns `share` of all usage, its own included, while both classes want turns; so it gets that share over
+    time, whatever one turn costs. It saves for one turn at a time, and never more than the last price or
+    `most`.
     """
 
     def __init__(self, share: float, *, most: float = 0.0) -> None:
-        """`share`: 0 to 1; 0: it earns nothing. `most`: what it may have even where turns are cheaper."""
+        """`share`: from 0 to 1. `most`: maximum of the savings where turns are cheaper."""
         self.amount = 0.0
         self._share = share
         self._most = most
         self._price = math.inf
 
     def account(self, used: float, own: float) -> None:
-        """So much was used by all, `own` of it by the class that earns."""
+        """Add usage of all classes, `own` of it by this class."""
         amount = max(0.0, self.amount + self._share * used - own)
         self.amount = min(amount, max(self._most, self._price))
 
     def pays_for(self, price: float) -> bool:
-        """Whether there is enough for a turn that costs so much. If not, it saves for that."""
+        """Return True if the savings cover a turn at this price. Otherwise save for it."""
         self._price = price
         return self.amount >= price - _ROUNDING
 
     def due_in(self, price: float) -> float:
-        """How much must be used by others until it pays for such a turn; infinite: it earns nothing."""
+        """Usage by others until the savings cover this price; infinite without a share."""
         return max(0.0, price - self.amount) / self._share if self._share else math.inf
 
     def lapse(self) -> None:
-        """Only one of the classes wants anything: credit is for work that waits beside that of the other."""
+        """Drop the savings, because only one class wants turns."""
         self.amount = 0.0
 
 
 class _Account(NamedTuple):
-    """What one has used. Accounts sort by whose turn it is; no two of the same turns are equal."""
+    """Usage of one participant. Accounts sort by turn; no two accounts with the same turns are equal."""
 
     used: float
     served_at: int
-    """The number of its last turn; 0: it has had none."""
+    """Number of its last turn, or 0 before the first."""
     joined_at: int
 
 
 class FairTurns(Generic[Key]):
-    """Whose turn it is: who has used least; of equals, who has waited longest.
+    """Order of participants: least usage first; of equals, the longest waiting first.
 
-    Who comes, or comes back, starts even with who has used least, for nobody saves up by being away; nor is
-    what it had used beyond that forgotten while others wait.
+    A participant that joins starts with the least usage of those present, because absence earns nothing.
+    Usage beyond that is remembered while others wait.
     """
 
     def __init__(self, *, favours_newcomers: bool) -> None:
-        """`favours_newcomers`: of equals, who has had no turn yet is first. Not where there are ever new
-        ones, as with requests: they would lock out who stays."""
+        """`favours_newcomers`: of equals, a newcomer is first. Unsuitable for a steady flow of new
+        participants, such as requests, which would starve the others."""
         self._favours_newcomers = favours_newcomers
         self._present: dict[Key, _Account] = {}
         self._away: dict[Key, _Account] = {}
-        """Those who have left, and had used more than who has used least of those who are present."""
+        """Accounts of participants that have left with more than the least usage of those present."""
         self._queue: list[tuple[_Account, Key]] = []
-        """A heap of the accounts of those who are present, and of older ones, which are passed over."""
+        """Heap of present accounts, and of outdated ones, which are skipped."""
         self._num_turns = 0
 
     def __contains__(self, key: Key) -> bool:
@@ -89,22 +89,21 @@ class FairTurns(Generic[Key]):
 
     @property
     def first(self) -> Key:
-        """Who is next. There must be somebody."""
+        """Next participant. There must be one."""
         while self._present.get(self._queue[0][1]) is not self._queue[0][0]:
             heappop(self._queue)
         return self._queue[0][1]
 
     @property
     def order(self) -> list[Key]:
-        """All who are present, who is next first."""
+        """Present participants, the next one first."""
         return sorted(self._present, key=self._present.__getitem__)
 
     def lead(self, key: Key, other: Key) -> float:
-        """How much more the first has used."""
+        """Usage of `key` beyond that of `other`."""
         return self._present[key].used - self._present[other].used
 
     def join(self, key: Key) -> None:
-        """It takes part from now on."""
         if key in self._present:
             return
         self._num_turns += 1
@@ -114,14 +113,13 @@ class FairTurns(Generic[Key]):
         self._set(key, _Account(max(used, least), served_at, self._num_turns))
 
     def leave(self, key: Key) -> None:
-        """It takes no part any more, until it joins again."""
         account = self._present.pop(key, None)
         if account is not None:
             self._away[key] = account
             self._forget()
 
     def only(self, keys: Iterable[Key]) -> None:
-        """These take part now, and no others."""
+        """Make exactly these the participants."""
         staying = dict.fromkeys(keys)
         for key in [key for key in self._present if key not in staying]:
             self.leave(key)
@@ -129,13 +127,12 @@ class FairTurns(Generic[Key]):
             self.join(key)
 
     def use(self, key: Key, amount: float) -> None:
-        """It has had a turn, in which it used so much."""
+        """Record a turn and its usage."""
         account = self._present[key]
         self._num_turns += 1
         self._set(key, _Account(account.used + amount, self._num_turns, account.joined_at))
 
     def copy(self) -> FairTurns[Key]:
-        """Turns that can be tried out."""
         copied = FairTurns[Key](favours_newcomers=self._favours_newcomers)
         copied._present, copied._away = self._present.copy(), self._away.copy()
         copied._queue, copied._num_turns = self._queue.copy(), self._num_turns
@@ -148,37 +145,37 @@ class FairTurns(Generic[Key]):
             self._queue = sorted((account, key) for key, account in self._present.items())
 
     def _forget(self) -> None:
-        """Forget who has left, where that changes nothing: it would start even."""
+        """Forget absent accounts that would start even when they return."""
         least = self._present[self.first].used if self._present else math.inf
         self._away = {key: account for key, account in self._away.items() if account.used > least}
 
 
 Path = tuple[str, ...]
-"""From the outermost group that somebody belongs to down to itself."""
+"""Groups from the outermost one down to the participant."""
 
 
 class NestedTurns:
-    """Fair turns of groups, within a group of those below it, and so on down: whoever calls itself by many
-    names gets no more for it."""
+    """Fair turns of groups, and of the members within each group. Additional names within a group earn it
+    no more turns."""
 
     def __init__(self) -> None:
         self._turns = FairTurns[str](favours_newcomers=False)
         self._below: dict[str, NestedTurns] = {}
         self._borrowed: set[str] = set()
-        """Names below whose turns are those of the original still, which must not be changed."""
+        """Names of subgroups that are shared with the original of a copy and must not be changed."""
 
     def __len__(self) -> int:
         return len(self._turns)
 
     @property
     def first(self) -> Path:
-        """Who is next. There must be somebody."""
+        """Next participant. There must be one."""
         key = self._turns.first
         return (key, *self._below[key].first) if key in self._below else (key,)
 
     @property
     def order(self) -> list[Path]:
-        """As they would be served if each had one small turn."""
+        """Participants in the order in which each would have one small turn."""
         return list(alternating(self._order_below(key) for key in self._turns.order))
 
     def join(self, path: Path) -> None:
@@ -204,7 +201,8 @@ class NestedTurns:
             self._own(key).use(below, amount)
 
     def copy(self) -> NestedTurns:
-        """Turns that can be tried out, as long as these do not change. What nobody tries is not copied."""
+        """Copy for trying out turns while the original does not change. Subgroups are copied when they are
+        first changed."""
         copied = NestedTurns()
         copied._turns, copied._below = self._turns.copy(), self._below.copy()
         copied._borrowed = set(self._below)
@@ -214,7 +212,6 @@ class NestedTurns:
         return [(key, *path) for path in self._below[key].order] if key in self._below else [(key,)]
 
     def _own(self, key: str) -> NestedTurns:
-        """Those below, of its own."""
         if key in self._borrowed:
             self._borrowed.remove(key)
             self._below[key] = self._below[key].copy()
@@ -222,7 +219,7 @@ class NestedTurns:
 
 
 def alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
-    """The first of each, then the second of each, ...; no more is looked at than is taken."""
+    """Yield the first item of each queue, then the second of each, and so on. Queues are not read ahead."""
     left = [iter(queue) for queue in queues]
     while left:
         still = []
@@ -234,9 +231,9 @@ def alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
 
 
 class FairQueue(Generic[T]):
-    """Tickets of callers who wait for one of several places. The caller who has used least is next.
+    """Tickets of callers that wait for one of several places; the caller with the least usage is next.
 
-    A caller holds at most `most` places, so that the worst work of one never keeps all places from others.
+    A caller holds at most `most` places, so that its slowest work never keeps all places from others.
     """
 
     def __init__(self, most: int) -> None:
@@ -246,12 +243,12 @@ class FairQueue(Generic[T]):
         self._held: dict[Path, int] = {}
 
     def __len__(self) -> int:
-        """Tickets that wait."""
+        """Number of waiting tickets."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def num_held(self) -> int:
-        """Places that are taken."""
+        """Number of occupied places."""
         return sum(self._held.values())
 
     def add(self, caller: Path, ticket: T) -> None:
@@ -259,12 +256,12 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(caller, []).append(ticket)
 
     def remove(self, caller: Path, ticket: T) -> None:
-        """Forget a waiting ticket whose caller gave up."""
+        """Remove a waiting ticket whose caller has given up."""
         self._waiting[caller].remove(ticket)
         self._leave_if_gone(caller)
 
     def take(self) -> T | None:
-        """Give a place to the ticket that is next; None if nobody may have one."""
+        """Give a place to the next ticket and return it, or None if no caller may have one."""
         for caller in self._in_turn():
             if self._waiting.get(caller) and self._held.get(caller, 0) < self._most:
                 self._held[caller] = self._held.get(caller, 0) + 1
@@ -272,13 +269,13 @@ class FairQueue(Generic[T]):
         return None
 
     def _in_turn(self) -> Iterator[Path]:
-        """All callers, the next first. They are sorted only where the next one may have nothing."""
+        """Callers, the next one first. Sorting all of them is left until the first one is rejected."""
         if self._turns:
             yield self._turns.first
             yield from self._turns.order
 
     def give_back(self, caller: Path, used: float) -> None:
-        """A place is free again, after its caller has used so much."""
+        """Free a place and record its usage."""
         self._turns.use(caller, used)
         self._held[caller] -= 1
         self._leave_if_gone(caller)

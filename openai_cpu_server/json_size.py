@@ -1,8 +1,7 @@
-"""How much there is in a JSON text, counted before anybody parses it.
+"""Size of a JSON text, counted before it is parsed.
 
-A parser holds the interpreter's lock from a text's beginning to its end, and memory for each value: a
-megabyte of `[]` is a third of a million of them. Counting takes a millisecond or two for a megabyte, in
-short pieces.
+A parser holds the interpreter's lock for the whole text and needs memory for each value: one megabyte of `[]`
+has a third of a million. Counting takes 1 to 2 ms per megabyte, in short pieces.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import NamedTuple
 from openai_cpu_server.errors import TooManyValues
 
 MOST_POINTS = 200_000
-"""Lists and strings, names among them, count one, objects three. A list of 10,000 messages has 160,000,
-a JSON Schema with 12,000 subschemas 100,000. What a parser makes of them takes some 50 ms."""
+"""Limit of containers: a list or a string counts 1, an object 3. A list of 10,000 messages has 160,000; a
+JSON Schema with 12,000 subschemas has 100,000. Parsing that many takes about 50 ms."""
 MOST_NUMBERS = 200_000
-"""Numbers and other values without quotes."""
+"""Limit of numbers and other values without quotes."""
 MOST_TOKENS = 500_000
-"""The same for bodies that may have token ids. (OpenAI takes 300,000 tokens in one call.)"""
+"""The same limit for bodies with token ids. OpenAI takes 300,000 tokens in one call."""
 _MOST_UNQUOTED_BYTES = 8 * 2**20
-"""All that is outside strings: digits, blanks, punctuation. Long numbers are slow to read."""
+"""Limit of bytes outside strings, because long numbers are slow to read."""
 _SMALL = 64 * 1024
-"""A text of this size cannot have so many values that it matters."""
+"""Size of a text that cannot exceed the limits by a harmful amount."""
 _PIECE = 128 * 1024
 _DROPPED = bytes(set(range(256)) - set(b",[{"))
 
@@ -30,7 +29,7 @@ _DROPPED = bytes(set(range(256)) - set(b",[{"))
 class JsonSize(NamedTuple):
     numbers: int = 0
     num_unquoted: int = 0
-    """Bytes outside of strings."""
+    """Bytes outside strings."""
     num_quotes: int = 0
     containers: int = 0
     """Points of lists and objects."""
@@ -41,7 +40,7 @@ class JsonSize(NamedTuple):
 
 
 def check_size(data: bytes, *, most_numbers: int = MOST_NUMBERS) -> None:
-    """Raises TooManyValues. Of a text that is no JSON it says nothing in particular."""
+    """Reject a text with too many values. Raises TooManyValues. Invalid JSON may pass."""
     if len(data) <= _SMALL:
         return
     for size in _sizes(data):
@@ -58,7 +57,7 @@ def size_of(data: bytes) -> JsonSize:
 
 
 def _sizes(data: bytes) -> Iterator[JsonSize]:
-    """The size up to the end of each piece."""
+    """Yield the size up to the end of each piece."""
     size, is_inside, rest = JsonSize(), False, b""
     for start in range(0, len(data), _PIECE):
         piece, rest = _without_escapes(rest + data[start : start + _PIECE])
@@ -80,7 +79,7 @@ def _grown(size: JsonSize, unquoted: bytes, num_quotes: int) -> JsonSize:
 
 
 def _without_escapes(piece: bytes) -> tuple[bytes, bytes]:
-    """The piece without escaped quotes, and a backslash that belongs to what comes next."""
+    """Return the piece without escaped quotes, and a trailing backslash that belongs to the next piece."""
     if b"\\" not in piece:
         return piece, b""
     piece = piece.replace(b"\\\\", b"")

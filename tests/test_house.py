@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,23 @@ def test_no_file_is_too_long() -> None:
 def test_a_room_states_its_callers_and_its_promises(room: str) -> None:
     words = ast.get_docstring(ast.parse(sources()[f"{room}.__init__"])) or ""
     assert len(words.splitlines()) >= 3, f"{room}/__init__.py has too short a docstring"
+
+
+NO_BEGINNING = re.compile(
+    r"(as|each|everything|has|how|is|its?|may|meanwhile|nobody|none|nothing|of|raises|so|somebody|such|that|their"
+    r"|these|they|those|what|when|where|whether|which|who|whoever|whose)\b(?!-)",
+    re.IGNORECASE,
+)
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Place and text of each docstring, and of each string behind a field or a constant."""
+    for module, source in sources().items():
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Expr(ast.Constant(str(text))):
+                    yield f"{module}:{node.lineno}", text
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_raised() -> None:
+    assert {place: text[:60] for place, text in documented() if NO_BEGINNING.match(text)} == {}
