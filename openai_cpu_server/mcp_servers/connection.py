@@ -47,7 +47,7 @@ _CLOSE_S = 4.0
 _FRESH_S = 300.0
 """Age at which tools are listed again, because not every server announces changes."""
 _ALIVE_S = 5.0
-"""Timeout of the ping after a call has timed out; without a reply the connection is lost."""
+"""Timeout of the liveness check after a call has timed out; without a reply the connection is lost."""
 _SHOWN_CHARS = 500
 _CLOSED = -32000
 """Error code of `mcp` for a connection that was lost during a request."""
@@ -85,7 +85,7 @@ class McpConnection:
         """Losses since the last reply."""
         self._retry_at_s = 0.0
         self._asking: asyncio.Task[None] | None = None
-        """Running ping."""
+        """Running liveness check."""
 
     @property
     def name(self) -> str:
