@@ -1,5 +1,4 @@
-"""Finds answers that have been given before, and keeps new ones, as bytes in the store that `--answer-cache`
-names."""
+"""Lookup and storage of answers in the store that `--answer-cache` names."""
 
 from __future__ import annotations
 
@@ -38,12 +37,11 @@ _events = msgspec.msgpack.Decoder(_Events)
 
 
 class CorruptAnswer(Exception):
-    """What was stored is no answer to this question."""
+    """The stored bytes are not an answer to this question."""
 
 
 def is_good(finish: Finish, *, asked_tokens: int) -> bool:
-    """Whether others may have the answer, too: its end is the model's, or the limit that the client asked
-    for, and not that of a context."""
+    """Return True if the answer may be served again: the model ended it, or the limit that the client set."""
     return finish.reason is FinishReason.STOP or (finish.reason is FinishReason.LENGTH and asked_tokens > 0)
 
 
@@ -54,7 +52,8 @@ def packed(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) 
 
 
 def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
-    """Its events, as events of these requests. Nothing was computed for them. Raises Corrupt."""
+    """Decode stored events as events of these requests, with no work in their figures. Raises
+    CorruptAnswer."""
     try:
         told = _events.decode(answer)
     except msgspec.MsgspecError:
@@ -64,7 +63,6 @@ def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[Token
 
 
 def _check_whole(told: _Events, num_requests: int) -> None:
-    """Each of the requests ends once, well, and with its last event. Raises Corrupt."""
     ended: set[int] = set()
     for index, event in told:
         if not 0 <= index < num_requests or index in ended:
@@ -86,15 +84,15 @@ def _told_again(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
 
 
 _ANSWER_S = 1.0
-"""The store must answer in this time; else the answer is computed."""
+"""Timeout of the store; after it the answer is computed."""
 _CLEAR_S = 60.0
-"""Emptying a large store takes longer, and somebody waits for just that."""
+"""Timeout for clearing a large store."""
 _LARGEST_SHARE = 8
-"""An answer that is larger than this part of the store is not kept: it would push out many others."""
+"""Answers larger than this fraction (1/8) of the store are not kept, because they would evict many others."""
 _SMALL_BYTES = 16 * 1024
-"""An answer of some 250 tokens is read in a fraction of a millisecond; another thread would cost as much."""
+"""Answers up to this size, some 250 tokens, are decoded on the event loop; a thread would cost as much."""
 _MOST_KEEPING = 64
-"""So many answers wait to be written at most; more are not kept."""
+"""Limit of answers that wait to be written; further ones are not kept."""
 
 
 class AnswerObserver(Protocol):
@@ -104,33 +102,31 @@ class AnswerObserver(Protocol):
 
 
 class TurnComparison(NamedTuple):
-    """How turns are compared."""
-
     embedder: str
-    """What tells the model that embeds them from all others."""
+    """Identity of the embedding model."""
     least: float
-    """The cosine of turns that are taken for the same."""
+    """Cosine from which two turns count as equal."""
     vector: Callable[[str], Awaitable[bytes | None]]
-    """Embeds a turn, as `similarity.direction` has it; None: that is not possible now, or not as a whole."""
+    """Embeds a turn as `direction` does; None if that is not possible now, or not for the whole turn."""
 
 
 class AnswerPlace(NamedTuple):
-    """Where the answer to a question would be."""
+    """Key under which the answer to a question would be stored."""
 
     key: str
     group: str | None = None
     vector: bytes | None = None
-    """None: it can only be found by its key."""
+    """Embedding of the turn, or None if the answer can only be found by its key."""
 
 
 class FoundAnswer(NamedTuple):
     events: Sequence[TokenEvent]
     similarity: float | None
-    """None: it was asked the very same."""
+    """Cosine of the turns, or None for the same question."""
 
 
 class AnswerCache:
-    """All methods belong to one event loop's thread."""
+    """Cache of answers. All methods belong to one event loop's thread."""
 
     def __init__(self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver) -> None:
         self._store = store
@@ -148,8 +144,7 @@ class AnswerCache:
     async def find(
         self, question: AnswerKey, comparing: TurnComparison | None
     ) -> FoundAnswer | AnswerPlace | None:
-        """The answer, else where to keep a new one. None: there is no such place, for it could not be found
-        again."""
+        """Return the answer, or the place for a new one. None if a new answer could not be found again."""
         exact = exact_key(question)
         if exact is not None and (events := await self._stored(exact, question)) is not None:
             return FoundAnswer(events, None)  # one that is corrupt will be replaced by the new answer
@@ -163,7 +158,7 @@ class AnswerCache:
         return await self._most_similar(question, place, comparing.least) or place
 
     def keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
-        """Writes it while the server goes on."""
+        """Store an answer in the background."""
         if len(self._keeping) >= _MOST_KEEPING:
             return
         task = asyncio.create_task(self._keep(question, place, events))
@@ -171,7 +166,7 @@ class AnswerCache:
         task.add_done_callback(self._keeping.discard)
 
     async def clear(self) -> None:
-        """Waits for answers that are being written, and forgets them too. Raises AnswersUnavailable."""
+        """Wait for pending writes, then remove all answers. Raises AnswersUnavailable."""
         await self._settle()
         try:
             await self._breaker.insist(self._store.clear, _CLEAR_S)
@@ -180,14 +175,14 @@ class AnswerCache:
         await self.measure()
 
     async def measure(self) -> StoreSize | None:
-        """What is held; None: the store fails."""
+        """Return the size of the store, or None if it fails."""
         size = await self._breaker.attempt(self._store.size)
         if size is not None:
             self._watcher.answers_held(*size)
         return size
 
     async def close(self) -> None:
-        """A store that fails is closed, too."""
+        """Close the store, even if it fails."""
         await self._settle()
         with contextlib.suppress(StoreFailed, asyncio.TimeoutError):
             await asyncio.wait_for(self._store.close(), _ANSWER_S)
@@ -210,8 +205,6 @@ class AnswerCache:
     async def _most_similar(
         self, question: AnswerKey, place: AnswerPlace, least: float
     ) -> FoundAnswer | None:
-        """The answer to the turn that is most similar. One that has expired, or is corrupt, gives way to the
-        next."""
         assert place.group is not None
         assert place.vector is not None
         ask = partial(self._store.near, place.group, place.vector, at_least=least)
@@ -242,10 +235,8 @@ def _by_key_only(exact: str | None) -> AnswerPlace | None:
 
 
 def open_answers(where: str, bounds: StoreBounds, *, default: Path) -> AnswerStore:
-    """`where`: on, memory, a path, or redis://... `default`: the file that `on` means.
-
-    Raises StartupError.
-    """
+    """Open a store. `where`: on, memory, a path, or redis://...; `default`: the file for `on`. Raises
+    StartupError."""
     if where.startswith(SCHEMES):
         return RedisAnswers.open(where, bounds)
     if "://" in where:

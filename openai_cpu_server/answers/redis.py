@@ -1,9 +1,9 @@
 """Answers in Redis, for several servers.
 
-Redis 8 finds similar turns itself; for an older one, and for Valkey, the turns of a group are fetched and
-compared here. All keys have one hash tag, for scripts need them together. Each answer is a string that
-expires by itself; a sorted set knows when each was told last, another when each expires, a hash how large
-each is and its group, and a counter how large all are.
+Redis 8 finds similar turns itself. For older versions, and for Valkey, the turns of a group are fetched and
+compared here. All keys have one hash tag, because scripts need them together. Each answer is a string that
+expires. A sorted set has the time of last use of each answer, another its expiry, a hash its size and group,
+and a counter the total size.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 SCHEMES = ("redis://", "rediss://", "redis+unix://")
 _PREFIX = "{ocs-answers}:2:"
-"""With the version of this layout."""
+"""Prefix with the version of this layout."""
 _USED, _FACTS, _TOTAL, _ENDS = (_PREFIX + name for name in ("used", "facts", "total", "ends"))
 _ANSWER, _TURNS = _PREFIX + "answer:", _PREFIX + "turns:"
 _FEW_ENDED = 100
-"""So many expired answers are cleared away beside each new one: Redis forgets their text by itself, but not
-their turns."""
+"""Expired answers that are removed with each new one, because Redis expires their text but not their
+turns."""
 _ANSWER_S = 1.0
-"""A connection that is silent for so long is given up."""
+"""Timeout of a connection."""
 
 _DROP = """
 local function leave(group, key)
@@ -90,18 +90,16 @@ return {redis.call('ZCARD', KEYS[1]), total}
 
 
 class RedisAnswers:
-    """An `AnswerStore`."""
-
     def __init__(self, redis: Redis, bounds: StoreBounds, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis
         self._bounds = bounds
         self._clock = clock
         self._way: str | None = None
-        """`vectors` or `hashes`; None: Redis has not been asked yet what it can do."""
+        """`vectors` or `hashes`; None until Redis has reported its commands."""
 
     @classmethod
     def open(cls, url: str, bounds: StoreBounds, clock: Callable[[], float] = time.time) -> RedisAnswers:
-        """It connects when it is used first. Raises StartupError, which does not repeat the URL."""
+        """Return a store that connects on first use. Raises StartupError, whose message omits the URL."""
         try:
             from redis.asyncio import Redis
         except ImportError:
@@ -130,7 +128,7 @@ class RedisAnswers:
         return nearest(turns, vector, at_least=at_least)[:FEW]
 
     async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[SimilarTurn]:
-        """Redis tells (1 + cosine) / 2."""
+        """Convert scores, which are (1 + cosine) / 2."""
         told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", FEW)
         pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
         best = [SimilarTurn(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
@@ -159,7 +157,7 @@ class RedisAnswers:
         return StoreSize(int(entries), int(num_bytes or 0))
 
     async def clear(self) -> None:
-        """Also of earlier and later versions of this layout."""
+        """Remove all answers, including those of other versions of this layout."""
         with _told_by_kind():
             keys = [key async for key in self._redis.scan_iter(match="{ocs-answers}:*", count=1000)]
             for start in range(0, len(keys), 1000):
@@ -187,7 +185,7 @@ class RedisAnswers:
 
 @contextmanager
 def _told_by_kind() -> Iterator[None]:
-    """Errors of the client are told by their kind: messages may hold the URL, and in it a password."""
+    """Report errors by their class, because their messages may hold the URL and its password."""
     from redis.exceptions import RedisError
 
     try:

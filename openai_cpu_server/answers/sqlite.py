@@ -1,5 +1,5 @@
-"""Answers in SQLite: a file that restarts find again, and that several servers of one machine may share; or
-in memory. One thread talks to it."""
+"""Answers in SQLite: in memory, or in a file that survives restarts and that servers of one machine may
+share. One thread talks to it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _OURS = 0x6F637361
-"""SQLite's `application_id` of our files."""
+"""SQLite's `application_id` of these files."""
 _VERSION = 1
-"""It grows with every change of the tables."""
+"""Incremented with every change of the tables."""
 
 _metadata = sa.MetaData()
 _answers = sa.Table(
@@ -73,7 +73,7 @@ _TRIGGERS = (
 
 
 class SqliteAnswers:
-    """An `AnswerStore`. A power loss may forget its last answers, but kill -9 forgets none."""
+    """Store of answers. A power loss may lose the last ones; kill -9 loses none."""
 
     def __init__(
         self, database: Database, bounds: StoreBounds, clock: Callable[[], float] = time.time
@@ -87,7 +87,8 @@ class SqliteAnswers:
     def open(
         cls, path: Path | None, bounds: StoreBounds, clock: Callable[[], float] = time.time
     ) -> SqliteAnswers:
-        """None: in memory. Raises StartupError for a file that cannot be used, or that is none of ours."""
+        """Open the file, or a database in memory for None. Raises StartupError if the file is unusable or
+        belongs to another program."""
         try:
             database = _opened(path)
         except (SQLAlchemyError, OSError) as error:
@@ -163,7 +164,6 @@ class SqliteAnswers:
             return _shrunk(connection, self._bounds.max_bytes)
 
     def _forget(self, key: str | None) -> None:
-        """None: all."""
         which = sa.delete(_answers) if key is None else sa.delete(_answers).where(_answers.c.key == key)
         with self._database.write() as connection:
             connection.execute(which)
@@ -174,7 +174,6 @@ class SqliteAnswers:
 
 
 def _shrunk(connection: sa.Connection, max_bytes: int) -> StoreSize:
-    """What is left when what was told longest ago has made room."""
     oldest = sa.select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
     while (size := _size(connection)).num_bytes > max_bytes and size.entries:
         connection.execute(sa.delete(_answers).where(_answers.c.key == oldest))
@@ -187,7 +186,6 @@ def _size(connection: sa.Connection) -> StoreSize:
 
 
 def _opened(path: Path | None) -> Database:
-    """With the tables in it. Raises SQLAlchemyError, OSError, StartupError."""
     options = SqliteOptions(
         lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
     )
@@ -206,14 +204,13 @@ def _named(error: SQLAlchemyError) -> StoreFailed:
 
 
 def _check_ours(path: Path | None, connection: sqlite3.Connection) -> None:
-    """The file of another program is left alone. Raises StartupError."""
     is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
     if not is_empty and connection.execute("PRAGMA application_id").fetchone() != (_OURS,):
         raise StartupError(f"--answer-cache: {path} is a database of something else")
 
 
 def _prepare(connection: sa.Connection) -> None:
-    """A file of another version is only a cache: it is emptied."""
+    """Empty a file of another version, because it is only a cache."""
     if connection.exec_driver_sql("PRAGMA user_version").scalar() == _VERSION:
         return
     _metadata.drop_all(connection)

@@ -1,4 +1,4 @@
-"""What is asked for, and where answers are stored: the question, and what every store can."""
+"""Keys of answers, and the interface of stores."""
 
 from __future__ import annotations
 
@@ -21,67 +21,64 @@ _CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 
 
 def marks_of(text: str) -> Sequence[object]:
-    """Its numbers in their order, its capitals such as US, and how often it says no, in English.
+    """Return the numbers, the acronyms such as US, and the number of English negations in a text.
 
-    Vectors of sentences hardly tell these from one another. Measured on all-MiniLM-L6-v2: "Is it safe to eat
-    raw eggs?" and "Is it not safe to eat raw eggs?" have a cosine of 0.993. So turns are compared only where
-    these marks agree.
+    Embeddings hardly separate these. With all-MiniLM-L6-v2, "Is it safe to eat raw eggs?" and "Is it not safe
+    to eat raw eggs?" have a cosine of 0.993. Turns are compared only if these marks are equal.
     """
     return [_NUMBER.findall(text), _CAPITALS.findall(text), len(_NEGATION.findall(text))]
 
 
 _VERSION = 2
-"""It grows with every change of what keys mean or of how answers are stored."""
+"""Incremented with every change of the meaning of keys or the format of answers."""
 _SAME_FOR_ALL = 0
 
 
 class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose answers these are, and what gives them. Nothing is ever shared between two that differ."""
+    """Boundary of sharing: answers are never shared between two different scopes."""
 
     holder: str
-    """The digest of the API key; "" for everybody on a server without keys."""
+    """Digest of the API key, or "" for all clients of a server without keys."""
     model: str
-    """The digest of the model's file."""
+    """Digest of the model's file."""
     kv_type: str
-    """The type of its KV cells: coarser ones give other answers."""
+    """Type of the KV cache, because coarser types give other answers."""
     adapter: str | None
-    """What tells its version from all others."""
+    """Identity of the adapter's version."""
     version: str
-    """The server's."""
+    """Version of the server."""
 
 
 class LastTurn(msgspec.Struct, frozen=True):
-    """The last user turn of a conversation."""
-
     text: str
     around: tuple[int, ...]
-    """The tokens of the prompt with something else in its place: equal where all other turns are equal, and
-    what the template makes of them."""
+    """Tokens of the prompt with a placeholder for this turn. Equal if all other turns and the template's
+    text are equal."""
 
 
 class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
     asker: AnswerScope
     requests: tuple[GenerationRequest, ...]
     is_repeatable: bool
-    """Whether the same question gets the same answer: sampling is greedy, or its seed was given."""
+    """True if sampling is greedy or has a seed from the client."""
     asked_tokens: int
-    """The limit of output tokens that was asked for, for all requests together; 0: none."""
+    """Limit of output tokens that the client set for all requests together; 0 for none."""
     turn: LastTurn | None = None
-    """None: it is no conversation, or such ones are not compared."""
+    """Last user turn, or None if turns are not compared."""
 
 
 def exact_key(question: AnswerKey) -> str | None:
-    """None: its answer is a new one each time."""
+    """Return the key of the question, or None if its answer differs each time."""
     if not question.is_repeatable:
         return None
     return _digest("exact", question.asker, [_deciding(request) for request in question.requests])
 
 
 def group_key(question: AnswerKey, embedder: str) -> str | None:
-    """Equal for questions that differ by their last user turn alone, and there by words that vectors tell
-    apart. `embedder`: what compares the turns.
+    """Return a key that is equal for questions that differ only in their last user turn. None if there is no
+    turn to compare.
 
-    None: it has none.
+    The key also covers the marks of the turn. `embedder`: identity of the embedding model.
     """
     if question.turn is None:
         return None
@@ -92,12 +89,12 @@ def group_key(question: AnswerKey, embedder: str) -> str | None:
 
 
 def turn_key(group: str, turn: LastTurn) -> str:
-    """For an answer that can only be found by its turn."""
+    """Return the key of an answer that can only be found by its turn."""
     return hashlib.sha256(f"{group}\n{turn.text}".encode(errors="surrogatepass")).hexdigest()
 
 
 def _deciding(request: GenerationRequest) -> GenerationRequest:
-    """Without what does not change the answer. Fields that come later count until somebody says otherwise."""
+    """Drop fields that do not change the answer. Fields added later count by default."""
     is_greedy = request.sampling.temperature == 0
     seed = _SAME_FOR_ALL if is_greedy else request.sampling.seed
     return msgspec.structs.replace(
@@ -117,7 +114,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
 
 
 def _beside_turn(request: GenerationRequest, question: AnswerKey) -> GenerationRequest:
-    """Without the prompt, and without what follows from its length or is drawn for each request."""
+    """Drop the prompt, its length, and seeds that are drawn for each request."""
     seed = request.sampling.seed if question.is_repeatable else _SAME_FOR_ALL
     sampling = msgspec.structs.replace(request.sampling, seed=seed)
     return msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling)
@@ -133,11 +130,11 @@ _VECTOR_NUMBER = np.dtype("<f4")
 class SimilarTurn(NamedTuple):
     key: str
     similarity: float
-    """The cosine."""
+    """Cosine of the two turns."""
 
 
 def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes | None:
-    """A vector of length 1 as bytes; None for one that points nowhere."""
+    """Return the vector scaled to length 1 as bytes, or None for a zero vector."""
     vector = np.asarray(numbers, _VECTOR_NUMBER)
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or length == 0.0:
@@ -146,7 +143,7 @@ def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes
 
 
 def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float) -> list[SimilarTurn]:
-    """Those that are as similar as that, the most similar first. Rows of another length are none."""
+    """Return the rows of at least this similarity, most similar first. Rows of another length are skipped."""
     known = [(key, row) for key, row in rows if len(row) == len(vector)]
     if not known:
         return []
@@ -158,20 +155,20 @@ def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float
 
 
 GROUP_LIMIT = 2000
-"""So many turns are compared with a new one at most."""
+"""Limit of turns that one new turn is compared with."""
 FEW = 8
-"""So many similar turns are told of at most."""
+"""Limit of similar turns that are returned."""
 
 
 class StoreFailed(Exception):
-    """The store could not do it. The message names the kind of failure, and no address or password."""
+    """The store failed. The message names the kind of failure, without an address or password."""
 
 
 class StoreBounds(NamedTuple):
     ttl_s: float
-    """After so long an answer is forgotten, however often it was told."""
+    """Lifetime of an answer, independent of its use."""
     max_bytes: int
-    """What was told longest ago goes first."""
+    """Size above which the least recently used answers are evicted."""
 
 
 class AnswerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +176,7 @@ class AnswerEntry(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes
     group: str | None = None
     vector: bytes | None = None
-    """The turn, of length 1; None: it can only be found by its key."""
+    """Embedding of the turn, of length 1, or None if the answer can only be found by its key."""
 
     @property
     def num_bytes(self) -> int:
@@ -192,27 +189,27 @@ class StoreSize(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """All methods raise StoreFailed. One that is cancelled may have done its work or not."""
+    """Store of answers. All methods raise StoreFailed. A cancelled call may have taken effect."""
 
     async def get(self, key: str) -> bytes | None:
-        """The answer; None: there is none (any more). To be told makes it recently used."""
+        """Return the answer, or None, and mark it as recently used."""
 
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        """Turns of the group that are as similar as that, the most similar first: a few of them at most."""
+        """Return at most `FEW` turns of the group with at least this similarity, most similar first."""
 
     async def put(self, entry: AnswerEntry) -> StoreSize:
-        """In place of what is kept under its key. Returns what there is then."""
+        """Store or replace an entry. Return the size afterwards."""
 
     async def forget(self, key: str, group: str | None) -> None:
-        """`group`: where it was found, if it was."""
+        """Remove an answer. `group`: where it was found, if it was."""
 
     async def clear(self) -> None: ...
 
     async def size(self) -> StoreSize:
-        """Expired answers may still be counted."""
+        """Return the size, which may include expired answers."""
 
     async def close(self) -> None: ...
 
 
 _OVERHEAD_BYTES = 200
-"""Rows, keys and indices of an entry take about so much."""
+"""Estimate for the rows, keys and indices of an entry."""

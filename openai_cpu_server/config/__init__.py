@@ -1,8 +1,7 @@
-"""All options, each once, with its default and its meaning.
+"""Options of all commands, each defined once with its default and description.
 
-The commands read them at their start, from the command line, the environment, files of secrets and a TOML
-file. `server` hands each part what it needs of them, as a narrow frozen record of that part; nobody else sees
-`Settings`. A value that is wrong is refused here, in one line that names the option and where it was said.
-`--help` and the manual are made from these classes. Defaults of what an engine knows by the same name stand
-in the contract's records.
+Commands read them at their start from the command line, the environment, secret files and a TOML file.
+`server` hands each part a narrow frozen record; nothing else sees `Settings`. An invalid value is rejected
+here, in one line that names the option and its source. `--help` and the manual are generated from these
+classes. Defaults that engines share stand in the contract's records.
 """

@@ -1,4 +1,4 @@
-"""How users write adapters: `[MODEL/]NAME=PATH[@SCALE]` on the command line, tables in TOML."""
+"""Syntax of adapters: `[MODEL/]NAME=PATH[@SCALE]` on the command line, tables in TOML."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import NamedTuple
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""No colon and no slash: requests write `MODEL:NAME`, options `MODEL/NAME`."""
+"""No colon or slash, because requests write `MODEL:NAME` and options `MODEL/NAME`."""
 LARGEST_SCALE = 100.0
-"""Far beyond any use; it keeps slips of a user from filling a model's activations with infinities."""
+"""Bound that keeps a typo from filling activations with infinities."""
 
 _SMALLEST_SCALE = 1e-6
-"""Less is as good as 0, or is 0 as float32."""
+"""Smaller scales are as good as 0, or are 0 as float32."""
 
 
 class AdapterSource(NamedTuple):
@@ -24,12 +24,12 @@ class AdapterSource(NamedTuple):
 
 class AdapterOption(NamedTuple):
     model: str | None
-    """The model's name in the API; None: the only one."""
+    """Served name of the model, or None for the only one."""
     source: AdapterSource
 
 
 def parse_adapter(text: str) -> AdapterOption:
-    """Read one option. Raises ValueError with one line."""
+    """Parse one option. Raises ValueError with one line."""
     left, equals, right = text.partition("=")
     model, slash, name = left.rpartition("/")
     if not equals or not right or (slash and not model):
@@ -38,17 +38,14 @@ def parse_adapter(text: str) -> AdapterOption:
 
 
 def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
-    """Read `[models.NAME.adapters]`: NAME = "PATH[@SCALE]" or NAME = {path = ..., scale = ...}.
-
-    Raises ValueError with one line.
-    """
+    """Parse `[models.NAME.adapters]`: NAME = "PATH[@SCALE]" or NAME = {path = ..., scale = ...}. Raises
+    ValueError with one line."""
     if not isinstance(table, dict):
         raise ValueError('adapters are a table: NAME = "PATH[@SCALE]"')
     return tuple(_of_entry(str(name), value) for name, value in table.items())
 
 
 def _checked(name: str, path: str, scale: float = 1.0) -> AdapterSource:
-    """Raises ValueError."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of an adapter: up to 64 letters, digits, '.', '_' and '-'")
     if not math.isfinite(scale) or not _SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:

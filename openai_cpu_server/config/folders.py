@@ -1,4 +1,4 @@
-"""What the system says: the user's folders, and what of the environment is other programs'."""
+"""The user's folders, and environment variables of other programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAME = "openai-cpu-server"
 
 
 def user_cache_dir() -> Path:
-    """For what can be made again. Without a home it is in the folder for temporary files, and nobody else
-    can have filled it. Raises StartupError."""
+    """Return the folder for data that can be recreated, or a private temporary folder for a user without a
+    home. Raises StartupError."""
     base = _base("XDG_CACHE_HOME", ".cache")
     if base is not None:
         return base / _NAME
@@ -26,13 +26,12 @@ def user_cache_dir() -> Path:
 
 
 def kept_cache_dir() -> Path | None:
-    """The same, for what is of use to later processes; None: the user has no home, and what is made in its
-    place may be gone, or be memory."""
+    """Return the cache folder if it outlives the process, or None for a user without a home."""
     return None if _base("XDG_CACHE_HOME", ".cache") is None else user_cache_dir()
 
 
 def user_data_dir() -> Path:
-    """For what is to stay. Raises StartupError where the user has no home."""
+    """Return the folder for permanent data. Raises StartupError for a user without a home."""
     base = _base("XDG_DATA_HOME", ".local/share")
     if base is None:
         raise StartupError(f"user {os.geteuid()} has no home directory: set HOME or XDG_DATA_HOME")
@@ -40,7 +39,7 @@ def user_data_dir() -> Path:
 
 
 def expanded(path: Path | str) -> Path:
-    """With the home in place of `~`. Raises StartupError where there is none."""
+    """Expand `~`. Raises StartupError for a user without a home."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -48,7 +47,8 @@ def expanded(path: Path | str) -> Path:
 
 
 def require_utf8(path: Path | str, origin: str = "the name") -> None:
-    """Raises StartupError for what the system has given that no other process and no client can be told."""
+    """Reject a path that is not valid UTF-8, because it can be passed to no other process or client.
+    Raises StartupError."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -56,7 +56,7 @@ def require_utf8(path: Path | str, origin: str = "the name") -> None:
 
 
 def _base(variable: str, below_home: str) -> Path | None:
-    """A relative path in the variable counts as none, as its specification says."""
+    """Ignore a relative path in the variable, as the XDG specification demands."""
     named = Path(os.environ.get(variable, ""))
     try:
         base = named if named.is_absolute() else Path.home() / below_home
@@ -67,33 +67,29 @@ def _base(variable: str, below_home: str) -> Path | None:
 
 
 def foreign_settings() -> Mapping[str, str]:
-    """The environment, for what other programs such as Ray have set up there."""
+    """Return the environment, for settings of other programs such as Ray."""
     return os.environ
 
 
 def tell_others(settings: Mapping[str, str]) -> None:
-    """Lets processes of this one inherit settings of other programs, where a user has not said otherwise."""
+    """Set variables for child processes, except those that the user has set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""glibc reads it when a process starts: large allocations lie in huge pages, where the system lets them."""
+"""Tells glibc at a process's start to place large allocations in huge pages."""
 _NO_BLAS_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's: the engine multiplies no matrices by it, and it starts with threads that spin at first."""
+"""Disables numpy's threads: the engine multiplies no matrices by it, and the threads spin at their start."""
 
 
 def tune_engines() -> None:
-    """Lets engines of this process inherit what makes steps fast, where a user has not said otherwise.
+    """Set variables that make the steps of child engines fast, except those that the user has set.
 
-    Compute threads spin for longer than the pause between two operations of a step, so no step gets slower,
-    but for less than the pause between two steps: then a core is free for whoever reads the last step's
-    tokens. If they spun on, that reader would take a core from the thread that makes the next step (measured:
-    1.4 ms of a step with 16 streams).
-
-    Cells lie in huge pages (measured: decoding at 1 B takes 3 to 5 % less time, resident memory 3 % more).
-
-    numpy has no threads (measured with two cores: the start takes 0.44 s of CPU time instead of 0.54).
+    Compute threads spin for longer than the pause between two operations of a step, but not between two
+    steps. A core is then free for the reader of the last step's tokens (1.4 ms of a step with 16 streams).
+    Huge pages for KV cells take 3 to 5 % off decoding at 1 B, for 3 % more resident memory. Without numpy's
+    threads the start takes 0.44 s of CPU time instead of 0.54 s on two cores.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

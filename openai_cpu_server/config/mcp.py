@@ -1,4 +1,4 @@
-"""Options about MCP servers: `[mcp.NAME]` of the TOML file, and what bounds their calls."""
+"""Options of MCP servers: `[mcp.NAME]` of the TOML file, and limits of their calls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
-    """With variables of this server's environment in place of `${NAME}`, so that no secret need stand in the
-    file. Raises ValueError."""
+    """Replace `${NAME}` by environment variables, so that secrets need not stand in the file."""
 
     def found(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
@@ -35,7 +34,7 @@ Filled = Annotated[dict[str, str], AfterValidator(_filled_in)]
 
 
 class McpServerTable(BaseModel):
-    """`[mcp.NAME]`: a server that is started, or one that is asked by HTTP."""
+    """`[mcp.NAME]`: a server that is started as a command, or reached by HTTP."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,7 +78,7 @@ ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class McpOptions(BaseModel):
-    """Tools that this server calls itself; without any of them there are none."""
+    """Tools that this server calls itself."""
 
     mcp: CliSuppress[dict[ServerName, McpServerTable]] = Field(
         {},

@@ -1,5 +1,4 @@
-"""The options of one model, once: the server's, and what a table of the TOML file says otherwise. And what
-its tokens cost."""
+"""Options of one model: the server's defaults, and the overrides of its TOML table."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class PriceTable(BaseModel):
 _MAX_THREADS = 512
 """llama.cpp's own limit."""
 ENGINE_DEFAULTS = EngineOptions(model_path="")
-"""It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
+"""Home, with `BY_DEFAULT`, of the defaults that options share with engines."""
 
 ToolFormatName = Literal[
     "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
@@ -64,14 +63,13 @@ ReasoningFormatName = Literal[
 
 
 def one_or_more(given: object) -> object:
-    """One value, as text or as the whole of an environment variable, or a list of them, there in JSON."""
+    """Accept one value, or a list of them, which is JSON in an environment variable."""
     if not isinstance(given, str):
         return given
     return json.loads(given) if given.startswith("[") else [given]
 
 
 def _layers(given: object, words: Sequence[str] = ("auto", "all")) -> object:
-    """Raises ValueError for what is neither a number of layers nor one of these words."""
     if given is None or given in words:
         return given
     if isinstance(given, bool) or not re.fullmatch(r"\d{1,5}", str(given)):
@@ -89,7 +87,6 @@ def _pattern_and_device(text: str) -> tuple[str, str]:
 
 
 def _tensor_place(text: str) -> str:
-    """Raises ValueError for what is not PATTERN=DEVICE."""
     pattern, device = _pattern_and_device(text)
     if not (pattern and device):
         raise ValueError("expected PATTERN=DEVICE")
@@ -101,7 +98,7 @@ def _tensor_place(text: str) -> str:
 
 
 class ModelOptions(BaseModel):
-    """Given to the server they are the defaults of all its models."""
+    """Options of a model. Those of the server are the defaults of all models."""
 
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
     tool_format: ToolFormatName = Field(
@@ -226,8 +223,7 @@ class ModelOptions(BaseModel):
 
     @property
     def engine_fields(self) -> dict[str, object]:
-        """Fields of `EngineOptions` that need no look at the machine: those of the same name, and what is
-        said there in other words."""
+        """Return the fields of `EngineOptions` that follow from these options alone."""
         return {
             **fields_for(EngineOptions, self, of=ModelOptions),
             "kv_tokens": self.ctx_size,
@@ -263,16 +259,13 @@ class ModelOptions(BaseModel):
 
 
 def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
-    """What a record has by the names of options: who adds an option to both need not say so a third time.
-
-    `of`: these options alone, though a subclass has more.
-    """
+    """Return the options that a record has under the same names. `of`: class whose options are used."""
     names = of.model_fields.keys() & set(record.__struct_fields__)
     return {name: getattr(options, name) for name in names}
 
 
 class ModelTable(ModelOptions):
-    """`[models.NAME]`: a model, and in what it differs from the server's defaults."""
+    """`[models.NAME]`: a model and its overrides of the server's options."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -305,7 +298,7 @@ class ModelTable(ModelOptions):
         return self
 
     def over(self, server: ModelOptions) -> ModelOptions:
-        """The server's options, but for what is said here."""
+        """Return the server's options with these overrides."""
         names = set(ModelOptions.model_fields)
         said, known = self.model_fields_set & names, server.model_fields_set & names
         values = {name: getattr(self if name in said else server, name) for name in names}

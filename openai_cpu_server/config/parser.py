@@ -1,7 +1,4 @@
-"""Reads the settings for a command line.
-
-Options are shown, and wrong ones refused, in users' words, not in Python's.
-"""
+"""Reads settings for a command line, with help and errors in the user's terms."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _KINDS = {
     "Path": "PATH", "list[Path]": "PATH", "int": "N", "float": "NUMBER",
     "{int,{auto,all}}": "N|auto|all", "{int,all}": "N",
 }  # fmt: skip
-"""What the help shows for a value, by the type that pydantic names."""
+"""Placeholders in the help, by the type name of pydantic."""
 _DEFAULTS = {
     " (default: null)": "",  # the description says what happens instead
     " (default: [])": "",
@@ -41,7 +38,7 @@ _DEFAULTS = {
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Raises StartupError with one line in place of printing a page and leaving."""
+    """Parser that raises StartupError with one line instead of exiting."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, usage="%(prog)s [options]", description=description, allow_abbrev=False)
@@ -51,7 +48,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> argparse.Action:
-    """Call `add_argument` with pydantic's texts turned into words for users."""
+    """Call `add_argument` with pydantic's texts rewritten for users."""
     kind = str(kwargs.get("metavar", "{"))
     if kind in _KINDS or not kind.startswith("{"):  # a flag, or a choice that lists its values
         kwargs["metavar"] = _KINDS.get(kind, names[0].rsplit("-", 1)[-1].upper())  # --api-key takes a KEY
@@ -71,7 +68,7 @@ def _default_in_words(text: str) -> str:
 _PROGRAM = "openai-cpu-server serve"
 _UNCUT = ("model", "tensor_place")
 _ALONE = {"--cpu-moe": "all"}
-"""What an option means without a value."""
+"""Values of options that are given without one."""
 _REPLACED = {
     "interactive_step_ms": "--stream-rate and --stall-ms",
     "batch_step_ms": "--batch-stall-ms",
@@ -80,12 +77,11 @@ _REPLACED = {
     "continuous_batching": "--experiment continuous_batching=off",
     "prefix_sharing": "--experiment prefix_sharing=off",
 }
-"""Names of options that are gone -> what says the same now."""
+"""Removed options and their replacements."""
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
-    """Settings for these command line arguments. Raises StartupError with one line that names the option, and
-    where it comes from."""
+    """Read the settings. Raises StartupError with one line that names the option and its source."""
     arguments = arguments_that_say_something(arguments)
     _refuse_replaced(arguments)
     require_known(Settings.model_fields)
@@ -107,7 +103,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
 
 
 def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of options that pydantic would cut at commas, and all other arguments."""
+    """Separate the values that pydantic would split at commas from all other arguments."""
     parser = OptionParser(_PROGRAM, "")
     for name in _UNCUT:
         parser.add_argument(option(name), dest=name, action="append", default=argparse.SUPPRESS)
@@ -118,7 +114,6 @@ def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[st
 
 
 def _refuse_replaced(arguments: Sequence[str]) -> None:
-    """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
     for name in _REPLACED:
         if named_by(name, arguments) or variable(name) in os.environ:
             raise StartupError(_problem((name,), ""))
@@ -130,7 +125,6 @@ def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
 
 
 def _reading(path: Path | None) -> type[Settings]:
-    """Settings that also read a TOML file."""
     if path is None:
         return Settings
     if not path.is_file():
@@ -139,7 +133,7 @@ def _reading(path: Path | None) -> type[Settings]:
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:
-    """Finds the TOML file, which must be known before the options are read."""
+    """Find the TOML file, which must be known before other options are read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     named = said("config", os.environ.get(variable("config")), variable("config"))
     parser.add_argument("--config", default=named)
@@ -148,7 +142,7 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 
 
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
-    """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
+    """`location` is the option and, for a list, an index, which is omitted."""
     names = [part for part in location if isinstance(part, str)]
     if names[:1] in (["models"], ["mcp"]) and len(names) > 1:
         return " ".join([f"[{names[0]}.{names[1]}]", *names[2:]]) + f": {message}{origin}"

@@ -1,4 +1,4 @@
-"""`[ray]` of the TOML file: how many replicas there are with Ray Serve, and what each of them gets."""
+"""`[ray]` of the TOML file: number and resources of replicas with Ray Serve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class RayTable(BaseModel):
-    """For `openai-cpu-server ray`; a server without Ray has no use for it."""
+    """Options of `openai-cpu-server ray`."""
 
     model_config = ConfigDict(extra="forbid")
 

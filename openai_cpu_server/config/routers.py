@@ -1,4 +1,4 @@
-"""`router` of a table `[models.NAME]`: the routes, and by what is chosen between them."""
+"""`router` of a table `[models.NAME]`: its routes and the rule for choosing one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SharesTable(_Table):
 
 
 class RouterTable(BaseModel):
-    """All other keys are routes: `small = "smollm2"`."""
+    """Options of a router. All other keys are routes, such as `small = "smollm2"`."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, str] = Field(init=False)

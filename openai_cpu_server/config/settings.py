@@ -1,5 +1,5 @@
-"""All options, once. The command line goes before the environment (`OCS_*`), that before files of secrets,
-and these before a TOML file."""
+"""Options of all commands. The command line precedes the environment (`OCS_*`), secret files, and the TOML
+file."""
 
 from __future__ import annotations
 
@@ -44,13 +44,12 @@ _EXPERIMENTS = Experiment.__struct_fields__
 
 
 def _of_servers(default: Any, **said: Any) -> Any:
-    """A field for an option that means nothing without connections, keys or a server's end: commands that
-    have none refuse it."""
+    """Field of an option that commands without a server reject."""
     return Field(default, json_schema_extra={_OF_SERVERS: True}, **said)
 
 
 def _experiment(given: object) -> Experiment:
-    """NAME=on or NAME=off for each of what it has, with commas between them. Raises ValueError."""
+    """Parse NAME=on and NAME=off, separated by commas."""
     if isinstance(given, Experiment):
         return given
     pairs = [pair.partition("=")[::2] for pair in str(given).split(",")]
@@ -61,14 +60,13 @@ def _experiment(given: object) -> Experiment:
 
 
 def _host_name(given: str) -> str:
-    """Raises ValueError for what can be no name in a `Host` header."""
     if given != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", given):
         raise ValueError("expected a name, without http:// and without a port")
     return given.lower().rstrip(".")
 
 
 class WhatToServe(BaseModel):
-    """Which models, and how many of them at once."""
+    """Models to serve, and how many of them at once."""
 
     config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
     model: Annotated[list[str], NoDecode, BeforeValidator(one_or_more)] = Field(
@@ -197,9 +195,9 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         "is, or to the node that is free; for a server with one model",
     )
     numa_folder: CliSuppress[Path | None] = _of_servers(None)
-    """Not for users: a folder of nodes that there are not, in place of the system's."""
+    """Internal, for tests: folder of simulated NUMA nodes."""
     experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
-    """Not for users: it has no description, and stands in no list of options."""
+    """Internal: it has no description and appears in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
         [],
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
@@ -392,7 +390,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
 
     @property
     def isolates_by_key(self) -> bool:
-        """Whether requests of different API keys share no computed prompts."""
+        """Return True if requests of different API keys share no prompt cache."""
         if self.cache_isolation is not None:
             return self.cache_isolation == "key"
         return self.api_key is not None or self.api_keys is not None
@@ -410,8 +408,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         pinned_namespace: str = "",
         of: ModelOptions | None = None,
     ) -> EngineOptions:
-        """`cache_bytes`: what `cache_mb` comes to on this machine. `of`: the options of this model, where it
-        has some of its own."""
+        """`cache_bytes`: value of `cache_mb` on this machine. `of`: options of this model, if it has its
+        own."""
         fields = {
             **fields_for(EngineOptions, self, of=Settings),
             **(of or self).engine_fields,
@@ -434,12 +432,12 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
 
     @property
     def profile_dir(self) -> Path:
-        """Engines may write into this folder: so no files of models are in it, and no wheels."""
+        """Return a folder that engines may write to, which therefore holds no models or wheels."""
         return expanded(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
 
     @property
     def traces_endpoint(self) -> str | None:
-        """Where traces go; OpenTelemetry's own variable counts where nothing else is said."""
+        """Return the collector's URL, by default that of OpenTelemetry's own variable."""
         return self.otel_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
 
     @property
@@ -448,7 +446,6 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
 
 
 def revealed(secret: SecretStr | None) -> str | None:
-    """The secret itself, for somebody who needs it and does not write it anywhere."""
     return secret.get_secret_value() if secret is not None else None
 
 
@@ -457,5 +454,5 @@ OPTIONS_OF_SERVERS = frozenset(
     for name, field in Settings.model_fields.items()
     if isinstance(field.json_schema_extra, dict) and _OF_SERVERS in field.json_schema_extra
 )
-"""What means nothing to a command without a server. In the environment or a file, which a server may share,
-it is passed over."""
+"""Options without meaning for commands without a server. In the environment or a shared file they are
+ignored there."""

@@ -1,8 +1,8 @@
-"""Where options come from, and what a source says that says nothing.
+"""Sources of options, and the treatment of empty values.
 
-An empty value is as if not set: `${NAME}` of a variable that does not exist leaves one, and a host or a name
-of no letters means nothing that anybody wants. But where an option is a guard, whoever names it wants it:
-a server must not do without keys because a secret was not there.
+An empty value counts as unset, because `${NAME}` of a missing variable leaves one. An empty value for an
+option that protects the server is an error: the server must not start without keys because a secret is
+missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from openai_cpu_server.errors import StartupError
 
 ENV_PREFIX = "OCS_"
 SECRETS_VARIABLE = "OCS_SECRETS_DIR"
-"""Names a folder whose files are options, each named like its environment variable. Docker and Kubernetes
-hand secrets over so: what is in the environment, everybody sees who may look at a container."""
+"""Names a folder of files that are options, each named like its environment variable. Docker and
+Kubernetes hand over secrets in this way, because anyone who may inspect a container sees its environment."""
 _GUARDS = {
     "api_key",
     "api_keys",
@@ -36,14 +36,14 @@ _GUARDS = {
     "ssl_keyfile_password",
     "trusted_proxy",
 }
-"""Options that keep somebody out, or name a file with such options."""
+"""Options that restrict access, or name a file with such options."""
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _OF_KUBERNETES = re.compile(
     r"PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?|SERVICE_HOST|SERVICE_PORT(_\w+)?"
 )
 """Variables that Kubernetes sets for a Service named `ocs`, without the prefix."""
 _OF_SCRIPTS = {"GPU", "SECRETS_DIR"}
-"""Variables that are no options of the settings."""
+"""Variables of the scripts, which are not settings."""
 _HINT = (
     "; Kubernetes sets it where there is a Service named ocs: set enableServiceLinks to false in the pod, "
     "or give the option itself"
@@ -51,7 +51,7 @@ _HINT = (
 
 
 class _ByName(PydanticBaseEnvSettingsSource):
-    """Each option has an origin, which stands in what is raised for its value."""
+    """Source that names the origin of an invalid value."""
 
     def origin(self, field_name: str) -> str:
         return variable(field_name)
@@ -71,12 +71,11 @@ class _ByName(PydanticBaseEnvSettingsSource):
             raise StartupError(f"{option(field_name)}: {listed} (from {origin})") from None
 
 
-class EnvironmentVariables(_ByName, EnvSettingsSource):
-    """The environment."""
+class EnvironmentVariables(_ByName, EnvSettingsSource): ...
 
 
 class SecretFiles(_ByName, SecretsSettingsSource):
-    """The folder of `OCS_SECRETS_DIR`. Raises StartupError for a folder that is none."""
+    """Folder of `OCS_SECRETS_DIR`. Raises StartupError if it is not a folder."""
 
     def __init__(self, settings: type[BaseSettings]) -> None:
         super().__init__(settings, secrets_dir=secrets_folder())
@@ -92,7 +91,7 @@ class SecretFiles(_ByName, SecretsSettingsSource):
 
 
 class ConfigFile(TomlConfigSettingsSource):
-    """The TOML file. Raises StartupError that names it."""
+    """TOML file. Raises StartupError that names it."""
 
     def __init__(self, settings: type[BaseSettings]) -> None:
         path = settings.model_config.get("toml_file")
@@ -112,7 +111,7 @@ class ConfigFile(TomlConfigSettingsSource):
 
 
 def said(name: str, value: Any, origin: str) -> Any:
-    """The value; None where that is as if not set. Raises StartupError that says where it comes from."""
+    """Return the value, or None if it counts as unset. Raises StartupError that names the origin."""
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -124,7 +123,7 @@ def said(name: str, value: Any, origin: str) -> Any:
 
 
 def arguments_that_say_something(arguments: Sequence[str]) -> list[str]:
-    """Without options whose value is empty. Raises StartupError."""
+    """Drop options with an empty value. Raises StartupError."""
     kept: list[str] = []
     for parts in _with_empty_values(arguments):
         name, sign, value = "=".join(parts).partition("=")
@@ -135,7 +134,7 @@ def arguments_that_say_something(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_empty_values(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """Each argument, and with it the next one where that is empty: it can be a value only."""
+    """Group each argument with a following empty one, which can only be its value."""
     rest = list(arguments)
     while rest:
         takes = 2 if rest[0].startswith("--") and "=" not in rest[0] and not "".join(rest[1:2]).strip() else 1
@@ -144,7 +143,7 @@ def _with_empty_values(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
-    """What has said this option, in words for the end of a line; "": the command line, which names it so."""
+    """Return the source of an option for the end of an error line; "" for the command line."""
     if named_by(name, arguments):
         return ""
     variables = {name.upper(): value for name, value in os.environ.items()}  # their names count in any case
@@ -156,14 +155,14 @@ def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
 
 
 def named_by(name: str, arguments: Sequence[str]) -> str | None:
-    """The first argument that gives this option, without its value: a switch has two names. None: none."""
+    """Return the first argument that sets this option, without its value, or None. A switch has two names."""
     names = (option(name), option(f"no_{name}"))
     given = (argument.partition("=")[0] for argument in arguments)
     return next((argument for argument in given if argument in names), None)
 
 
 def secrets_folder() -> Path | None:
-    """Raises StartupError for a folder that is none."""
+    """Return the folder of secret files, or None. Raises StartupError if it is not a folder."""
     folder = said("secrets_dir", os.environ.get(SECRETS_VARIABLE), SECRETS_VARIABLE)
     if folder is not None and not Path(folder).is_dir():
         raise StartupError(f"{SECRETS_VARIABLE}: there is no folder {folder}")
@@ -171,8 +170,8 @@ def secrets_folder() -> Path | None:
 
 
 def require_known(options: Collection[str]) -> None:
-    """Raises StartupError for a variable, or a file of the secrets folder, that is named like an option and
-    is none: a misspelt key would leave the server open."""
+    """Reject unknown `OCS_` variables and secret files, because a misspelt key would leave the server
+    open. Raises StartupError."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
     known = {name.upper() for name in options} | _OF_SCRIPTS
     for name in (*os.environ, *files):
@@ -193,7 +192,6 @@ def variable(name: str) -> str:
 
 
 def _secret(name: str) -> Path | None:
-    """The file of an option, in any case; None: there is no folder of such files, or none of this name."""
     folder = secrets_folder()
     wanted = variable(name).lower()
     return next((path for path in folder.iterdir() if path.name.lower() == wanted), None) if folder else None

@@ -1,7 +1,7 @@
-"""MCP servers: started when they are wanted first, asked within bounds, ended with this server.
+"""Connections to MCP servers: started on first use, bounded, and closed with this server.
 
-`server/` opens those of the configuration and hands them to the API, which knows them by `contract.mcp`. Only
-here is the package `mcp` imported (the extra `mcp`). Promises: a server that hangs, dies, floods or answers
-nonsense costs the calls that wait for it, and nothing else; a child gets of the environment what all children
-get and what its table names; what clients name by a URL is asked at public addresses alone.
+`server/` opens the configured ones and hands them to the API, which knows them by `contract.mcp`. Only this
+package imports `mcp` (extra `mcp`). A server that hangs, dies, floods or sends invalid messages affects only
+the calls that wait for it. A child inherits the usual environment and the variables of its table. URLs from
+clients are reached only at public addresses.
 """

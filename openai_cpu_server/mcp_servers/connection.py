@@ -1,5 +1,5 @@
-"""One MCP server: connected by a task of its own when it is wanted, asked by many, connected anew when it was
-lost."""
+"""Connection to one MCP server, in a task of its own. It is shared by all callers and reconnects after a
+loss."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Calls of one server; more wait, which counts in their time."""
+"""Limit of concurrent calls to one server. Waiting counts towards a call's timeout."""
 _MOST_PAGES, _MOST_TOOLS = 32, 512
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Lists of tools are long, and results may carry pictures, which are told in words."""
+"""Lists of tools are long, and results may carry pictures."""
 _LONGEST_PAUSE_S = 60.0
-"""A server that was lost is connected anew at once, one that is lost again after a second, then two..."""
+"""Maximum pause before reconnecting. The pause is 0 after the first loss, then 1 s, then doubles."""
 _CLOSE_S = 4.0
-"""What a connection gets to end, be it to a server that answers nothing."""
+"""Timeout for closing a connection."""
 _FRESH_S = 300.0
-"""Not every server tells when its tools have changed."""
+"""Age at which tools are listed again, because not every server announces changes."""
 _ALIVE_S = 5.0
-"""A server that has not answered a call in time answers something else within this time, or is lost."""
+"""Timeout of the liveness check after a call has timed out; without a reply the connection is lost."""
 _SHOWN_CHARS = 500
 _CLOSED = -32000
-"""The package's code for a connection that was lost in the middle of a request."""
+"""Error code of `mcp` for a connection that was lost during a request."""
 
 Transport = Callable[[McpServerOptions, ServerTraffic], AbstractAsyncContextManager[Streams]]
 
 
 class McpConnection:
-    """An `McpServer`. All methods belong to one event loop's thread."""
+    """`McpServer` whose methods belong to one event loop's thread."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class McpConnection:
         *,
         is_public_only: bool = False,
     ) -> None:
-        """`is_public_only`: a client has named its URL."""
+        """`is_public_only`: True if a client named the URL."""
         self._name = name
         self._options = options
         self._limits = limits
@@ -76,16 +76,16 @@ class McpConnection:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._link: _Link | None = None
         self._left: set[asyncio.Task[None]] = set()
-        """Of connections that were lost, while they end."""
+        """Tasks of lost connections until they end."""
         self._tools: tuple[McpTool, ...] | None = None
         self._listed_s = 0.0
         self._listing: asyncio.Task[tuple[McpTool, ...]] | None = None
         self._error: str | None = None
         self._num_losses = 0
-        """Since it has answered last."""
+        """Losses since the last reply."""
         self._retry_at_s = 0.0
         self._asking: asyncio.Task[None] | None = None
-        """Whether it is alive."""
+        """Running liveness check."""
 
     @property
     def name(self) -> str:
@@ -107,8 +107,8 @@ class McpConnection:
         return McpServerState.IDLE if self._error is None else McpServerState.FAILED
 
     async def tools(self) -> Sequence[McpTool]:
-        """Asked once for all who wait, and again when the server says that they have changed, or when some
-        minutes have passed."""
+        """Return the tools. They are listed again when the server announces a change, or after some
+        minutes."""
         is_fresh = time.monotonic() - self._listed_s < _FRESH_S
         if self._link is not None and not self._link.is_lost and self._tools is not None and is_fresh:
             return self._tools
@@ -182,7 +182,6 @@ class McpConnection:
         return McpAnswer(text, bool(result.is_error))
 
     async def _linked(self) -> _Link:
-        """Raises McpUnavailable."""
         if self._link is not None and self._link.is_lost:
             self._lose(self._link.traffic.cause or "the connection was lost")
         if self._link is None:
@@ -214,7 +213,6 @@ class McpConnection:
                 self._lose("it has answered nothing any more")
 
     def _lose(self, why: str) -> None:
-        """The next who wants it connects anew, after a pause that grows."""
         link, self._link, self._tools = self._link, None, None
         self._error = why[:_SHOWN_CHARS]
         self._num_losses += 1
@@ -238,7 +236,7 @@ class McpConnection:
 
 
 class _Link:
-    """A connection from its beginning to its end, in a task of its own: what it enters it leaves there."""
+    """Connection whose contexts are entered and left by one task."""
 
     def __init__(
         self,
@@ -269,7 +267,7 @@ class _Link:
         return self.task.done() or self.traffic.ended.is_set()
 
     async def ready(self) -> None:
-        """Raises McpUnavailable."""
+        """Wait for the connection. Raises McpUnavailable."""
         await self._is_up.wait()
         if self._failure is not None:
             raise McpUnavailable(self._failure)
@@ -298,13 +296,12 @@ class _Link:
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Its failure counts as seen: all who have waited for it may have left."""
+    """Mark the task's exception as retrieved, because all waiting callers may have left."""
     if not task.cancelled():
         task.exception()
 
 
 async def _all_tools(client: Client) -> AsyncIterator[McpTool]:
-    """Page by page. Raises McpUnavailable for more than anybody can want."""
     cursor, num_tools = None, 0
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
@@ -326,8 +323,8 @@ async def _all_tools(client: Client) -> AsyncIterator[McpTool]:
 
 
 async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolResult:
-    """By the session and not by `Client.call_tool`, which runs a validator over what a stranger says, of a
-    schema that the stranger has made."""
+    """Call by the session, because `Client.call_tool` validates results by a schema from the remote
+    server."""
     from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
@@ -335,14 +332,13 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
 
 
 def _text_of(result: CallToolResult) -> str:
-    """What a model reads of it."""
     if not result.content and result.structured_content is not None:
         return msgspec.json.encode(result.structured_content).decode()
     return "\n".join(_words(part) for part in result.content)
 
 
 def _words(part: Any) -> str:
-    """A part that is no text is told in words."""
+    """Describe a part that is not text."""
     if part.type == "text":
         return str(part.text)
     if part.type == "resource":
@@ -356,7 +352,7 @@ def _words(part: Any) -> str:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether the connection is of no use any more: all but what the server itself answers."""
+    """Return True for all errors except replies of the server itself."""
     from mcp.shared.exceptions import MCPError
 
     if isinstance(error, MCPError):
@@ -365,7 +361,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """In one line. Of several at once the first says it."""
+    """Return one line. A group is represented by its first error."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
     if isinstance(error, FileNotFoundError):

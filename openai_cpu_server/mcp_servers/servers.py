@@ -1,4 +1,4 @@
-"""The MCP servers of the configuration, and what opens a URL that a client names."""
+"""The configured MCP servers, and connections to URLs of clients."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from openai_cpu_server.mcp_servers.web import checked_headers, checked_url
 
 _NEEDED = ("mcp.client", "mcp.client.streamable_http", "httpx2")
 _OF_URLS = "url"
-"""What they are called together, in counters."""
+"""Label of all URLs in counters."""
 
 
 class ConfiguredServers:
-    """`McpServers`. `async with` it while it is used: leaving ends all that it has started."""
+    """`McpServers` as an async context manager, which closes all connections at its end."""
 
     def __init__(
         self, options: Mapping[str, McpServerOptions], limits: McpLimits, *, allowed_hosts: Sequence[str]
     ) -> None:
-        """`allowed_hosts`: what URLs of clients may name; `*.example.org` is all below that, `*` any.
-
-        Raises StartupError without the extra `mcp`. It is imported here, for a request should not wait for
-        that.
-        """
+        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for
+        any. Raises StartupError without the extra `mcp`, which is imported here so that no request waits
+        for the import."""
         try:
             for name in _NEEDED:
                 importlib.import_module(name)
@@ -54,13 +52,13 @@ class ConfiguredServers:
         return list(self._options)
 
     def named(self, name: str) -> McpServer:
-        """Raises KeyError."""
+        """Return the server of this name. Raises KeyError."""
         if name not in self._servers:
             self._servers[name] = McpConnection(name, self._options[name], self._limits)
         return self._servers[name]
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
-        """Raises InvalidRequest."""
+        """Return the server at this URL. Raises InvalidRequest."""
         url = checked_url(url, self._allowed_hosts)
         options = McpServerOptions(url=url, headers=checked_headers(headers))
         return McpConnection(_OF_URLS, options, self._limits, is_public_only=True)

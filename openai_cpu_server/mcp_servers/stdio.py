@@ -1,4 +1,5 @@
-"""A child that speaks MCP over its pipes: within bounds, with its words to the log, and ended as a group."""
+"""MCP over the pipes of a child process, with limits. Its standard error goes to the log, and its process
+group ends with it."""
 
 from __future__ import annotations
 
@@ -26,40 +27,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Streams = tuple[Any, Any]
-"""What a session reads, and what it writes: a transport's, for which the package has no public name."""
+"""A transport's streams for reading and writing, whose types `mcp` does not export."""
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _LAUNCH = (
     f"import ctypes,os,sys;ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG},{_SIGKILL});"
     "os.getppid()==int(sys.argv[1]) or os._exit(0);os.execvp(sys.argv[2],sys.argv[2:])"
 )
-"""The kernel ends the child with this process, however that ends; else only its closed pipe tells it."""
+"""Lets the kernel end the child with this process. Elsewhere only its closed pipe does."""
 _CHUNK_BYTES = 64 * 1024
 _MOST_MESSAGES = 4000
 _LEAVE_S, _KILL_S = 2.0, 0.5
-"""What it gets to end after its pipe is closed, and after SIGTERM."""
+"""Time to exit after its pipe is closed, and after SIGTERM."""
 _MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
-"""So many lines of its words are logged in so many seconds, and so much of each."""
+"""Limit of logged lines per period, the period in seconds, and the characters of each line."""
 
 
 class ServerTraffic:
-    """What has come from one server, over one connection."""
+    """Input from one server over one connection."""
 
     def __init__(self, name: str, most_bytes: int) -> None:
-        """`most_bytes`: of one message."""
+        """`most_bytes`: limit of one message."""
         self.name = name
         self.most_bytes = most_bytes
         self.ended = asyncio.Event()
-        """The connection is of no use any more."""
+        """Set when the connection is unusable."""
         self.cause = ""
-        """Why, once it is so."""
+        """Reason for the end."""
         self._num_bytes = self._num_messages = 0
 
     def asked(self) -> None:
-        """Somebody asks something: what came before is forgiven."""
+        """Reset the counts, because a caller has sent a request."""
         self._num_bytes = self._num_messages = 0
 
     def heard(self, num_bytes: int, num_messages: int) -> bool:
-        """False: it floods. Small messages cost more than their bytes."""
+        """Count input. Return False if the server floods. Small messages cost more than their bytes."""
         self._num_bytes += num_bytes
         self._num_messages += num_messages
         return self._num_bytes <= 4 * self.most_bytes and self._num_messages <= _MOST_MESSAGES
@@ -71,7 +72,7 @@ class ServerTraffic:
 
 @asynccontextmanager
 async def stdio_streams(options: McpServerOptions, traffic: ServerTraffic) -> AsyncIterator[Streams]:
-    """A `Transport` of the package's. Raises OSError for a command that cannot be started."""
+    """Start the command as a transport. Raises OSError if it cannot be started."""
     pipes, process = await _started(options)
     to_session, read_stream = anyio.create_memory_object_stream["SessionMessage | Exception"](0)
     write_stream, from_session = anyio.create_memory_object_stream["SessionMessage"](0)
@@ -97,7 +98,7 @@ async def stdio_streams(options: McpServerOptions, traffic: ServerTraffic) -> As
 
 
 async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTransport, Process]:
-    """As `asyncio.create_subprocess_exec`, which keeps the transport to itself."""
+    """Replacement of `asyncio.create_subprocess_exec` that also returns the transport."""
     command = options.command
     if sys.platform == "linux":
         command = (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command)
@@ -118,7 +119,7 @@ async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTranspo
 async def _read(
     process: Process, traffic: ServerTraffic, to_session: MemoryObjectSendStream[SessionMessage | Exception]
 ) -> None:
-    """Ends with its output, or where that is too much: then the session sees it closed."""
+    """Forward messages until the output ends or exceeds its limits; the session then sees a closed stream."""
     assert process.stdout is not None
     buffer = bytearray()
     try:
@@ -166,7 +167,6 @@ async def _write(process: Process, from_session: MemoryObjectReceiveStream[Sessi
 
 
 async def _log(process: Process, traffic: ServerTraffic) -> None:
-    """Its standard error: some lines, and how many more there were."""
     assert process.stderr is not None
     window_s, said, left_out = time.monotonic(), 0, 0
     rest = b""
@@ -191,7 +191,6 @@ def _shown(line: bytes) -> str:
 
 
 async def _stopped(process: Process, *, leave_s: float) -> None:
-    """Closes its pipe, and ends its group if it stays for so long."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -205,7 +204,7 @@ async def _stopped(process: Process, *, leave_s: float) -> None:
 
 
 async def _has_ended(process: Process, within_s: float) -> bool:
-    """Not `wait`: that also waits until all that have its pipes have closed them."""
+    """Poll, because `wait` also waits until all holders of the pipes have closed them."""
     until_s = time.monotonic() + within_s
     while process.returncode is None and time.monotonic() < until_s:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

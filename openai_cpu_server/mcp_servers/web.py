@@ -1,4 +1,4 @@
-"""MCP over HTTP, within bounds; what clients name by a URL, at public addresses alone."""
+"""MCP over HTTP, with limits. URLs from clients are reached only at public addresses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 10.0
 _READ_S = 300.0
-"""A stream of notifications may be silent for long; a call has a limit of its own."""
+"""Timeout of a silent notification stream; calls have their own."""
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 
 
 def checked_url(url: str, hosts: Sequence[str]) -> str:
-    """Raises InvalidRequest, with a clause for the client."""
+    """Return the URL. Raises InvalidRequest with a clause for the client."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = (parts.hostname or "").lower(), parts.port
@@ -39,7 +39,7 @@ def checked_url(url: str, hosts: Sequence[str]) -> str:
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Raises InvalidRequest, with a clause for the client."""
+    """Return the headers. Raises InvalidRequest with a clause for the client."""
     for name, value in headers.items():
         is_token = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
         if not is_token or not value.isascii() or not value.isprintable() or name.lower() in _OWN_HEADERS:
@@ -51,7 +51,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 async def http_streams(
     options: McpServerOptions, traffic: ServerTraffic, *, is_public_only: bool
 ) -> AsyncIterator[Streams]:
-    """A `Transport` of the package's. `is_public_only`: it is looked at where the URL leads."""
+    """Connect as a transport. `is_public_only`: reject addresses that are not public."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
@@ -110,7 +110,8 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
 
 
 async def _public_address(host: str, port: int) -> str:
-    """An address of the host, all of which are looked at: a name cannot mean another one afterwards."""
+    """Return one address after checking all of the host's, so that the name cannot resolve to another one
+    later."""
     import httpx2
 
     try:

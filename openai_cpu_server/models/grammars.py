@@ -1,4 +1,4 @@
-"""What clients ask for becomes a grammar that is known to compile. The latest grammars are remembered."""
+"""Compiled grammars for clients' requests, with a cache of the latest ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from openai_cpu_server.errors import InvalidRequest
 V = TypeVar("V")
 
 _ENTRY_BYTES = 500
-"""What an entry takes beside its value: its key, a digest mostly, and its place in the table."""
+"""Overhead of an entry: its key, mostly a digest, and its place in the table."""
 
 
 class _Entry(NamedTuple, Generic[V]):
@@ -35,7 +35,7 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class LruCache(Generic[V]):
-    """The least recently used is forgotten first. Any thread may use it."""
+    """Thread-safe cache with a limit of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -56,7 +56,8 @@ class LruCache(Generic[V]):
             return entry.value
 
     def get_or_make(self, key: Hashable, make: Callable[[], V], num_bytes: Callable[[V], int]) -> V:
-        """While one thread makes it, others wait for that. What `make` raises is raised to them, too."""
+        """Return the value, or make it once while other threads wait. They receive the exceptions of
+        `make` too."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -83,7 +84,7 @@ class LruCache(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V, num_bytes: int) -> None:
-        """`num_bytes`: what the value takes. One that is too large alone is not kept."""
+        """`num_bytes`: size of the value. A value above the cache's limit is not kept."""
         entry = _Entry(value, num_bytes + _ENTRY_BYTES)
         with self._lock:
             self._remove(key)
@@ -100,34 +101,34 @@ class LruCache(Generic[V]):
 
 
 _REMEMBERED_BYTES = 16 * 2**20
-"""Thousands of ordinary grammars of some kilobytes, or some of the largest that `Limits` lets pass."""
+"""Room for thousands of ordinary grammars, or some of the largest that `Limits` permits."""
 _LONGEST = 200_000
-"""A client's own grammar may have so many characters."""
+"""Limit of characters of a client's grammar."""
 NO_PARTS: Mapping[str, bytes] = {}
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True):
     lark: str
-    """For an engine."""
+    """Text for an engine."""
     rules: bytes
-    """For grammars that it is a part of."""
+    """Serialized rules, for grammars that include it."""
     unenforced: tuple[str, ...] = ()
-    """Paths of the schema keywords that it leaves out, such as `response_format...properties.a.pattern`."""
+    """Paths of schema keywords that are not enforced, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
-    """All that it accepts is JSON, whose first character tells it from the marker of a tool call."""
+    """True if it accepts only JSON, whose first character differs from the marker of a tool call."""
     share: float = 0.0
-    """What it cost, as a share of what one schema may cost. It counts each time, be it remembered or not."""
+    """Cost as a share of the limit for one schema. It counts each time, cached or not."""
     is_raw: bool = False
-    """The text that a tool takes stands raw in a call, not as a JSON string."""
+    """True if a tool's text stands raw in a call instead of as a JSON string."""
 
 
 class ModelGrammars:
-    """May be used in any thread. `param` is the field that an error names."""
+    """Grammars for one model. Thread-safe. `param` is the field that an error names."""
 
     def __init__(
         self, make: GrammarMaker, *, is_flexible: bool = False, remembered_bytes: int = _REMEMBERED_BYTES
     ) -> None:
-        """`is_flexible`: JSON may have white space between its tokens."""
+        """`is_flexible`: JSON may have whitespace between its tokens."""
         self.is_flexible = is_flexible
         self._make = make
         self._known: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
@@ -135,8 +136,8 @@ class ModelGrammars:
     def of_schema(
         self, schema: Mapping[str, object], param: str, *, strict: bool = True, pointer: str = ""
     ) -> CheckedGrammar:
-        """If it is not strict, what cannot be enforced is left out and named. `pointer`: the place in the
-        schema whose values are wanted."""
+        """Compile a schema. Unless `strict`, keywords that cannot be enforced are left out and named.
+        `pointer`: place in the schema whose values are wanted. Raises InvalidRequest."""
         made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), pointer=pointer, strict=strict)
         paths = tuple(f"{_param(param, path)}.{keyword}" for path, keyword in made.unenforced)
         return CheckedGrammar(made.lark, made.rules, paths, is_json=True, share=made.share)
@@ -158,17 +159,17 @@ class ModelGrammars:
         return self._plain(GrammarSource.GBNF, param, gbnf)
 
     def of_tool_text(self, source: GrammarSource, text: str, param: str, *, text_end: str) -> CheckedGrammar:
-        """The text that a tool takes, by a client's Lark or regular expression. `text_end`: the mark before
-        which it may stand raw; "": it is a JSON string."""
+        """Compile a client's Lark or regular expression for a tool's text. `text_end`: mark before which
+        the text may stand raw, or "" for a JSON string."""
         made = self._made(source, param, text, text_end=text_end)
         return CheckedGrammar(made.lark, made.rules, share=made.share, is_raw=made.is_raw)
 
     def composed(self, root: str, parts: Mapping[str, bytes], param: str) -> str:
-        """The Lark of parts that are put together: `root` is GBNF, and names them."""
+        """Return the Lark of combined parts. `root`: GBNF that names them."""
         return self._made(GrammarSource.PARTS, param, root, parts=parts).lark
 
     def of_parts(self, root: str, parts: Mapping[str, CheckedGrammar], param: str) -> CheckedGrammar:
-        """As `composed`, with what its parts leave out."""
+        """Combine parts as `composed` does, with the keywords that they do not enforce."""
         made = self._made(
             GrammarSource.PARTS, param, root, parts={name: part.rules for name, part in parts.items()}
         )
@@ -192,8 +193,7 @@ class ModelGrammars:
         text_end: str = "",
         parts: Mapping[str, bytes] = NO_PARTS,
     ) -> MadeGrammar:
-        """Orders are known by their digests, so that long ones are not held. A refusal is remembered too: a
-        client that sends a large schema again and again is told at once. Raises InvalidRequest."""
+        """Cache by digest, so that long orders are not held. Refusals are cached too."""
         order = GrammarOrder(
             source=source,
             text=text,
@@ -227,6 +227,6 @@ def _num_bytes(made: Union[MadeGrammar, RefusedGrammar]) -> int:
 
 
 def _param(param: str, pointer: str) -> str:
-    """`/properties/a/anyOf/0` in `x` is `x.properties.a.anyOf[0]`."""
+    """Convert `/properties/a/anyOf/0` in `x` to `x.properties.a.anyOf[0]`."""
     parts = pointer.split("/")[1:]
     return param + "".join(f"[{part}]" if part.isdecimal() else f".{part[:64]}" for part in parts)

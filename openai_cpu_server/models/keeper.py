@@ -1,4 +1,4 @@
-"""Loads models when they are asked for, and unloads others so that all of them fit into memory."""
+"""Loading of models on demand, and unloading of others so that all fit into memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MIB = 1024 * 1024
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate of what a model takes while it is loaded, in bytes."""
+    """Estimated memory of a loaded model, in bytes."""
 
     weights: int
-    """Its files, those of its draft model included."""
+    """Files of the model and its draft model."""
     cells: int
-    """The KV pools of both."""
+    """KV caches of both."""
     buffers: int
-    """What steps are computed in, and the process itself."""
+    """Compute buffers and the process itself."""
     cache: int = 0
-    """The most that its prefix cache may hold."""
+    """Limit of its prefix cache."""
 
     @property
     def total(self) -> int:
@@ -41,25 +41,25 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is loaded, or being loaded."""
+    """A model that is loaded or loading."""
 
     name: str
     num_bytes: int
     last_use_s: float
     may_go: bool
-    """It is not pinned, and has no requests."""
+    """True if it is not pinned and has no requests."""
 
 
 class MemoryBudget:
-    """`limit_bytes` are for all models together."""
+    """Limit of memory for all models together."""
 
     def __init__(self, limit_bytes: int, *, option: str = "--memory") -> None:
-        """`option`: what sets the limit, as users know it."""
+        """`option`: name of the option that sets the limit."""
         self.limit_bytes = limit_bytes
         self._option = option
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
-        """The arithmetic, if it cannot even be loaded alone beside those that are pinned; None: it can."""
+        """Return the arithmetic if the model cannot be loaded even alone beside the pinned ones, or None."""
         stay = [one for one in pinned if one.name != name]
         left = self.limit_bytes - sum(one.num_bytes for one in stay)
         if need.total <= left:
@@ -71,8 +71,8 @@ class MemoryBudget:
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:
-        """The indices of those who have to go for so many bytes, the least recently used first, and nobody in
-        vain. None: those who may go are not enough."""
+        """Return the indices of models to unload for so many bytes, least recently used first and none
+        unnecessarily. None if unloading all idle models is not enough."""
         missing = num_bytes + sum(one.num_bytes for one in residents) - self.limit_bytes
         chosen: list[int] = []
         for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
@@ -96,12 +96,12 @@ def _mib(num_bytes: int) -> str:
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""A model that has failed is tried again for a request that comes so much later. For one that comes back by
-itself the time doubles with each try that follows the one before within `_CALM_S`."""
+"""Pause before a failed model is loaded again for a request. For a model that is reloaded without requests
+it doubles with each try within `_CALM_S`."""
 _LONGEST_RETRY_S = 300.0
 _CALM_S = 900.0
 _PATIENCE_S = 10.0
-"""So long a model waits for others to become idle. Then one of them is sent nothing new, until it is."""
+"""Time a model waits for others to become idle; then one of them receives no new requests until it is."""
 _LOOK_S, _LOOK_SOON_S = 1.0, 0.05
 _OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.FAILED, EngineState.STOPPED)
 
@@ -116,26 +116,26 @@ class LoadObserver(Protocol):
 
 
 class UnloadableEngine(Protocol):
-    """An engine whose process can be ended and started again."""
+    """Engine whose process can be stopped and started again."""
 
     @property
     def process_state(self) -> EngineState:
-        """Also while the server drains: those who wait are still served."""
+        """State of the process, also while the server drains and waiting requests are still served."""
 
     @property
     def is_at_work(self) -> bool:
-        """Its process has some requests."""
+        """True if its process has requests."""
 
     @property
     def has_requests(self) -> bool:
-        """Some live, in its process or waiting for one."""
+        """True if requests are in its process or wait for one."""
 
     @property
     def last_use_s(self) -> float: ...
 
     @property
     def failed_s(self) -> float | None:
-        """When it failed, on the keeper's clock; None: it has not."""
+        """Time of its failure on the keeper's clock, or None."""
 
     def status(self) -> EngineStatus: ...
 
@@ -148,34 +148,34 @@ class UnloadableEngine(Protocol):
     def hold_back(self) -> None: ...
 
     def release(self) -> None:
-        """Send it again what was held back."""
+        """Send the requests that were held back."""
 
 
 @dataclass(eq=False)
 class KeptModel:
-    """A model that the keeper knows."""
+    """A model that the keeper manages."""
 
     name: str
     engine: UnloadableEngine
     need: MemoryNeed
     keep_alive_s: float | None
-    """Idle for so long, it is unloaded; None: never."""
+    """Idle time after which it is unloaded, or None for never."""
     is_pinned: bool
     limit_bytes: int | None = None
-    """What it may take at most; None: what the budget has."""
+    """Memory limit of this model, or None for that of the budget."""
     wanted_s: float | None = None
-    """Since when it waits for being loaded; None: it does not."""
+    """Time since which it waits to be loaded, or None."""
     is_held_back: bool = False
-    """It is to end what its process has, and to make room then."""
+    """True if it finishes its requests and is then unloaded for another model."""
     is_replaced: bool = False
-    """Another has taken its place: it goes with its last request."""
+    """True if another model has its name, and it is unloaded after its last request."""
     comes_back: bool = False
-    """It is the only one: where it has failed it is tried again by itself: no request may come any more."""
+    """True for the only model, which is reloaded after a failure without waiting for a request."""
     num_tries: int = 0
-    """Loads in a row for which it had failed."""
+    """Consecutive loads after failures."""
     last_try_s: float = float("-inf")
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is being loaded."""
+    """Set when its loading begins."""
 
     @property
     def is_in_memory(self) -> bool:
@@ -204,8 +204,11 @@ class KeptModel:
 
 
 class ModelKeeper:
-    """All methods belong to one event loop's thread. Only `run` loads and unloads, one model after another,
-    so that nothing is decided on what is just changing; models load beside each other nevertheless."""
+    """Loads and unloads models. All methods belong to one event loop's thread.
+
+    Only `run` starts loads and unloads, one decision after another, so that no decision is based on a
+    changing state. Loads themselves run concurrently.
+    """
 
     def __init__(
         self,
@@ -223,7 +226,7 @@ class ModelKeeper:
         self._news = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        """Whoever unloads holds it."""
+        """Held while models are unloaded."""
 
     def __iter__(self) -> Iterator[KeptModel]:
         return iter(list(self._models))
@@ -235,7 +238,7 @@ class ModelKeeper:
         self._models.remove(model)
 
     def why_never(self, model: KeptModel) -> str | None:
-        """Why it can never be loaded, with the arithmetic; None: it can."""
+        """Return the arithmetic if the model can never be loaded, or None."""
         if model.limit_bytes is not None:
             own = MemoryBudget(model.limit_bytes, option="its 'memory':")
             if (why := own.why_never(model.name, model.need, [])) is not None:
@@ -244,16 +247,16 @@ class ModelKeeper:
         return self.budget.why_never(model.name, model.need, pinned)
 
     def require_room(self, model: KeptModel) -> None:
-        """Raises ModelTooLarge for one that can never be loaded."""
+        """Check that the model can be loaded at all. Raises ModelTooLarge."""
         if (why := self.why_never(model)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
 
     def fits_beside(self, model: KeptModel) -> bool:
-        """Whether it can be loaded now, if need be after others are unloaded that may go."""
+        """Return True if it can be loaded now, after unloading idle models if necessary."""
         return self._to_unload(model) is not None
 
     def may_retry(self, model: KeptModel) -> bool:
-        """It has failed, long enough ago for another try."""
+        """Return True if it failed long enough ago for another try."""
         failed_s = model.engine.failed_s
         if failed_s is None:
             return False
@@ -262,8 +265,8 @@ class ModelKeeper:
         return now_s - failed_s >= wait_s
 
     def want(self, model: KeptModel) -> None:
-        """A request needs it. Raises ModelTooLarge, and EngineUnavailable for one that has just failed, or
-        whose place another has taken."""
+        """Request the model. Raises ModelTooLarge, and EngineUnavailable if it has just failed or was
+        replaced."""
         if model.is_replaced:
             raise unavailable(model.engine.status())
         self.require_room(model)
@@ -272,7 +275,7 @@ class ModelKeeper:
         self._want(model)
 
     async def load(self, model: KeptModel) -> None:
-        """Returns when it is loaded. Raises ModelTooLarge, ModelNotLoaded."""
+        """Load the model and wait for it. Raises ModelTooLarge, ModelNotLoaded."""
         self.require_room(model)
         if not model.is_in_memory:
             self._want(model)
@@ -284,7 +287,7 @@ class ModelKeeper:
             )
 
     async def unload(self, model: KeptModel) -> None:
-        """Returns when its process has ended. Raises ModelInUse while it has requests."""
+        """Unload the model and wait for its process to end. Raises ModelInUse while it has requests."""
         async with self._turn:
             if not model.is_in_memory:
                 return
@@ -294,7 +297,7 @@ class ModelKeeper:
             await self._sleep(model, "asked")
 
     async def run(self) -> None:
-        """Loads and unloads until it is cancelled."""
+        """Load and unload models until cancelled."""
         try:
             while True:
                 async with self._turn:
@@ -305,7 +308,7 @@ class ModelKeeper:
                 task.cancel()
 
     async def _wait_for_news(self) -> None:
-        """Not for ever: that a model is idle, and that one has ended its work, nobody tells."""
+        """Wait with a timeout, because nothing signals that a model is idle or has finished its work."""
         is_wanted = any(model.wanted_s is not None for model in self._models)
         delay_s = _LOOK_SOON_S if is_wanted else _LOOK_S
         # Not `wait_for`, which can swallow a cancellation before Python 3.12.
@@ -338,7 +341,6 @@ class ModelKeeper:
                 self._want(model)
 
     def _release_all(self) -> None:
-        """Room was found elsewhere, or is not wanted any more."""
         for model in self._models:
             if model.is_held_back:
                 model.is_held_back = False
@@ -352,7 +354,6 @@ class ModelKeeper:
                 await self._sleep(model, "idle")
 
     async def _load_if_room(self, model: KeptModel) -> None:
-        """Load it if there is room, or make some."""
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
             return
@@ -372,7 +373,7 @@ class ModelKeeper:
         return None if chosen is None else [residents[index] for index in chosen]
 
     def _hold_one_back(self, model: KeptModel) -> None:
-        """After a while the one that was loaded first, of those in use, is sent nothing new."""
+        """Hold back the least recently used busy model after `patience_s`."""
         assert model.wanted_s is not None
         busy = [
             one

@@ -1,4 +1,4 @@
-"""Names that were made of models while the server runs: the same model, with something said beforehand."""
+"""Names derived from models at run time: the same model with preset messages and parameters."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class PresetMessage(msgspec.Struct, frozen=True):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request by such a name means where it says nothing itself."""
+    """Defaults for requests that use a derived name."""
 
     base: str
-    """The name of the model that it is made of; never another such name."""
+    """Name of the underlying model, never another derived name."""
     system: str = ""
-    """For conversations that begin with none; "": nothing."""
+    """System message for conversations without one, or ""."""
     template: str = ""
-    """Ollama's, which writes prompts in place of the model's own; "": that one does."""
+    """Ollama template that replaces the model's own, or ""."""
     messages: tuple[PresetMessage, ...] = ()
-    """They stand before those of each conversation."""
+    """Messages before those of each conversation."""
     parameters: Mapping[str, int | float] = {}
-    """Of sampling, by the contract's names."""
+    """Sampling parameters by the contract's names."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""All served models, which one a name means, and what each can be asked for."""
+"""Served models, the resolution of names, and the abilities of each model."""
 
 from __future__ import annotations
 
@@ -33,58 +33,59 @@ _WORST_FIRST = (
 
 
 class ChosenModel(NamedTuple):
-    """A model, and the name that it was asked for by."""
+    """A model and the name that the request used."""
 
     name: str
     model: ServedModel
     adapter: str | None = None
-    """The name of an adapter of the model."""
+    """Name of an adapter of the model."""
     preset: Preset | None = None
-    """What is said beforehand where it was asked for by this name."""
+    """Defaults of a derived name."""
 
     @property
     def adapter_key(self) -> str | None:
-        """What tells the adapter's present version from all others."""
+        """Return the identity of the adapter's current version."""
         status = next((one for one in self.model.engine.adapters() if one.adapter.name == self.adapter), None)
         return status.adapter.key if status is not None else None
 
 
 class ShelvedModel(NamedTuple):
-    """A model that can be had, and that nobody has asked for yet. Little is known of it."""
+    """A model in the models folder that has not been requested yet."""
 
     name: str
     num_bytes: int
     changed_s: int
     why_not: str | None
-    """Its file is damaged. None: it can be served."""
+    """Reason why its file cannot be served, or None."""
     kind: ModelKind | None
     architecture: str
     quantisation: str | None
 
 
 class ModelShelf(Protocol):
-    """Where models lie that are served when they are asked for."""
+    """Source of models that are served on request."""
 
     @property
     def known(self) -> Sequence[ShelvedModel]:
-        """What was there at the last look, and is not served yet."""
+        """Return the models of the last scan that are not served yet."""
         ...
 
     async def look(self) -> None:
-        """See what has come and gone. What has gone is served no more."""
+        """Scan again. Models whose files have gone are served no more."""
         ...
 
     async def bring(self, name: str) -> None:
-        """It is served from now on. Raises ModelNotLoaded."""
+        """Serve this model from now on. Raises ModelNotLoaded."""
         ...
 
 
 class ModelRegistry:
-    """`allowed`: the names that a caller may use; None: all. Others do not exist for them.
+    """Served models by name.
 
-    An adapter of a model is called `MODEL:ADAPTER`. Where a model has that very name, that is meant.
-    `MODEL:latest`, which Ollama's clients make of a name without a tag, is the model, if nothing else is.
-    `llama3.2:3b`, where there is no `llama3.2`, is `llama-3.2-3b`: Ollama puts a size behind a colon.
+    `allowed`: names that a caller may use, or None for all; other names do not exist for it. An adapter is
+    called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's clients send for
+    a name without a tag, means the model. `llama3.2:3b` means `llama-3.2-3b` if there is no `llama3.2`,
+    because Ollama puts a size behind a colon.
     """
 
     def __init__(
@@ -94,26 +95,26 @@ class ModelRegistry:
         *,
         takes_any_name: bool = False,
     ) -> None:
-        """At least one model; the first is meant where no name is given, and with `takes_any_name` where it
-        is none of theirs."""
+        """`models`: at least one. The first is the default, and with `takes_any_name` also serves unknown
+        names."""
         assert models, "there is nothing to serve"
         self._takes_any_name = takes_any_name
         self._models = list(models)
         self._replaced: list[ServedModel] = []
-        """Others have taken their places; they end what they have."""
+        """Replaced models that finish their requests."""
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.names}
         self._presets: dict[str, Preset] = {}
         self.shelf: ModelShelf | None = None
-        """Where further ones lie; None: nowhere."""
+        """Source of further models, or None."""
 
     def __iter__(self) -> Iterator[ServedModel]:
-        """All that have requests, also those that have been replaced."""
+        """Yield all models with requests, including replaced ones."""
         return iter([*self._models, *self._replaced])
 
     @property
     def current(self) -> Sequence[ServedModel]:
-        """One for each name."""
+        """Return one model per name."""
         return tuple(self._models)
 
     @property
@@ -121,7 +122,7 @@ class ModelRegistry:
         return self._models[0]
 
     def names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
-        """All models, then what was made of them, then their adapters that can be had."""
+        """Return the names of models, then derived names, then available adapters."""
         names = [
             *self._by_name,
             *(name for name in self._presets if self._derived(name) is not None),
@@ -132,11 +133,9 @@ class ModelRegistry:
     def choose(
         self, name: str | None, allowed: Collection[str] | None, *, adapter: str | None = None
     ) -> ChosenModel:
-        """The model of this name; without a name, of the first that is allowed.
-
-        `adapter`: where a request names it beside its model. Raises ModelNotFound, RouterNotModel,
-        AdapterNotFound, InvalidRequest for two adapters.
-        """
+        """Resolve a name, or the first allowed model without one. `adapter`: for requests with a field of
+        its own. Raises ModelNotFound, RouterNotModel, AdapterNotFound, and InvalidRequest for two
+        adapters."""
         name = self.meant(name)
         if name is None:
             name = self._first(allowed)
@@ -154,16 +153,15 @@ class ModelRegistry:
         return chosen
 
     def meant(self, name: str | None) -> str | None:
-        """The name, or None where it stands for none."""
+        """Return the name, or None for a placeholder."""
         is_known = name is None or self.has(name)
         return name if is_known or not self._takes_any_name else None
 
     def has(self, name: str) -> bool:
-        """Also where any name may be asked for."""
+        """Return True if the name is served, without regard to `takes_any_name`."""
         return name in self._routers or self._named(name) is not None
 
     def _first(self, allowed: Collection[str] | None) -> str | None:
-        """None: there is no model that may be used."""
         return self.default.name if allowed is None else next(iter(self.names(allowed)), None)
 
     def _named(self, name: str) -> ChosenModel | None:
@@ -182,19 +180,17 @@ class ModelRegistry:
         return ChosenModel(name, model, adapter)
 
     def _derived(self, name: str) -> ChosenModel | None:
-        """None: the model that it was made of has gone."""
         preset = self._presets[name]
         chosen = self._named(preset.base)
         return None if chosen is None else chosen._replace(name=name, preset=preset)
 
     def _tagged(self, name: str) -> ChosenModel | None:
-        """The model whose name has the same letters; None where several have."""
+        """Match names by their letters and digits, if only one model has them."""
         alike = [known for known in self._by_name if _letters(known) == _letters(name)]
         models = {id(self._by_name[known]) for known in alike}
         return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
 
     def _adapted(self, name: str, adapter: str) -> ChosenModel | None:
-        """The model of this name with the adapter that a field of its own names."""
         chosen = self._named(name)
         if chosen is None:
             return None
@@ -206,7 +202,7 @@ class ModelRegistry:
         return chosen
 
     def router(self, name: str | None, allowed: Collection[str] | None) -> ModelRouter | None:
-        """The router of this name; None: it is the name of a model, or of nothing."""
+        """Return the router of this name, or None."""
         if name is None or (allowed is not None and name not in allowed):
             return None
         return self._routers.get(name)
@@ -215,19 +211,19 @@ class ModelRegistry:
         return tuple(name for name in self._routers if allowed is None or name in allowed)
 
     def add(self, model: ServedModel) -> None:
-        """It has names that nobody else has."""
+        """Add a model, whose names must be unused."""
         self._models.append(model)
         self._by_name.update(dict.fromkeys(model.names, model))
 
     def remove(self, model: ServedModel) -> None:
-        """Nobody can ask for it any more; it is known until `forget`."""
+        """Remove the model's names. It stays registered until `forget`."""
         self._models.remove(model)
         self._replaced.append(model)
         for name in model.names:
             del self._by_name[name]
 
     def derive(self, name: str, preset: Preset) -> None:
-        """From now on the name means this. Raises InvalidRequest for one that a model or a router has."""
+        """Define a derived name. Raises InvalidRequest if a model or router has it."""
         if name in self._by_name or name in self._routers:
             raise InvalidRequest(f"'{name}' is a model's own name.", param="model", code="invalid_value")
         self._presets[name] = preset
@@ -236,30 +232,29 @@ class ModelRegistry:
         self._presets.pop(name, None)
 
     def is_current(self, model: ServedModel) -> bool:
-        """False: another has taken its place since it was chosen."""
+        """Return False if the model was replaced after it was chosen."""
         return model in self._models
 
     def replace(self, old: ServedModel, new: ServedModel) -> None:
-        """From now on the names mean the new one; the old one is known until `forget`."""
+        """Move the names to the new model. The old one stays registered until `forget`."""
         assert old.names == new.names, "it has other names"
         self._models[self._models.index(old)] = new
         self._replaced.append(old)
         self._by_name.update(dict.fromkeys(new.names, new))
 
     def forget(self, old: ServedModel) -> None:
-        """It has ended what it had."""
+        """Drop a replaced model that has finished its requests."""
         self._replaced.remove(old)
 
     def check_not_ending(self) -> None:
-        """Raises EngineUnavailable while the server drains. For new work that needs no engine at once."""
+        """Reject new work that needs no engine while the server drains. Raises EngineUnavailable."""
         if any(model.engine.is_ending for model in self._models):
             again_s = EngineState.DRAINING.retry_after_s
             raise EngineUnavailable("The server is about to end and takes no new work.", again_s)
 
     @property
     def degraded(self) -> str | None:
-        """Which models have failed beside a default that has not, and what is wrong with a part of the
-        default that others make up for; None: nothing."""
+        """Describe failed models and failed parts of the default model, or return None."""
         states = [(model.name, model.engine.status()) for model in self._models[1:]]
         failed = [f"{name}: {status.reason}" for name, status in states if status.state is EngineState.FAILED]
         default = self.default.engine.status()
@@ -267,10 +262,10 @@ class ModelRegistry:
         return "; ".join([*lame, *failed]) or None
 
     def status(self) -> EngineStatus:
-        """All engines as one, with the sums of what they hold.
+        """Combine all engines into one status.
 
-        It is in the state of the worst, but others than the default may load or have failed: it is as ready
-        as without them. A model that sleeps is as good as a ready one.
+        The state is the worst one. Loading or failed models other than the default do not count, and a
+        sleeping model counts as ready.
         """
         default, *others = [model.engine.status() for model in self]
         counted = [default, *(one for one in others if one.state not in _NO_HARM)]
@@ -300,7 +295,7 @@ _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
 
 
 async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[ShelvedModel]:
-    """What lies on the shelf now, and is not served yet."""
+    """Return models of the folder that are not served yet."""
     if models.shelf is None:
         return ()
     await models.shelf.look()
@@ -308,8 +303,7 @@ async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Seq
 
 
 async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
-    """Where the name means a model on the shelf, that is served from now on. Whoever is about to `choose` one
-    calls it first. Raises ModelNotLoaded."""
+    """Serve the model of the folder that the name means. Call this before `choose`. Raises ModelNotLoaded."""
     shelf = models.shelf
     if shelf is None or (name is not None and models.has(name)):
         return
@@ -327,7 +321,6 @@ def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequenc
 
 
 def _meant(name: str, there: Sequence[str]) -> str | None:
-    """Which of these models is meant, by the rules of `ModelRegistry`; None: none."""
     base = name.rpartition(":")[0]
     exact = [one for one in (name, base) if one in there]
     alike = [one for one in there if _letters(one) == _letters(name)] if base else []
@@ -345,7 +338,6 @@ def _adapted_names(model: ServedModel) -> Iterator[str]:
 
 
 def _check_there(chosen: ChosenModel, *, param: str | None) -> None:
-    """Raises AdapterNotFound."""
     statuses = {status.adapter.name: status for status in chosen.model.engine.adapters()}
     status = statuses.get(chosen.adapter or "")
     if status is None or status.state is AdapterState.FAILED:
@@ -359,19 +351,19 @@ def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 class Ability(enum.Enum):
-    """The value is a verb for people."""
+    """Use of a model. Its value is a verb for messages."""
 
     GENERATE = "generate text"
     HEAR = "hear"
-    """And generate."""
+    """Accept sound and generate."""
     EMBED = "embed"
     RERANK = "rerank"
     CLASSIFY = "tell classes apart"
 
 
 def is_able(model: ServedModel, ability: Ability) -> bool:
-    """A model that generates can rerank if its template asks for yes or no; one that embeds, by cosine. What
-    nothing is known of yet may hear."""
+    """Return True if the model has the ability. A generating model reranks by its template, an embedding
+    model by cosine. A model that has not been inspected may hear."""
     if ability is Ability.GENERATE:
         return model.kind is ModelKind.GENERATES
     if ability is Ability.HEAR:
@@ -392,12 +384,8 @@ def choose_able(
     *,
     adapter: str | None = None,
 ) -> ChosenModel:
-    """The model of this name; without a name, the first that is allowed and able.
-
-    `adapter`: where a request names it beside its model.
-
-    Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model that is there but not able.
-    """
+    """Resolve a name, or the first allowed model with this ability. `adapter`: for requests with a field
+    of its own. Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model without the ability."""
     if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)

@@ -1,5 +1,5 @@
-"""One served model: its names, its engine, and all that a request to it needs; also of one whose file cannot
-be read."""
+"""A served model: its names, its engine, and what requests need of it. A model whose file cannot be read
+has one too."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 LOWEST = -9999.0
-"""It stands for minus infinity, which JSON cannot say."""
+"""Replacement for minus infinity, which JSON cannot represent."""
 
 
 class ShownPiece(msgspec.Struct, frozen=True):
-    """A token's text and bytes. Control tokens show their name and have no bytes."""
+    """Text and bytes of a token. A control token has its name as text and no bytes."""
 
     text: str
     bytes: tuple[int, ...] | None
 
 
 class ShownPieces:
-    """Remembers every token once shown: top log-probabilities name the same ones over and over."""
+    """Cache of shown tokens, because top log-probabilities repeat the same ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -61,7 +61,7 @@ def finite(logprob: float) -> float:
 
 
 def _text(raw: bytes) -> str:
-    r"""Bytes that are no text by themselves are written as OpenAI does: `bytes:\xe2\x82`."""
+    r"""Write bytes that are not valid UTF-8 as OpenAI does: `bytes:\xe2\x82`."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -69,13 +69,13 @@ def _text(raw: bytes) -> str:
 
 
 class ModelThinking(msgspec.Struct, frozen=True):
-    """`is_on` and `budget` are for requests that do not say."""
+    """Reasoning of a model. `is_on` and `budget` are defaults for requests."""
 
     template: TemplateReasoning
     is_on: bool | None = None
-    """None: as the template has it."""
+    """None for the template's own default."""
     budget: int | None = None
-    """Tokens; None: any number."""
+    """Reasoning tokens, or None for no limit."""
 
     @property
     def form(self) -> ReasoningFormat:
@@ -83,10 +83,10 @@ class ModelThinking(msgspec.Struct, frozen=True):
 
 
 class ServedTemplate(msgspec.Struct, frozen=True):
-    """One of a model's chat templates, and how the model writes that is given it."""
+    """A chat template, with the formats of the model's output under it."""
 
     name: str
-    """"": the one for chats."""
+    """"" for the default template."""
     tool_format: ToolFormat
     thinking: ModelThinking | None
 
@@ -108,49 +108,48 @@ def _reads_none(data: bytes, most_chars: int) -> NoReturn:
 
 
 _TOOL_USE = "tool_use"
-"""The name of the template for conversations with tools, where a file has one of its own for those."""
+"""Name of a separate template for conversations with tools."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ServedModel:
-    """Its engine belongs to the event loop's thread; all else may be used in any."""
+    """A served model. Its engine belongs to the event loop's thread; everything else is thread-safe."""
 
     names: tuple[str, ...]
-    """The first is the model's own, the others mean the same."""
+    """The model's own name, then its aliases."""
     engine: Engine
     tokenizer: Tokenizer
     prompts: ChatPromptMaker
     tool_format: ToolFormat
     grammars: ModelGrammars
     rerank: RerankPrompts | None = None
-    """None for a model without a template that asks yes or no."""
+    """None without a template that asks for yes or no."""
     kind: ModelKind = ModelKind.GENERATES
     may_retry: Callable[[], bool] = lambda: False
-    """It has failed, and a request may make it try again."""
+    """Returns True if the model failed and a request may load it again."""
     quantisation: str | None = None
-    """What its file states, such as `q4_k_m`."""
+    """Type that its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
-    """None for a model that does not think, or whose thoughts are to be part of its answers."""
+    """None if the model does not reason, or its reasoning is part of its text."""
     template_source: str | None = None
-    """The text of its template for chats; None: it has none."""
+    """Text of its chat template, or None."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
-    """Its further chat templates by name."""
+    """Further chat templates by name."""
     open_picture: Callable[[bytes, int, int], Picture] = _opens_none
-    """Decodes a picture of at most so many pixels, and makes its longer side at most so long (0: as it is).
-    It takes its time. Raises InvalidRequest, DeadlyInput and what else readers raise."""
+    """Decodes a picture. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
+    InvalidRequest, DeadlyInput and other errors of readers."""
     open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _hears_none
-    """Decodes a sound to so many samples a second, at most so many in all, in pieces of at most so many (0:
-    one piece). As `open_picture`."""
+    """Decodes a sound. Arguments: data, sample rate, maximum of samples in all and per piece (0: one
+    piece). As `open_picture`."""
     read_document: Callable[[bytes, int], str] = _reads_none
-    """The text of a file, of at most so many characters. As `open_picture`."""
+    """Extracts text. Arguments: data, maximum of characters. As `open_picture`."""
     write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _writes_none
-    """The prompt that a client's template makes of messages and a suffix, for a context of so many tokens. As
+    """Renders a client's template. Arguments: template, messages, suffix, context size in tokens. As
     `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None
-    """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
-    of."""
+    """Reads the whole file. Returns None if it was replaced after the model was opened. Blocks."""
     let_go: Callable[[], object] = lambda: None
-    """Whoever asks may remove its files from now on."""
+    """Permits removing its files."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 
@@ -162,7 +161,7 @@ class ServedModel:
         return self.names[0]
 
     def template(self, name: str | None, *, has_tools: bool) -> ServedTemplate:
-        """The template that a request names, else the one that suits it. Raises InvalidRequest."""
+        """Return the requested template, or the suitable one. Raises InvalidRequest."""
         if name is None:
             name = _TOOL_USE if has_tools and _TOOL_USE in self.named else ""
         if name in ("", "default"):
@@ -175,8 +174,7 @@ class ServedModel:
         return self.named[name]
 
     def loaded(self) -> ModelInfo:
-        """Facts about the model, also of one that sleeps. Raises EngineUnavailable while there is nothing to
-        generate with."""
+        """Return facts about the model, even if it sleeps. Raises EngineUnavailable if it cannot generate."""
         info, state = self.engine.info, self.engine.state
         has_failed = state is EngineState.FAILED and not self.may_retry()
         if info is None or has_failed or state is EngineState.STOPPED:
@@ -188,8 +186,8 @@ _AGAIN_S = 10
 
 
 class UnreadableModel:
-    """The contract's `Tokenizer` and `GrammarMaker`, and `Prompts`. Whatever needs tokens raises
-    EngineUnavailable with the reason."""
+    """Replacement for the tokenizer, grammars and prompts of an unreadable file. Every use of tokens
+    raises EngineUnavailable with the reason."""
 
     has_template = adds_bos = False
     vocab_size = 0
@@ -212,31 +210,30 @@ class UnreadableModel:
 
 
 WAIT_S = 2.0
-"""So long after reading a file has begun, requests wait for its end. Then they go on without it: 4 GB may
-take ten seconds."""
+"""Time that requests wait for the digest of a file, because 4 GB may take ten seconds."""
 _NICE = 19
 
 
 class _Reading(NamedTuple):
     digest: asyncio.Future[str | None]
     until_s: float
-    """Nobody waits for it behind this time, on the monotonic clock."""
+    """End of waiting on the monotonic clock."""
 
 
 class FileDigests:
-    """Its methods belong to one event loop's thread."""
+    """Digests of models' files, computed once each. Its methods belong to one event loop's thread."""
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
         self._known: weakref.WeakKeyDictionary[ServedModel, _Reading] = weakref.WeakKeyDictionary()
 
     def begin(self, model: ServedModel) -> None:
-        """Reads its file, if nobody has begun to."""
+        """Start reading the file, once."""
         if model not in self._known:
             self._known[model] = _Reading(_read(model), time.monotonic() + self._wait_s)
 
     async def of(self, model: ServedModel) -> str | None:
-        """None: it is not known yet, or the model's file is another by now."""
+        """Return the digest, or None if it is not known yet or the file was replaced."""
         self.begin(model)
         digest, until_s = self._known[model]
         if digest.done():
@@ -247,7 +244,7 @@ class FileDigests:
 
 
 def _read(model: ServedModel) -> asyncio.Future[str | None]:
-    """The end of the server does not wait for the thread."""
+    """Use a daemon thread, so that the server's end does not wait for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str | None] = loop.create_future()
 
@@ -267,6 +264,7 @@ def _tell(future: asyncio.Future[str | None], digest: str | None) -> None:
 
 
 def _step_back() -> None:
-    """Linux knows priorities of threads: whoever computes tokens goes before this one."""
+    """Lower this thread's priority, so that threads that compute tokens go first. Linux has priorities per
+    thread."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,9 +1,7 @@
-"""Metrics, logs, traces and the statistics of the last minutes.
+"""Metrics, logs, traces and statistics of the last minutes.
 
-`Watch` is told of every request when it has ended (`ended`), and of every step; it tells all the others.
-Routes read them when they are asked for `/metrics` or `/v1/stats`; gauges are read from the engines at that
-moment.
-
-It promises to cost some microseconds for a request or a step, to hold a bounded amount, and that nothing
-which goes wrong here fails a request. Only this room knows Prometheus and OpenTelemetry.
+`Watch` receives every finished request (`ended`) and every step, and passes them to the other observers.
+Routes read these for `/metrics` and `/v1/stats`; gauges are read from the engines at that moment. Observing
+costs microseconds per request or step and holds a bounded amount of data. A failure here never fails a
+request. Only this package knows Prometheus and OpenTelemetry.
 """

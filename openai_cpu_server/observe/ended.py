@@ -1,7 +1,5 @@
-"""The facts about a request that has ended, with the times between its tokens.
-
-They are collected once, and all observers read them.
-"""
+"""Facts about a finished request, with the times between its tokens. They are collected once and read by
+all observers."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ BOUNDS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 120.0, 300.0, 600.0, 1800.0,
 )  # fmt: skip
-"""Upper bounds of the buckets. A CPU takes milliseconds for a token and minutes for a long prompt."""
+"""Upper bounds of the buckets. A CPU takes milliseconds per token and minutes for a long prompt."""
 _PARTS = 8
-"""The parts of each bucket, for quantiles."""
+"""Parts of each bucket, for quantiles."""
 _LOWEST_S = 0.0001
 
 
@@ -32,15 +30,14 @@ _FINE_S = tuple(bound for low, high in pairwise((_LOWEST_S, *BOUNDS_S)) for boun
 
 
 class Distribution:
-    """Counts durations. It is not thread-safe."""
+    """Histogram of durations. Not thread-safe."""
 
     __slots__ = ("_counts", "sum_s")
 
     def __init__(self) -> None:
         self.sum_s = 0.0
         self._counts: dict[int, int] = {}
-        """The counts by index of the fine bucket.
-        The bucket behind the last bound takes everything larger."""
+        """Counts by index of the fine bucket. The last one holds everything above the last bound."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         index = bisect_left(_FINE_S, seconds)
@@ -61,8 +58,8 @@ class Distribution:
         return self.sum_s / self.num if self._counts else None
 
     def quantile_s(self, share: float) -> float | None:
-        """A quantile in seconds; None if empty.
-        It is at most a third off, usually far less. Larger values count as the last bound."""
+        """Return a quantile in seconds, or None if empty. The error is at most a third; values above the
+        last bound count as it."""
         wanted = share * self.num
         below = 0
         for index, count in sorted(self._counts.items()):
@@ -72,7 +69,7 @@ class Distribution:
         return None
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """The (upper bound, how many are not above it) for each of `BOUNDS_S`."""
+        """Yield each upper bound of `BOUNDS_S` with the number of values up to it."""
         entries = sorted(self._counts.items())
         below, position = 0, 0
         for number, bound in enumerate(BOUNDS_S, start=1):
@@ -83,7 +80,6 @@ class Distribution:
 
 
 def _between(index: int, share: float) -> float:
-    """The value at this share of the fine bucket."""
     if index == len(_FINE_S):
         return _FINE_S[-1]
     low = _FINE_S[index - 1] if index else 0.0
@@ -91,18 +87,16 @@ def _between(index: int, share: float) -> float:
 
 
 class RequestOrigin(enum.Enum):
-    """The way in which a request came in."""
-
     HTTP = "http"
     BATCH = "batch"
-    """The request is a row of a batch."""
+    """Row of a batch."""
     WEBSOCKET = "websocket"
     BACKGROUND = "background"
-    """A response that is made while its client need not listen."""
+    """Background response, whose client need not listen."""
 
 
 class TraceParent(msgspec.Struct, frozen=True):
-    """The headers of W3C's trace context; `traceparent` is surely well-formed."""
+    """Headers of W3C's trace context. `traceparent` is well-formed."""
 
     parent: str
     state: str = ""
@@ -113,27 +107,26 @@ class TraceParent(msgspec.Struct, frozen=True):
 
 
 class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that generated, embedded or scored; it may have ended early."""
+    """A call that generated, embedded or scored. It may have ended early."""
 
     figures: Figures
     model: str
-    """The name of the one that has answered."""
+    """Name of the model that answered."""
     finish_reasons: tuple[str, ...] = ()
-    """The reasons of all its sequences."""
     submitted_s: float
-    """The start on the monotonic clock. The three phases follow one another from there."""
+    """Start on the monotonic clock. The three phases follow one another from there."""
     ttft_s: float | None = None
-    """The time from the request's arrival to its first token; None: there was none."""
+    """Time from the request's arrival to its first token, or None without one."""
     gaps: Distribution
-    """The times between tokens of a sequence."""
+    """Times between the tokens of a sequence."""
     adapter: str | None = None
-    """`MODEL:NAME`; None: the model as it is."""
+    """`MODEL:NAME`, or None."""
     inputs: int | None = None
-    """Inputs that were embedded or scored; 0 if it ended early. None: it generated."""
+    """Inputs that were embedded or scored; 0 if the call ended early, None for a generation."""
 
 
 def ended_rounds(calls: Sequence[EndedCall]) -> EndedCall:
-    """Generations that followed one another for one answer, as one call."""
+    """Combine the generations of one answer into one call."""
     first, last = calls[0], calls[-1]
     gaps = Distribution()
     for call in calls:
@@ -148,24 +141,24 @@ def ended_rounds(calls: Sequence[EndedCall]) -> EndedCall:
 
 
 class RouteTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """Which way a router has sent a request."""
+    """A router's choice for a request."""
 
     router: str
     model: str
     reason: str
-    """One of few words."""
+    """Label from a small set."""
 
 
 class AnswerUse(enum.Enum):
-    """What the cache of answers did for a request."""
+    """Effect of the answer cache on a request."""
 
     EXACT = "exact"
-    """It told the answer to the same question."""
+    """The cache answered the same question."""
     SEMANTIC = "semantic"
-    """It told the answer to a similar question."""
+    """The cache answered a similar question."""
     MISS = "miss"
     BYPASS = "bypass"
-    """The client wants none of it, or each answer is drawn anew."""
+    """The client opted out, or each answer is sampled anew."""
 
     @property
     def is_hit(self) -> bool:
@@ -177,29 +170,27 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     origin: RequestOrigin
     method: str
     route: str
-    """The route as the server defines it (`/v1/models/{id}`), one of few; `other` for unknown ones."""
+    """Route pattern, such as `/v1/models/{id}`, or `other` for unknown routes."""
     priority: str
-    """The label of the priority; for a request whose body is refused, what header, key and server say without
-    it. `none` for a request that was not meant to generate, was refused before its key was known, or whose
-    header names no known priority.
-    """
+    """Label of the priority. For a rejected body it follows from header, key and server. `none` for a
+    request that does not generate, failed before its key was known, or named an unknown priority."""
     status: int
     code: str | None
-    """The code in the error object; None: there was no error."""
+    """Code in the error object, or None without an error."""
     started_s: float
-    """The start on the monotonic clock."""
+    """Start on the monotonic clock."""
     ended_s: float
     key: str = ""
-    """The name of the API key; "" for one without a name, and where none is needed."""
+    """Name of the API key, or ""."""
     is_quiet: bool = False
-    """Whether machines ask this all the time."""
+    """True for routes that machines poll."""
     call: EndedCall | None = None
-    """None: nothing was generated."""
+    """None if nothing was generated."""
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
-    """None: it named its model itself, or came to no model."""
+    """None if no router chose the model."""
     answer: AnswerUse | None = None
-    """None: there is no cache of answers, or it was not asked."""
+    """None if the answer cache was not asked."""
 
     @property
     def seconds(self) -> float:
@@ -207,7 +198,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def amounts_of(request: EndedRequest, call: EndedCall) -> Amounts:
-    """What a call came to for its key. Tokens count from the first token on that it has brought."""
+    """Return the usage of a call for its key. Tokens count once the first token exists."""
     has_brought = bool(call.inputs) if call.inputs is not None else call.ttft_s is not None
     if not has_brought:
         return Amounts(requests=1)

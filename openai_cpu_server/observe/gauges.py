@@ -1,7 +1,7 @@
-"""Gauges: what engines look like now, and the few that gateways choose by.
+"""Gauges of the engines' current state, and those that gateways route by.
 
-llm-d's endpoint picker and the Gateway API's inference extension take the first series of a name, SMG adds
-series up: so there is one of each, about all models of this server together. Its labels are vLLM's.
+llm-d's endpoint picker and the Gateway API's inference extension read the first series of a name, and SMG
+adds series up. So each gateway gauge has one series for all models together. Its labels are vLLM's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_KV = msgspec.convert(dict.fromkeys(KVStats.__struct_fields__, 0), KVStats)
 
 
 class GaugeReading(NamedTuple):
-    """One engine at one moment."""
+    """State of one engine at one moment."""
 
     model: str
     status: EngineStatus
@@ -38,7 +38,7 @@ class GaugeReading(NamedTuple):
 
 class EngineGauges(Collector):
     def __init__(self, engines: Callable[[], Iterable[tuple[str, Engine]]]) -> None:
-        """`engines`: those of now, with the names of their models."""
+        """`engines`: current engines with their models' names."""
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
@@ -110,7 +110,6 @@ _OF_NODES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
 def _node_gauge(
     readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[EngineStatus], float]
 ) -> Metric:
-    """Without `--numa` it has no series."""
     family = GaugeMetricFamily(name, documentation, labels=("model", "node"))
     for one in readings:
         for node, status in one.status.nodes.items():
@@ -140,7 +139,6 @@ _OF_DEVICES: tuple[tuple[str, str, Callable[[Placement], float]], ...] = (
 def _device_gauge(
     readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[Placement], float]
 ) -> Metric:
-    """Of models that were to have a part on a device; without one there is no series."""
     family = GaugeMetricFamily(name, documentation, labels=("model", "role", "device"))
     for labels, placed in _placements(readings):
         family.add_metric(labels, value_of(placed))
@@ -165,7 +163,6 @@ def _device_bytes(readings: list[GaugeReading]) -> Metric:
 
 
 def _placements(readings: list[GaugeReading]) -> Iterator[tuple[list[str], Placement]]:
-    """With labels: the model, whether it is this one or its draft model, and the device."""
     for one in readings:
         for role, placed in (("model", one.status.placement), ("draft", one.status.draft_placement)):
             if placed is not None:
@@ -173,7 +170,7 @@ def _placements(readings: list[GaugeReading]) -> Iterator[tuple[list[str], Place
 
 
 def _cpu() -> Iterator[Metric]:
-    """What Linux counts for the control group that this process and the engines are in."""
+    """Read Linux's counters for the control group of this process and the engines."""
     machine = Machine()
     yield CounterMetricFamily(
         "ocs_cpu_throttled_seconds_total",
@@ -188,7 +185,7 @@ def _cpu() -> Iterator[Metric]:
 
 
 def _memory(readings: list[GaugeReading]) -> Metric:
-    """The API process is counted once, with whichever engine."""
+    """Count the API process once, with whichever engine comes first."""
     engines = sum(one.status.engine_rss_bytes for one in readings)
     first = readings[0].status
     return GaugeMetricFamily(
@@ -279,14 +276,12 @@ def _gauge(
 
 
 _ENGINE = "0"
-"""The number of the engine, as vLLM has it: to a gateway this server is one."""
+"""vLLM's engine number. A gateway sees this server as one engine."""
 _AWAY = (EngineState.ASLEEP, EngineState.FAILED, EngineState.STOPPED)
-"""In these states a model has no pool."""
+"""States without a KV pool."""
 
 
 class _Pool(NamedTuple):
-    """Blocks of one model's KV pool."""
-
     total: int
     used: int
     kv_type: str
@@ -296,7 +291,8 @@ class GatewayGauges(Collector):
     def __init__(
         self, engines: Callable[[], Iterable[tuple[str, Engine]]], *, clock: Callable[[], float] = time.time
     ) -> None:
-        """`engines`: those of now, with their models' names, the default first. `clock`: Unix time."""
+        """`engines`: current engines with their models' names, the default model first. `clock`: Unix
+        time."""
         self._engines = engines
         self._clock = clock
 
@@ -328,7 +324,7 @@ class GatewayGauges(Collector):
         yield from self._adapters(engines)
 
     def _adapters(self, engines: list[tuple[str, Engine]]) -> Iterator[Metric]:
-        """As vLLM, nothing where there are no adapters."""
+        """Yield nothing without adapters, as vLLM does."""
         adapted = [(name, engine) for name, engine in engines if engine.adapters()]
         if not adapted:
             return
@@ -369,13 +365,12 @@ def _cache_config(num_blocks: int, kv_type: str) -> Metric:
 
 
 def _pools(engines: list[Engine]) -> list[_Pool]:
-    """Those of the models that are loaded; if none is, the one that the default will have."""
+    """Return the pools of loaded models, or the planned pool of the default model."""
     loaded = [engine for engine in engines if engine.state not in _AWAY]
     return [pool for engine in loaded or engines[:1] if (pool := _pool_of(engine)) is not None]
 
 
 def _pool_of(engine: Engine) -> _Pool | None:
-    """None: nothing is known of the model yet, or it has no cells."""
     info, kv = engine.info, engine.kv_stats()
     if info is None or not info.kv_tokens:
         return None
@@ -384,10 +379,8 @@ def _pool_of(engine: Engine) -> _Pool | None:
 
 
 def _named(requests: list[tuple[str, LiveRequest]], state: RequestState) -> str:
-    """The adapters of the requests in this state, as requests name them: `MODEL:NAME,MODEL:NAME`.
-
-    Batch work counts where it runs, and not where it waits.
-    """
+    """Return the adapters of these requests as `MODEL:NAME,MODEL:NAME`. Batch work counts only while it
+    runs."""
     found = {
         f"{model}:{one.adapter}"
         for model, one in requests

@@ -1,4 +1,4 @@
-"""The log, as lines for people or JSON for machines. A record may have `fields` beside its message."""
+"""Log records as text lines or JSON. A record may have `fields` beside its message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHATTY = ("httpx", "httpx2", "urllib3", "opentelemetry")
 
 
 def set_up_logs(level: str, log_format: LogFormat) -> None:
-    """Send all records, the web server's too, to standard error."""
+    """Send all records, including the web server's, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_CONSOLE))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -23,8 +23,7 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one object on a line:
-    time (UTC), level, logger, message, and the record's `fields`."""
+    """Formats a record as one JSON line: time (UTC), level, logger, message, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

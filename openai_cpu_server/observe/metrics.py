@@ -1,4 +1,4 @@
-"""Metrics of the engine's steps, and of requests, cached answers and keys, counted when requests end."""
+"""Metrics of engine steps, and of requests, cached answers and keys when requests end."""
 
 from __future__ import annotations
 
@@ -116,8 +116,6 @@ class CallMetrics:
 
 
 class AnswerMetrics:
-    """An `AnswerObserver`."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._requests = counter(
@@ -148,8 +146,6 @@ class AnswerMetrics:
 
 
 class McpMetrics:
-    """An `McpObserver`."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._calls = Counter(
             "ocs_mcp_calls",
@@ -181,7 +177,7 @@ class McpMetrics:
 
 
 class KeptAmounts(NamedTuple):
-    """Of the streams of events that go on without their clients, or are kept when they have ended."""
+    """Sizes of resumable streams, running or finished."""
 
     running: int
     ended: int
@@ -202,7 +198,7 @@ class StreamMetrics:
         )
 
     def show(self, amounts: Callable[[], KeptAmounts]) -> None:
-        """From now on, as they are whenever somebody looks."""
+        """Read the amounts from this function at each scrape."""
         self._kept.labels("running").set_function(lambda: amounts().running)
         self._kept.labels("ended").set_function(lambda: amounts().ended)
         self._bytes.set_function(lambda: amounts().num_bytes)
@@ -309,7 +305,7 @@ class StepMetrics:
         self._interruptions = counter("interruptions", "Steps thrown away for an interactive newcomer.")
 
     def step_done(self, figures: StepFigures) -> None:
-        """Count a step. An interrupted step computed nothing, so its time does not count."""
+        """Count a step. The time of an interrupted step does not count, because it computed nothing."""
         if figures.preemptions:
             self._preemptions.inc(figures.preemptions)
         if figures.forced:
@@ -339,11 +335,10 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
-    """Counts requests when they end, steps when they are done, and models that come and go (it is a
-    `LoadObserver`). One thread calls it."""
+    """Counters of finished requests, steps, and model loads. One thread calls it."""
 
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
-        """`model`: the default's served name."""
+        """`model`: served name of the default model."""
         self._registry = registry
         counter = partial(Counter, registry=registry)
         self._requests = counter(
@@ -429,7 +424,7 @@ class Metrics:
         self._registry.register(collector)
 
     def page(self) -> bytes:
-        """The text of `/metrics`, as `CONTENT_TYPE`."""
+        """Return the text of `/metrics`, of type `CONTENT_TYPE`."""
         return text_of(_WithoutCreated(self._registry))
 
     def ended(self, request: EndedRequest) -> None:
@@ -454,11 +449,11 @@ class Metrics:
         self._deaths.labels(cause).inc()
 
     def reader_died(self, cause: str) -> None:
-        """Any thread may tell it."""
+        """Count a death. Any thread may call this."""
         self._reader_deaths.labels(cause).inc()
 
     def watch_readers(self, load: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
-        """`load`: by kind of work the pieces that wait, and those that run."""
+        """`load`: number of waiting and of running pieces, by kind of work."""
         for kind in load():
             for place, state in enumerate(("waiting", "running")):
                 self._reader_work.labels(kind, state).set_function(partial(_of_kind, load, kind, place))
@@ -479,12 +474,12 @@ def _of_kind(load: Callable[[], Mapping[str, tuple[int, int]]], kind: str, place
 
 
 def text_of(collector: Collector) -> bytes:
-    """What it collects, as `CONTENT_TYPE`."""
+    """Return the collector's metrics as text of type `CONTENT_TYPE`."""
     return generate_latest(collector)
 
 
 class _WithoutCreated(Collector):
-    """A registry without the times at which series began, which the text format would show as gauges."""
+    """Registry without `_created` series, which the text format would show as gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

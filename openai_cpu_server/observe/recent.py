@@ -1,4 +1,4 @@
-"""A window of time in slices. Memory and work are bounded, whatever the load."""
+"""Sliding window of time slices. Memory and work are bounded at any load."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ S = TypeVar("S")
 
 
 class SlicedWindow(Generic[S]):
-    """What happened in each of the last slices; those in which nothing did are missing.
-
-    `new` makes an empty one. Slices are numbered from `origin_s` on.
-    """
+    """Values of the last time slices; empty slices are missing. `new` makes a slice; slices are numbered
+    from `origin_s`."""
 
     def __init__(
         self, new: Callable[[], S], *, slice_s: float, num_slices: int, origin_s: float = 0.0
@@ -33,14 +31,14 @@ class SlicedWindow(Generic[S]):
         return math.floor((now_s - self._origin_s) / self._slice_s)
 
     def at(self, now_s: float) -> S:
-        """The slice of this moment, to add to."""
+        """Return the slice of this moment for adding to it."""
         number = self.number(now_s)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, self._new()))
         return self._slices[-1][1]
 
     def between(self, first: int, end: int) -> list[S]:
-        """The slices from `first` on and before `end`."""
+        """Return the slices from `first` up to, but not including, `end`."""
         return [one for number, one in self._slices if first <= number < end]
 
 
@@ -51,16 +49,16 @@ _SUCCESS = range(200, 300)
 
 @dataclass
 class RecentSums:
-    """Sums over a span of time. Calls are counted when they end, tokens when they are computed."""
+    """Sums over a span of time. Calls count when they end, tokens when they are computed."""
 
     calls: int = 0
     failed: int = 0
-    """The calls among them with an error, or whose client left."""
+    """Calls that ended with an error or whose client left."""
     output_tokens: int = 0
     computed_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """The drafted tokens that were right."""
+    """Drafted tokens that were accepted."""
     latency: Distribution = field(default_factory=Distribution)
     queue: Distribution = field(default_factory=Distribution)
     ttft: Distribution = field(default_factory=Distribution)
@@ -99,9 +97,9 @@ class TimeSpan:
 class RecentActivity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = RecentSums()
-        """The sums since the start."""
+        """Sums since the start."""
         self.answers: Counter[AnswerUse] = Counter()
-        """What the cache of answers did, since the start."""
+        """Uses of the answer cache since the start."""
         self._clock = clock
         self._started_s = clock()
         self._slices = SlicedWindow(
@@ -124,11 +122,11 @@ class RecentActivity:
             sums.step_done(figures)
 
     def window(self) -> TimeSpan:
-        """The last five minutes, or all since the start if that is less."""
+        """Return the last five minutes, or less after the start."""
         return self._last(_NUM_SLICES)
 
     def moment(self) -> TimeSpan:
-        """The last 10 to 20 seconds."""
+        """Return the last 10 to 20 seconds."""
         return self._last(2)
 
     def _last(self, num_slices: int) -> TimeSpan:

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span for each request, with its queue, prefill and decode below it.
+"""OpenTelemetry traces: a span per request with its queue, prefill and decode.
 
-Spans are made when a request has ended, from the times that were noted: until then tracing costs nothing.
-Only here is OpenTelemetry imported, and only when somebody wants traces (the extra `otel`).
+Spans are made from recorded times when a request has ended, so that tracing costs nothing before.
+OpenTelemetry is imported only here, and only if traces are wanted (extra `otel`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SERVER_ERROR = 500
 
 
 def open_tracing(endpoint: str) -> Tracing:
-    """Send traces to the collector at this URL (OTLP over HTTP).
-    Raises StartupError without the extra `otel`."""
+    """Send traces to the collector at this URL (OTLP over HTTP). Raises StartupError without the extra
+    `otel`."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -40,15 +40,15 @@ def open_tracing(endpoint: str) -> Tracing:
 
 
 def traces_url(endpoint: str) -> str:
-    """The URL for traces. A collector's address is the base of one URL per
-    signal, by OpenTelemetry's specification."""
+    """Return the URL for traces. By OpenTelemetry's specification a collector's address is the base of one
+    URL per signal."""
     base = endpoint.rstrip("/")
     return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
 
 
 class Tracing:
     def __init__(self, processor: SpanProcessor) -> None:
-        """`processor` receives the spans. It is shut down with this object."""
+        """`processor` receives the spans and is shut down with this object."""
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
@@ -65,7 +65,7 @@ class Tracing:
         self._server, self._error = SpanKind.SERVER, StatusCode.ERROR
 
     def close(self) -> None:
-        """Send what is left. A collector that does not answer is not waited for long."""
+        """Send the remaining spans, with a short timeout."""
         self._provider.shutdown()
 
     def ended(self, request: EndedRequest) -> None:
@@ -95,7 +95,6 @@ class Tracing:
         span.end(_ns(start_s + phase.seconds))
 
     def _parent(self, trace: TraceParent | None) -> Context | None:
-        """The remote parent of the trace; None: the request begins a trace."""
         if trace is None:
             return None
         return self._extract({"traceparent": trace.parent, "tracestate": trace.state})
@@ -104,13 +103,12 @@ class Tracing:
 class Phase(NamedTuple):
     name: str
     start_s: float
-    """The start on the monotonic clock."""
+    """Start on the monotonic clock."""
     seconds: float
     attributes: dict[str, AttributeValue]
 
 
 def _phases(call: EndedCall) -> Iterator[Phase]:
-    """The phases that the call reached."""
     figures, start_s = call.figures, call.submitted_s
     queue_s, prefill_s, decode_s = (
         ms / 1000 for ms in (figures.queue_ms, figures.prefill_ms, figures.generation_ms)
@@ -125,7 +123,7 @@ def _phases(call: EndedCall) -> Iterator[Phase]:
 
 
 def _of_request(request: EndedRequest) -> Iterator[tuple[str, AttributeValue]]:
-    """Attributes of a request, with the names of OpenTelemetry's conventions where there are some."""
+    """Use the names of OpenTelemetry's semantic conventions where they exist."""
     yield "http.request.method", request.method
     yield "http.route", request.route
     yield "http.response.status_code", request.status

@@ -1,4 +1,4 @@
-"""The one observer that is told of everything. It tells the others."""
+"""Root observer, which passes everything to the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from openai_cpu_server.observe.recent import RecentActivity
 from openai_cpu_server.observe.tracing import Tracing
 
 Book = Callable[[str, str, Amounts], None]
-"""Takes down what the key of this name has used of this model."""
+"""Records usage: name of the key, model, amounts."""
 
 
 class Watch:
-    """All methods belong to one event loop's thread."""
+    """Root observer. All methods belong to one event loop's thread."""
 
     def __init__(self, metrics: Metrics, recent: RecentActivity, tracing: Tracing | None) -> None:
         self.metrics = metrics
@@ -29,17 +29,17 @@ class Watch:
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
-        """An observer with all counts at zero, in a registry of its own. `model`: the default's name."""
+        """Return an observer with a registry of its own. `model`: name of the default model."""
         return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing)
 
     def know_keys(self, key_of: Callable[[str], str], book: Book | None) -> None:
-        """`key_of`: the name of a client's key, by the label that requests carry; "" for one that has none.
-        `book`: who keeps account of what keys use; None: nobody."""
+        """`key_of`: name of a client's key by its label, or "". `book`: records the usage of keys, or
+        None."""
         self._key_of = key_of
         self._book = book
 
     def ended(self, request: EndedRequest) -> None:
-        """Call this once for every request, however it ended."""
+        """Record a finished request. Call this once per request, however it ended."""
         self.metrics.ended(request)
         self.recent.ended(request)
         if self._tracing is not None:
@@ -48,12 +48,11 @@ class Watch:
             self._used(request.key, request.call.model, amounts_of(request, request.call))
 
     def close(self) -> None:
-        """Close the observers. Nothing may be told after this."""
+        """Close the observers. Nothing may be recorded afterwards."""
         if self._tracing is not None:
             self._tracing.close()
 
     def of_model(self, model: str) -> ModelWatch:
-        """The observer of this model's engine."""
         return ModelWatch(self, model)
 
     def model_step(self, model: str, figures: StepFigures) -> None:
@@ -62,7 +61,7 @@ class Watch:
         self.model_spent(model, figures.spent_ms)
 
     def model_spent(self, model: str, spent_ms: dict[str, float]) -> None:
-        """CPU time of the model's engine, by the label of the client."""
+        """Record CPU time of the model's engine by client label."""
         for client, cpu_ms in spent_ms.items():
             self._used(self._key_of(client), model, Amounts(cpu_ms=cpu_ms))
 
@@ -73,7 +72,7 @@ class Watch:
 
 
 class ModelWatch:
-    """An `EngineObserver` that knows whose engine it is told of."""
+    """`EngineObserver` of one model."""
 
     def __init__(self, watch: Watch, model: str) -> None:
         self._watch = watch
@@ -83,7 +82,7 @@ class ModelWatch:
         self._watch.model_step(self._model, figures)
 
     def spent(self, spent_ms: dict[str, float]) -> None:
-        """An engine elsewhere, whose steps are not told, has spent this."""
+        """Record CPU time of a remote engine, whose steps are not reported."""
         self._watch.model_spent(self._model, spent_ms)
 
     def engine_died(self, cause: str) -> None:

@@ -1,4 +1,4 @@
-"""The page that people open in a browser: its sources, and what `scripts/page` has built of them.
+"""The page for browsers: its sources, and the bundle that `scripts/page` builds of them.
 
-The API's routes serve `Bundle` as it is. It knows no HTTP and no model.
+The API's routes serve `Bundle` unchanged. The package knows no HTTP and no model.
 """

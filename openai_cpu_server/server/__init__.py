@@ -1,7 +1,7 @@
-"""How a server is put together: from settings to models with their engines, the API over them, a socket.
+"""Assembly of a server: from settings to models with their engines, the API over them, and a socket.
 
-`cli` calls it at the start of `serve` and `batch`, and `replicas.ray` for each of its processes. It finds and
-reads the models, plans their memory, builds what serves them, and owns the engine processes until the end.
-What cannot begin is one line in a StartupError, before anything slow where that is possible; once it serves,
-one model's failure is that model's state and nobody else's. All other rooms lie below and know nothing of it.
+`cli` calls it for `serve` and `batch`, and `replicas.ray` in each of its processes. It finds and inspects the
+models, plans their memory, builds what serves them, and owns the engine processes. A start that must fail
+raises StartupError with one line, before anything slow where possible. Afterwards the failure of one model
+affects no other. All other packages lie below and do not know it.
 """

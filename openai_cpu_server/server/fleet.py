@@ -1,4 +1,4 @@
-"""All models of a server with their engines: run together, loaded, unloaded, replaced and ended."""
+"""All models of a server with their engines: run, loaded, unloaded, replaced and stopped together."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 _BUDGET_SHARE = 0.8
-"""The rest is for the API process, for requests' bodies, and for what else grows on the machine."""
+"""The rest is for the API process, request bodies and other growth on the machine."""
 _LAST_CALLS_S = 2.0
-"""A request that has chosen a model and is still being resolved gets so long to be submitted."""
+"""Time for a request that has chosen a model to be submitted to it."""
 _LOOK_S = 0.05
 _LOOK_AT_FILES_S = 1.0
-"""A sleeping model whose file has changed is read anew within so long: its requests must be tokenised for the
-file that will be loaded."""
+"""Interval of checks for changed files of sleeping models, whose requests must be tokenized for the file
+that will be loaded."""
 
 
 class ModelSet:
-    """The models of a server, each with its engine: built at the start, and again from files that have
-    changed. It runs nothing."""
+    """Models of a server and their engines, built at the start and again from changed files. It runs
+    nothing."""
 
     def __init__(
         self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
-        """Raises StartupError where no model can ever be served, and for a router that leads nowhere."""
+        """Build all models. Raises StartupError if no model can ever be served, or a router leads nowhere."""
         may_grow = settings.allow_pull or settings.models_dir is not None
         self.is_alone = len(plans) == 1 and settings.memory is None and not may_grow
-        """An only model, which is loaded at once and stays."""
+        """True for an only model, which is loaded at once and stays."""
         budget = MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings))
         self.keeper = ModelKeeper(budget, watch.metrics)
         self._builder = ModelBuilder(settings, watch, self.keeper, readers, num_models=len(plans) + may_grow)
@@ -76,7 +76,7 @@ class ModelSet:
         )
 
     def __iter__(self) -> Iterator[LoadedModel]:
-        """Those that serve, the default first."""
+        """Yield the serving models, the default first."""
         return iter(list(self._models))
 
     @property
@@ -87,11 +87,11 @@ class ModelSet:
         return next(model for model in self._models if model.plan.name == name)
 
     def serves(self, model: LoadedModel) -> bool:
-        """Whether no other has taken its place."""
+        """Return True unless another model has replaced it."""
         return model in self._models
 
     def want_first(self) -> None:
-        """Load the default and those that are pinned; the others sleep until they are asked for."""
+        """Load the default and the pinned models; others sleep until requested."""
         for model in self._models:
             is_first = model is self.default and not model.plan.waits_for_requests
             if (is_first or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
@@ -99,11 +99,11 @@ class ModelSet:
                     self.keeper.want(model.kept)
 
     def built(self, plan: ModelPlan) -> LoadedModel:
-        """A further one. It sleeps, and may be broken. It takes seconds."""
+        """Build a further model, which sleeps and may be broken. Takes seconds."""
         return self._builder.one_of_several(plan)
 
     def add(self, new: LoadedModel) -> None:
-        """Raises ModelNotLoaded for one whose file cannot be read."""
+        """Serve a model. Raises ModelNotLoaded if its file cannot be read."""
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not served: {new.engine.status().reason}.")
         self._models.append(new)
@@ -111,32 +111,33 @@ class ModelSet:
         self.registry.add(new.served)
 
     def remove(self, old: LoadedModel) -> None:
-        """Nobody can ask for it any more; it ends what it has, and is to be forgotten then."""
+        """Remove the model's names. It finishes its requests and is forgotten then."""
         self._models.remove(old)
         self.registry.remove(old.served)
         old.kept.is_replaced, old.kept.is_pinned = True, False
 
     def built_anew(self, old: LoadedModel) -> LoadedModel:
-        """From its file as it is now. It sleeps, and may be broken. It takes seconds."""
+        """Build the model from its current file. It sleeps and may be broken. Takes seconds."""
         again = self._builder.alone_again if self.is_alone else self._builder.one_of_several
         return again(_with_adapters(old))
 
     def admit(self, new: LoadedModel) -> None:
-        """Its memory counts from now on. Raises ModelTooLarge, ModelNotLoaded."""
+        """Count its memory from now on. Raises ModelTooLarge, ModelNotLoaded."""
         self.keeper.require_room(new.kept)
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
         self.keeper.add(new.kept)
 
     async def load_beside(self, old: LoadedModel, new: LoadedModel) -> bool:
-        """False: there is no room for both. Then requests wait for the new one until the old one has gone."""
+        """Load the new model beside the old one. Return False without room for both; requests then wait
+        until the old one has gone."""
         if old.kept.is_in_memory and not self.keeper.fits_beside(new.kept):
             return False
         await self.keeper.load(new.kept)
         return True
 
     def replace(self, old: LoadedModel, new: LoadedModel) -> None:
-        """The new one is chosen from now on; the old one ends what it has, and is to be forgotten then."""
+        """Give the names to the new model. The old one finishes its requests and is forgotten then."""
         self._models[self._models.index(old)] = new
         self.registry.replace(old.served, new.served)
         old.kept.is_replaced, old.kept.is_pinned = True, False
@@ -146,7 +147,8 @@ class ModelSet:
         self.keeper.remove(old.kept)
 
     def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
-        """In the order of the plans; those that are pinned have their memory first."""
+        """Build pinned models first, so that their memory is counted first. Return them in the order of
+        the plans."""
         build = self._builder.alone if self.is_alone else self._builder.one_of_several
         built: dict[str, LoadedModel] = {}
         for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
@@ -156,13 +158,12 @@ class ModelSet:
 
 
 class ModelFleet:
-    """Runs the engines of all models of a server, and owns them. All methods belong to one event loop's
-    thread."""
+    """Owner of all engines of a server. All methods belong to one event loop's thread."""
 
     def __init__(
         self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
-        """It owns the readers from here on. Raises StartupError as `ModelSet` does."""
+        """Build the models and take over the readers. Raises StartupError as `ModelSet` does."""
         try:
             self._models = ModelSet(settings, plans, watch, readers)
         except BaseException:
@@ -190,7 +191,7 @@ class ModelFleet:
         return [request for model in self.registry for request in model.engine.requests()]
 
     async def run(self) -> None:
-        """Serve until `close`. Raises `StartupError` if the only model cannot be loaded."""
+        """Serve until `close`. Raises StartupError if the only model cannot be loaded."""
         self._has_failed = asyncio.get_running_loop().create_future()
         keeping = asyncio.create_task(self._models.keeper.run())
         for model in self._models:
@@ -209,26 +210,26 @@ class ModelFleet:
                 done.result()
 
     async def drain(self, seconds: float) -> None:
-        """Accept nothing more, and give what runs or waits this long to end."""
+        """Reject new requests, and wait at most this long for the others."""
         await asyncio.gather(*(engine.drain(seconds) for engine in self._engines))
 
     async def close(self) -> None:
-        """End all requests and processes."""
+        """Cancel all requests and stop all processes."""
         await asyncio.gather(*(engine.close() for engine in self._engines))
         await asyncio.to_thread(self.readers.close)
         if self._has_failed is not None and not self._has_failed.done():
             self._has_failed.set_result(None)
 
     def kill(self) -> None:
-        """For a `close` that is not to wait, not even if it waits already."""
+        """Make a pending or later `close` return at once."""
         for engine in self._engines:
             engine.kill()
 
     # -- for administrators -------------------------------------------------------------------------------
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """Returns when it is loaded. A file that has changed since, or `replace`, is loaded beside the model
-        and takes its place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
+        """Load the model. If its file has changed, or with `replace`, load it beside the old one and
+        replace that. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
         async with self._replacing[model.name]:
             serving = self._models.named(model.name)
             if serving.engine.is_ending:
@@ -239,11 +240,11 @@ class ModelFleet:
             return serving.served
 
     async def unload(self, model: ServedModel) -> None:
-        """Returns when its process has ended. Raises ModelInUse."""
+        """Unload the model and wait for its process to end. Raises ModelInUse."""
         await self._models.keeper.unload(self._models.named(model.name).kept)
 
     async def add(self, plan: ModelPlan) -> ServedModel:
-        """Serves a further model; it sleeps until somebody asks for it. Raises ModelNotLoaded."""
+        """Serve a further model, which sleeps until requested. Raises ModelNotLoaded."""
         new = await asyncio.to_thread(self._models.built, plan)
         self._models.add(new)
         self._replacing[plan.name] = asyncio.Lock()
@@ -251,7 +252,8 @@ class ModelFleet:
         return new.served
 
     async def remove(self, model: ServedModel) -> None:
-        """Serves it no more, and lets go of its files. Raises ModelInUse, InvalidRequest for the default."""
+        """Stop serving the model and release its files. Raises ModelInUse, and InvalidRequest for the
+        default."""
         async with self._replacing[model.name]:
             old = self._models.named(model.name)
             if old is self._models.default:
@@ -263,7 +265,7 @@ class ModelFleet:
         self._spawn(self._retire(old))
 
     async def dismiss(self, name: str) -> None:
-        """Its file has gone: nobody can choose it any more, and it goes with its last request."""
+        """Remove a model whose file has gone; it finishes its requests."""
         async with self._replacing[name]:
             old = self._models.named(name)
             self._models.remove(old)
@@ -283,13 +285,12 @@ class ModelFleet:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """An engine that could not be run ends all."""
         error = None if task.cancelled() else task.exception()
         if error is not None and self._has_failed is not None and not self._has_failed.done():
             self._has_failed.set_exception(error)
 
     async def _look_at_files(self) -> None:
-        """Sleeping models keep up with their files. One that is loaded waits for an administrator's word."""
+        """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""
         seen: dict[str, FileStamp | None] = {}
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
@@ -312,7 +313,6 @@ class ModelFleet:
             logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
 
     async def _built_anew(self, old: LoadedModel) -> LoadedModel:
-        """It sleeps, and runs. Raises ModelTooLarge, ModelNotLoaded."""
         new = await asyncio.to_thread(self._models.built_anew, old)
         self._models.admit(new)
         self._start(new.engine)
@@ -323,7 +323,6 @@ class ModelFleet:
         self._spawn(self._retire(old))
 
     async def _replaced(self, old: LoadedModel) -> LoadedModel:
-        """The new one serves; the old one goes with its last request."""
         new, keeper = await self._built_anew(old), self._models.keeper
         try:
             was_loaded = await self._models.load_beside(old, new)
@@ -341,7 +340,6 @@ class ModelFleet:
         return new
 
     async def _retire(self, old: LoadedModel) -> None:
-        """End it after its last request, and after the last that has chosen it already."""
         await asyncio.sleep(_LAST_CALLS_S)
         while old.engine.residency.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
             await asyncio.sleep(_LOOK_S)
@@ -370,14 +368,14 @@ def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:
 
 
 def _with_adapters(model: LoadedModel) -> ModelPlan:
-    """Its plan, with the adapters that it has now: some may have come and gone since its start."""
+    """Return its plan with the current adapters, because some may have changed since the start."""
     offered = [status.adapter for status in model.engine.adapters()]
     adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
     return msgspec.structs.replace(model.plan, adapters=adapters)
 
 
 async def _carry_adapters(old: OwnEngine, new: OwnEngine) -> None:
-    """Those that have come or gone while the new one was loading."""
+    """Apply changes of adapters that were made while the new engine was loading."""
     wanted = {s.adapter.name: s.adapter for s in old.adapters() if s.state is not AdapterState.FAILED}
     had = {status.adapter.name: status.adapter.key for status in new.adapters()}
     failed = {status.adapter.name for status in old.adapters()} - wanted.keys()

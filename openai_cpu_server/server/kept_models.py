@@ -1,4 +1,4 @@
-"""Models that came while a server ran, and names that were made of them: kept for its next start."""
+"""Models that were pulled and names that were derived at run time, stored for the next start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """By which it was asked for, and is served."""
+    """Name by which it was requested and is served."""
     source: str
     """`hf:OWNER/REPO/FILE`."""
     path: str
@@ -29,7 +29,8 @@ class KeptModels(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> KeptModels:
-        """Nothing where there is no such file. What has gone since is left out. Raises StartupError."""
+        """Read the file, without models whose files have gone. A missing file is empty. Raises
+        StartupError."""
         try:
             kept = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -42,7 +43,7 @@ class KeptModels(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(kept, pulled=tuple(one for one in kept.pulled if one not in gone))
 
     def write(self, path: Path) -> None:
-        """Raises OSError."""
+        """Write the file atomically. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self), indent=2))

@@ -1,4 +1,4 @@
-"""One served model, made of its plan: its files, vocabulary and template, and the process of its engine."""
+"""Construction of a served model from its plan: files, vocabulary, template, and engine process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MIB = 1024 * 1024
 
 
 class FileStamp(NamedTuple):
-    """It tells two states of a file apart."""
+    """Fingerprint of a file's state."""
 
     inode: int
     mtime_ns: int
@@ -56,7 +56,7 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileStamp | None:
-        """None: there is no such file."""
+        """Return the stamp, or None for a missing file."""
         try:
             found = path.stat()
         except OSError:
@@ -65,13 +65,13 @@ class FileStamp(NamedTuple):
 
 
 class FileContent:
-    """What is in the files of a model, as they were when this was made."""
+    """Content of a model's files at the time of construction."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._stamps = {path: FileStamp.of(path) for path in files}
 
     def digest(self) -> str | None:
-        """SHA-256 over all of them. None: they have changed, or cannot be read."""
+        """Return SHA-256 over all files, or None if they have changed or cannot be read."""
         digest = hashlib.sha256()
         try:
             for path in self._stamps:
@@ -104,8 +104,8 @@ def supervised(
     cpus: Collection[int] = (),
     node: int | None = None,
 ) -> Supervisor:
-    """`cpus`: the engine computes on these only; (): on all that this process may use. `node`: it takes
-    memory of this NUMA node, where there is room. The rest is as `Supervisor` wants it."""
+    """Return a supervisor of the engine. `cpus`: CPUs of the engine, or () for all of this process.
+    `node`: preferred NUMA node of its memory. The rest is as in `Supervisor`."""
     return Supervisor(
         (*_pinned(cpus, node), _PROCESS, settings.log_format),
         options,
@@ -121,7 +121,7 @@ def supervised(
 
 
 def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
-    """What runs a module of ours on these CPUs, with the kernels in front of ggml."""
+    """Return the command prefix that runs a module on these CPUs, with our kernels loaded before ggml."""
     if not cpus:
         return (sys.executable, "-m", _FRONT)
     pin = f"import os, runpy; os.sched_setaffinity(0, {sorted(cpus)})"
@@ -131,8 +131,10 @@ def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
 
 
 def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]]) -> EngineOptions:
-    """Those of the engine on one of several NUMA nodes, each with its CPUs. What is meant for the machine is
-    divided. A mapped file would lie on one node for all, so each engine reads its weights for itself."""
+    """Return the options of the engine on one of several NUMA nodes, with the machine's limits divided.
+
+    Each engine reads its own weights, because a mapped file would lie on one node for all.
+    """
     cores = {one: len(cores_of(cpus)) for one, cpus in nodes.items()}
     threads = max(1, cores[node] * Machine().num_threads() // sum(cores.values()))
     return msgspec.structs.replace(
@@ -149,7 +151,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelParts(NamedTuple):
-    """All that can be known of a model without an engine."""
+    """Facts and helpers of a model that need no engine."""
 
     plan: ModelPlan
     header: GgufHeader
@@ -162,7 +164,8 @@ class ModelParts(NamedTuple):
     def open(
         cls, settings: Settings, plan: ModelPlan, share: MemoryShare | None, readers: ReaderPool
     ) -> ModelParts:
-        """`share`: None for a model that has the machine for itself. Raises StartupError."""
+        """Inspect the model. `share`: None for a model that has the machine for itself. Raises
+        StartupError."""
         header = GgufHeader(plan.path)
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
@@ -182,13 +185,13 @@ class ModelParts(NamedTuple):
         return cls(plan, header, kind, read, options, grammars)
 
     def keeping_prefixes(self, files: PrefixFiles | None) -> ModelParts:
-        """With a file for its prefix cache, where there is any to keep."""
+        """Return the parts with a file for the prefix cache, if there is one."""
         if files is None or self.kind is not ModelKind.GENERATES:
             return self
         return self._replace(options=files.kept(self.options, self.plan.name))
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
-        """The readers forget the model with it."""
+        """Return the served model. The readers forget the model with it."""
         facts, options = self.read.facts, self.plan.options
         chat = facts.template
         named = {
@@ -229,7 +232,7 @@ def _close(held: Iterable[BinaryIO]) -> None:
 def reader_pool(
     settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
 ) -> ReaderPool:
-    """The readers of a server with these models."""
+    """Return the readers of a server with these models."""
     plans = list(plans)
     opens_media = (
         settings.allow_pull
@@ -252,7 +255,6 @@ def reader_pool(
 
 
 def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:
-    """Raises StartupError for a template that cannot be read."""
     options = plan.options
     return ModelSource(
         path=str(plan.path),
@@ -264,7 +266,6 @@ def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:
 
 
 def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:
-    """None: the model does not think, or what it writes is to be shown as it is."""
     if reasoning is None:
         return None
     is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
@@ -275,24 +276,24 @@ _NOTHING = MemoryNeed(weights=0, cells=0, buffers=0)
 
 
 OwnEngine = EngineClient | NodeEngines
-"""What this server runs for a model: one process, or one on each NUMA node."""
+"""Engine of this server: one process, or one on each NUMA node."""
 
 
 class LoadedModel(NamedTuple):
-    """A served model, with its engine, which lives as long as somebody runs it."""
+    """A served model with its engine, which lives while it is run."""
 
     plan: ModelPlan
     served: ServedModel
     engine: OwnEngine
     kept: KeptModel
     stamp: FileStamp | None
-    """As its file was when this was made."""
+    """State of its file at construction."""
     is_broken: bool
-    """Its file cannot be read."""
+    """True if its file cannot be read."""
 
 
 class ModelBuilder:
-    """Makes the models of one server."""
+    """Builder of the models of one server."""
 
     def __init__(
         self, settings: Settings, watch: Watch, keeper: ModelKeeper, readers: ReaderPool, *, num_models: int
@@ -307,18 +308,18 @@ class ModelBuilder:
         self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
 
     def alone(self, plan: ModelPlan) -> LoadedModel:
-        """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
+        """Build a model that has the machine for itself and is loaded at once. Raises StartupError."""
         return self._built(plan, None)
 
     def alone_again(self, plan: ModelPlan) -> LoadedModel:
-        """The same from a file that has changed. It sleeps: the old one serves until this one can."""
+        """Rebuild it from a changed file. It sleeps while the old model serves."""
         try:
             return self._built(plan, None, begins_asleep=True)
         except StartupError as error:
             return self._broken(plan, str(error))
 
     def one_of_several(self, plan: ModelPlan) -> LoadedModel:
-        """A model that sleeps. What is wrong with its file is its state."""
+        """Build a sleeping model. An unreadable file becomes its state."""
         share = MemoryShare(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
         try:
             model = self._built(plan, share)
@@ -332,7 +333,6 @@ class ModelBuilder:
     def _built(
         self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
     ) -> LoadedModel:
-        """Raises StartupError."""
         stamp, parts = FileStamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
         parts = parts.keeping_prefixes(self._prefix_files(plan))
         try:
@@ -349,7 +349,7 @@ class ModelBuilder:
         return LoadedModel(plan, served, engine, kept, stamp, is_broken=False)
 
     def _prefix_files(self, plan: ModelPlan) -> PrefixFiles | None:
-        """None: its user says where its prefix cache is kept, if anywhere."""
+        """Return None if the user chose where the prefix cache is kept, if anywhere."""
         if plan.options.cache_file != "auto":
             return None
         if self._prefixes is None:

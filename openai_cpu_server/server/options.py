@@ -1,4 +1,4 @@
-"""What the API, the batch jobs and an engine process are told, of all settings."""
+"""Narrow options of the API, the batch jobs and engine processes, derived from the settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIB = 1024 * 1024
 
 
 def api_options(settings: Settings) -> ApiOptions:
-    """What both call by the same name, and what the API is told in other words and units."""
+    """Return the options of the API, in its own names and units."""
     in_other_words = {
         "api_key": revealed(settings.api_key),
         "max_body_bytes": settings.max_body_mb * _MIB,
@@ -61,7 +61,6 @@ def api_options(settings: Settings) -> ApiOptions:
 
 
 def _media_folder(settings: Settings) -> Path | None:
-    """Raises StartupError for a folder that is none."""
     folder = settings.media_dir and expanded(settings.media_dir)
     if folder is not None and not folder.is_dir():
         raise StartupError(f"--media-dir: there is no folder {folder}")
@@ -69,14 +68,14 @@ def _media_folder(settings: Settings) -> Path | None:
 
 
 def _hosts(settings: Settings) -> frozenset[str] | None:
-    """The names that clients may call the server by; None: any, for it has names that it does not know."""
+    """Return the names by which clients may call the server, or None for any if it cannot know its names."""
     if not settings.allowed_host and not is_on_loopback(settings.host):
         return None
     return frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
 
 
 def is_on_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return True if only this machine can reach the address."""
     if not host:
         return False  # all addresses
     try:
@@ -102,8 +101,8 @@ logger = logging.getLogger(__name__)
 def engine_options(
     settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
 ) -> EngineOptions:
-    """The user's choice, else what `tune` has found, else the defaults; but for where its prefix cache is
-    kept, where nobody says it."""
+    """Return the user's choices, else the results of `tune`, else the defaults. The location of the prefix
+    cache is left open unless chosen."""
     of = plan.options
     options = settings.engine_options(
         plan.path,
@@ -131,7 +130,7 @@ def engine_options(
 
 
 def adapter_files(settings: Settings) -> AdapterFiles:
-    """Raises StartupError for a folder that is none."""
+    """Return the files that clients may load as adapters. Raises StartupError if the folder is missing."""
     folder = settings.adapter_dir
     if folder is None:
         return AdapterFiles(None)
@@ -142,7 +141,7 @@ def adapter_files(settings: Settings) -> AdapterFiles:
 
 
 def read_text(path: Path) -> str:
-    """Raises StartupError."""
+    """Read a text file. Raises StartupError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -150,15 +149,14 @@ def read_text(path: Path) -> str:
 
 
 def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
-    """The size of its prefix cache. `share`: None for a model that has the machine for itself."""
+    """Return the size of the prefix cache. `share`: None for a model that has the machine for itself."""
     if plan.options.cache_mb is not None:
         return plan.options.cache_mb * _MIB
     return Machine().total_memory() // 4 if share is None else share.cache_bytes
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens of a prompt as they stand at the beginning of a request: with BOS, control tokens read as
-    such."""
+    """Tokenize a prompt as at the beginning of a request: with BOS and control tokens."""
     text = read_text(path)
     tokens = whole_prompt(text, tokenizer, most_tokens=None)
     if not tokens:
@@ -167,7 +165,7 @@ def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _pinned_namespace(settings: Settings) -> str:
-    """Pinned prompts serve the holders of the server's key, where keys are isolated."""
+    """Share pinned prompts with the holders of the server's key if keys are isolated."""
     if not settings.isolates_by_key or settings.api_key is None:
         return ""
     identity = key_identity(settings.api_key.get_secret_value().encode())

@@ -1,5 +1,4 @@
-"""Which models are to be served, by which names, from which files, with which options, and the memory that
-each will take."""
+"""Plans of the models to serve: names, files, options and estimated memory."""
 
 from __future__ import annotations
 
@@ -51,22 +50,22 @@ _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.:/@+-]*)=(?P<source>.+)")
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it is to be served. Its file has been found, and not been opened."""
+    """A model to serve. Its file has been found but not opened."""
 
     names: tuple[str, ...]
-    """The first is its own."""
+    """The model's own name, then its aliases."""
     path: Path
     options: ModelOptions
     projector: Path | None
-    """What it sees and hears with; None: it takes text only."""
+    """Encoder of pictures and sounds, or None for text only."""
     keep_alive_s: float | None
-    """Seconds without a request after which it is unloaded; None: never."""
+    """Idle time after which it is unloaded, or None for never."""
     is_pinned: bool
     memory_bytes: int | None
-    """What it may take at most."""
+    """Memory limit of this model."""
     adapters: tuple[AdapterSource, ...] = ()
     waits_for_requests: bool = False
-    """It is not loaded at the start, though it is the default."""
+    """True if the default model is not loaded at the start."""
 
     @property
     def name(self) -> str:
@@ -74,7 +73,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_models(settings: Settings) -> list[ModelPlan]:
-    """At least one, the default first. Raises StartupError with one line."""
+    """Return at least one plan, the default first. Raises StartupError with one line."""
     folder = {} if settings.models_dir is None else ModelFolder(models_folder(settings)).names()
     found = [*_named(settings.model, folder), *_in_tables(settings.models, folder)]
     waiting = [*_named_elsewhere(settings, folder, [model.name for model, _ in found])]
@@ -110,7 +109,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
 
 
 def models_folder(settings: Settings) -> Path:
-    """That of `--models-dir`. Raises StartupError where there is none."""
+    """Return the folder of `--models-dir`. Raises StartupError if it is missing."""
     assert settings.models_dir is not None, "somebody has named it"
     folder = expanded(settings.models_dir)
     if not folder.is_dir():
@@ -119,14 +118,14 @@ def models_folder(settings: Settings) -> Path:
 
 
 def plan_in_folder(name: str, path: Path, settings: Settings) -> ModelPlan:
-    """For a model of that folder, with the server's options. It blocks. Raises StartupError."""
+    """Plan a model of that folder with the server's options. Blocks. Raises StartupError."""
     return _plan(FoundModel(name, path), NO_TABLE, {}, settings)
 
 
 def _named_elsewhere(
     settings: Settings, folder: Mapping[str, Path], names: list[str]
 ) -> Iterator[tuple[FoundModel, ModelTable]]:
-    """Models of the folder that an alias, a router or an adapter means."""
+    """Yield models of the folder that an alias, a router or an adapter refers to."""
     meant = [*settings.aliases.values(), *(option.model for option in settings.adapter if option.model)]
     meant += [to for table in settings.models.values() if table.router for to in table.router.routes.values()]
     for name in dict.fromkeys(meant):
@@ -135,7 +134,7 @@ def _named_elsewhere(
 
 
 def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]:
-    """The default where nobody has named one: the first that generates, of those that are nearest."""
+    """Choose the default: the first readable model that generates."""
     for name, path in folder.items():
         try:
             header = GgufHeader(path)
@@ -148,12 +147,12 @@ def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]
 
 
 def kept_file() -> Path:
-    """Where models are kept that came while a server ran. Raises StartupError."""
+    """Return the file of models that came at run time. Raises StartupError."""
     return user_data_dir() / "models.json"
 
 
 def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
-    """With the server's options. Its files are there."""
+    """Plan a pulled model, whose files exist, with the server's options."""
     return ModelPlan(
         names=(model.name,),
         path=Path(model.path),
@@ -168,8 +167,8 @@ def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
 def planned_routers(
     settings: Settings, plans: Sequence[ModelPlan], kinds: Mapping[str, ModelKind | None]
 ) -> list[ModelRouter]:
-    """`kinds`: by each name of the models; None: its file cannot be read. Raises StartupError for a router
-    that leads nowhere."""
+    """Build the routers. `kinds`: kind of each model by name, or None for an unreadable file. Raises
+    StartupError for a router that leads nowhere."""
     options = router_options(settings, plans)
     if (said := problem(options, kinds)) is not None:
         raise StartupError(said)
@@ -177,7 +176,7 @@ def planned_routers(
 
 
 def router_options(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
-    """The tables that are routers, each by its name and its aliases."""
+    """Return the tables that are routers, with their names and aliases."""
     tables = _router_tables(settings)
     aliases = _aliases(settings.aliases, [*(plan.name for plan in plans), *tables])
     return [
@@ -190,7 +189,7 @@ def _router_tables(settings: Settings) -> dict[str, ModelTable]:
 
 
 def named_source(given: str) -> tuple[str | None, str]:
-    """The name and the source in a value of `--model`. A file whose name has a `=` in it is a file."""
+    """Split a value of `--model` into name and source. A file whose name contains `=` is a file."""
     match = _NAME.fullmatch(given)
     if match is None or given.startswith("hf:") or Path(given).is_file():
         return None, given
@@ -198,7 +197,7 @@ def named_source(given: str) -> tuple[str | None, str]:
 
 
 def _found(source: str, folder: Mapping[str, Path]) -> FoundModel:
-    """A name of `--models-dir` goes before all others. Raises StartupError."""
+    """Look in `--models-dir` before all other sources."""
     return FoundModel(source, folder[source]) if source in folder else model_to_serve(source)
 
 
@@ -244,12 +243,10 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
 
 
 def _names(name: str, table: ModelTable, aliases: Mapping[str, str]) -> tuple[str, ...]:
-    """Its own, and all others."""
     return (name, *table.aliases, *(alias for alias, meant in aliases.items() if meant == name))
 
 
 def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[AdapterSource, ...]:
-    """Those of its table and of the command line. Raises StartupError for two of one name."""
     given = (option.source for option in settings.adapter if option.model in (None, model))
     adapters = (*table.adapters, *given)
     twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
@@ -259,7 +256,6 @@ def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[Adapte
 
 
 def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
-    """Raises StartupError for adapters of a model that is not served, or of nobody knows which."""
     for option in adapters:
         if option.model is None and len(names) > 1:
             raise StartupError(f"--adapter {option.source.name}: say for which model, MODEL/NAME=PATH")
@@ -268,7 +264,7 @@ def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
 
 
 def _aliases(given: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """By alias: the model's own name. Raises StartupError for one that loops, or that means nothing."""
+    """Map each alias to the model's own name."""
     return {alias: _meaning(alias, given, names) for alias in given}
 
 
@@ -290,33 +286,34 @@ def _require_distinct(names: list[str]) -> None:
 
 
 _PROCESS_BYTES = 150 * 1024 * 1024
-"""An engine process without its model: Python, llama.cpp, numpy, llguidance."""
+"""Memory of an engine process without its model: Python, llama.cpp, numpy, llguidance."""
 
 
 class MemoryShare(NamedTuple):
-    """What one of several models may count on."""
+    """Part of the memory for one of several models."""
 
     budget_bytes: int
-    """For all models."""
+    """Budget of all models."""
     num_models: int
     own_bytes: int | None
-    """What this one may take at most."""
+    """Limit of this model."""
 
     @property
     def cache_bytes(self) -> int:
-        """A quarter of the budget is for prefix caches, as it is of the machine where a model is alone."""
+        """Return a quarter of the budget, as for a model that has the machine for itself."""
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 
 class ForeseenModel(NamedTuple):
     options: EngineOptions
-    """With the size of the KV pool."""
+    """Options with the size of the KV cache."""
     need: MemoryNeed
     info: ModelInfo
 
 
 def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None) -> ForeseenModel:
-    """`share`: None for a model that is alone. Raises StartupError for files that cannot be read."""
+    """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
+    StartupError for unreadable files."""
     header = GgufHeader(Path(options.model_path))
     draft = GgufHeader(Path(options.draft_model_path)) if options.draft_model_path else None
     kind, kv_type = model_kind(header), KVType.named(options.kv_type)
@@ -349,15 +346,15 @@ def _free_bytes(share: MemoryShare | None) -> int:
 
 
 def _buffer_bytes(header: GgufHeader, options: EngineOptions, vocab_size: int) -> int:
-    """Activations and logits of the largest step, in f32: a row has the logits of all tokens, or some copies
-    of the widest activation."""
+    """Estimate the largest step's activations and logits, in f32: a row has the logits of all tokens, or
+    some copies of the widest activation."""
     width = header.get_int(header.for_architecture("feed_forward_length")) or 0
     return 4 * batch_tokens(options) * (vocab_size + 4 * width)
 
 
 def _cells(requested: int | None, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
-    """As many as asked for; else up to 16,384 in half of what is free beside the weights, of which with
-    several models each has an equal part."""
+    """Return the requested number, else up to 16,384 in half of the free memory beside the weights,
+    divided between the models."""
     if requested is not None:
         return requested
     if share is None:
@@ -380,8 +377,8 @@ def _info(
     cells: int,
     token_bytes: int,
 ) -> ModelInfo:
-    """What cannot be known before (kernels, what the memory can do) stands at the least, and nobody asks for
-    it before the model is loaded."""
+    """Fill in the minimum for facts that are unknown before loading, such as kernels. Nothing reads them
+    earlier."""
     trained = header.get_int(header.for_architecture("context_length")) or cells
     parameters = sum(tensor.num_values for tensor in model_tensors(header))
     embeds = kind is not ModelKind.GENERATES

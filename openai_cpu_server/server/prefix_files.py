@@ -1,5 +1,5 @@
-"""Where prefix caches are kept between runs unless a user says otherwise: a file for each model in the user's
-cache directory, bounded by what the disk has left."""
+"""Default files of prefix caches: one per model in the user's cache directory, limited by the free disk
+space."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 _MOST_BYTES = 8192 * _MIB
 _SHARE = 0.1
-"""All files together take no more than that, and no more than this share of what the disk has left."""
+"""Limit of all files together, as a share of the free disk space."""
 _MOST_OF_ONE = 1024 * _MIB
-"""It is read and checked in 0.3 s of CPU time at a start (256 MiB: 0.07 s)."""
+"""A file of this size is read and checked in 0.3 s of CPU time at the start (256 MiB: 0.07 s)."""
 _LEAST = 16 * _MIB
 _SECONDS = 5.0
 _CELLS = "cells"
@@ -39,10 +39,10 @@ class _Kept(NamedTuple):
 
 
 class PrefixFiles:
-    """The files of one server. When it is made, what was used longest ago goes, until all have room."""
+    """Files of one server. On construction the least recently used ones are removed until all fit."""
 
     def __init__(self, folder: Path | None, *, num_models: int, most_bytes: int = _MOST_BYTES) -> None:
-        """`folder`: None where nothing can be kept. `most_bytes`: of all files together."""
+        """`folder`: None if nothing can be kept. `most_bytes`: limit of all files together."""
         self._folder = folder if folder is not None and _is_writable(folder) else None
         if self._folder is None:
             logger.info("prefix caches are not kept: there is no cache directory that can be written")
@@ -60,7 +60,8 @@ class PrefixFiles:
         return cls(base and base / "prefixes", num_models=num_models)
 
     def kept(self, options: EngineOptions, name: str) -> EngineOptions:
-        """With a file, in a folder of its own: an engine may write whatever is in it."""
+        """Return the options with a file in a folder of its own, because an engine may write anything in
+        its folder."""
         if self._folder is None or self._most_bytes < _LEAST or not options.cache_bytes:
             return options
         path = self._folder / _folder_name(options, name) / _CELLS
@@ -69,8 +70,8 @@ class PrefixFiles:
 
 
 def _folder_name(options: EngineOptions, name: str) -> str:
-    """Of the model's path, and of what makes its cells another kind; what is in the model's file the engine
-    compares."""
+    """Hash the model's path and everything that changes the KV layout. The engine checks the file's
+    content itself."""
     facts = (
         Path(options.model_path).resolve(),
         options.kv_type,
@@ -82,14 +83,12 @@ def _folder_name(options: EngineOptions, name: str) -> str:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether it is there or can be made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _room(folder: Path, most_bytes: int) -> int:
-    """The bytes that all files may have together."""
     while not folder.exists():
         folder = folder.parent
     try:
@@ -100,7 +99,7 @@ def _room(folder: Path, most_bytes: int) -> int:
 
 
 def _files(folder: Path) -> list[_Kept]:
-    """The last that was used first."""
+    """Return the files, most recently used first."""
     found = []
     for path in folder.glob(f"*/{_CELLS}*"):
         with contextlib.suppress(OSError):
@@ -110,7 +109,7 @@ def _files(folder: Path) -> list[_Kept]:
 
 
 def _sweep(folder: Path, room: int) -> None:
-    """Removes what exceeds the room. What an engine of another server keeps stays."""
+    """Remove the files beyond the limit, except those that another server's engine keeps."""
     total = 0
     for one in _files(folder):
         total += one.num_bytes

@@ -1,4 +1,4 @@
-"""Wires the layers together and runs them: models, engines, the cache of answers, API, web server."""
+"""Wiring and running of all layers: models, engines, answer cache, API, web server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MIB = 1024 * 1024
 
 
 def check_recall(settings: Settings) -> None:
-    """Raises StartupError where options contradict each other, whatever the models are."""
+    """Check the options of the answer cache for contradictions. Raises StartupError."""
     if settings.semantic_cache is None and settings.semantic_cache_model is not None:
         raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
     if revealed(settings.answer_cache) == "off" and settings.semantic_cache is not None:
@@ -68,7 +68,7 @@ def check_recall(settings: Settings) -> None:
 
 
 def open_recall(settings: Settings, models: ModelRegistry, watcher: AnswerObserver) -> AnswerLookup | None:
-    """None: every answer is computed. Raises StartupError with one line."""
+    """Open the answer cache, or return None without one. Raises StartupError with one line."""
     check_recall(settings)
     least, where = settings.semantic_cache, revealed(settings.answer_cache)
     if where == "off" or (where is None and least is None):
@@ -82,10 +82,8 @@ def open_recall(settings: Settings, models: ModelRegistry, watcher: AnswerObserv
 
 
 def embedding_model(models: ModelRegistry, named: str | None) -> str:
-    """The model that embeds for the server itself. `named`: by an option; None: the only one.
-
-    Raises StartupError.
-    """
+    """Return the model that embeds for the server itself. `named`: value of the option, or None for the
+    only one. Raises StartupError."""
     can = [model.name for model in models.current if model.kind is ModelKind.EMBEDS]
     if named is None:
         if len(can) == 1:
@@ -105,11 +103,11 @@ def embedding_model(models: ModelRegistry, named: str | None) -> str:
 logger = logging.getLogger(__name__)
 
 _CLOSE_CONNECTIONS_S = 1
-"""After Ctrl-C connections get this time to send their last bytes."""
+"""Time for connections to send their last bytes after Ctrl-C."""
 
 
 def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
+    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # nobody reads what is said
         faulthandler.enable()  # a crash of native code tells where it was
     hangup = Hangup()
@@ -144,7 +142,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
 
 
 class ServedApi(NamedTuple):
-    """The API of some models, and what works behind it."""
+    """The API of some models and its background services."""
 
     api: ServedApplication
     keys: KeyRing
@@ -154,8 +152,8 @@ class ServedApi(NamedTuple):
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable, and
-        MCP servers are ended."""
+        """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
+        servers are stopped."""
         nothing = contextlib.nullcontext()
         async with self.recall or nothing, self.mcp or nothing, _running(self.jobs, self.api):
             yield
@@ -169,8 +167,8 @@ def open_api(
     keeping: ModelKeeping | None = None,
     store: ModelStore | None = None,
 ) -> ServedApi:
-    """`keeping`: what loads and unloads models; None: they stay as they are. `store`: what changes the set of
-    them; None: nothing does. Raises StartupError with one line."""
+    """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
+    None. Raises StartupError with one line."""
     recall = open_recall(settings, models, watch.metrics.answers)
     mcp = _mcp(settings)
     keys = KeyRing(
@@ -200,7 +198,6 @@ def open_api(
 
 
 def _mcp(settings: Settings) -> ConfiguredServers | None:
-    """None: there are no MCP servers. Raises StartupError without the extra."""
     if not settings.mcp and not settings.mcp_allow_url:
         return None
     return ConfiguredServers(
@@ -211,14 +208,15 @@ def _mcp(settings: Settings) -> ConfiguredServers | None:
 
 
 class OfflineModels(NamedTuple):
-    """Models, and what runs rows of a batch job on them, without a server."""
+    """Models for batch jobs without a server."""
 
     fleet: ModelFleet
     run_row: RunRow
 
 
 def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
-    """Whoever uses it must run the fleet, and close it. Raises StartupError with one line."""
+    """Build models without a server. The caller must run and close the fleet. Raises StartupError with one
+    line."""
     tune_engines()
     watch = Watch.new(model=plans[0].name)
     fleet = ModelFleet(settings, plans, watch, reader_pool(settings, plans))
@@ -226,8 +224,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
 
 
 def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> uvicorn.Config:
-    """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
-    that cannot be used."""
+    """`close_s`: time for connections to end when the server stops."""
     limits = ConnectionLimits(
         max_connections=room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
@@ -263,7 +260,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 async def _run(
     server: WebServer, fleet: ModelFleet, listener: socket.socket, hangup: Hangup, served: ServedApi
 ) -> None:
-    """Runs engines and web server side by side; an only engine that cannot start ends both."""
+    """Run engines and web server side by side. An only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
     hangup.call(served.keys.reload)
@@ -278,8 +275,8 @@ async def _run(
 async def web_serving(
     settings: Settings, api: ServedApplication, *, close_s: int
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
-    have `close_s`. Raises StartupError."""
+    """Answer requests on a port that other processes may share. At the end running requests have
+    `close_s`. Raises StartupError."""
     config = _web_config(settings, api, close_s=close_s)
     with listening(settings.host, settings.port, is_shared=True) as listener:
         server = uvicorn.Server(config)
@@ -293,8 +290,8 @@ async def web_serving(
 
 @contextlib.contextmanager
 def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
-    """Binds a socket, before anything slow begins. `is_shared`: others who say so too may have the port, and
-    each gets a share of the connections. `::` is all addresses, those of IPv4 too, where the system can."""
+    """Bind a socket. `is_shared`: other processes that share the port get part of its connections. `::`
+    includes IPv4 addresses where the system permits."""
     host = host.strip("[]")
     try:
         listener = socket.create_server(
@@ -314,7 +311,7 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
 
 
 def _jobs(settings: Settings, model: str) -> Jobs | None:
-    """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
+    """Return None if the batch API is off, or the user's directory cannot hold its database."""
     where = revealed(settings.jobs_db)
     if where == "none":
         return None

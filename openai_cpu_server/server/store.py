@@ -1,5 +1,5 @@
-"""What changes the set of models while the server runs: administrators fetch, remove and derive some, and
-those of `--models-dir` come when they are asked for."""
+"""Changes of the set of models at run time: administrators pull, remove and derive models, and those of
+`--models-dir` are served on request."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from openai_cpu_server.server.plans import ModelPlan, kept_file, models_folder, 
 logger = logging.getLogger(__name__)
 
 _KEEP_FREE_MB = 2048
-"""No pull leaves less of the disk: whoever else writes there must not fail."""
+"""Disk space that a pull leaves free for other programs."""
 _PULL = ("-m", "openai_cpu_server", "pull", "--json", "--keep-free", str(_KEEP_FREE_MB))
 _REMOVE = ("-m", "openai_cpu_server", "rm")
-"""In processes of their own: they compute hashes, and the hub's library takes memory."""
+"""Command in a process of its own, because it computes hashes and the hub's library takes memory."""
 _MOST_NAMES = 1000
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+-]{0,255}")
 _LINE_BYTES = 1 << 16
 
 
 class _Pull:
-    """One that runs, and those who listen to it. It ends with the last of them."""
+    """A running pull and its listeners. It is cancelled with the last of them."""
 
     def __init__(self, work: Callable[[Callable[[PullStep], None]], Awaitable[None]]) -> None:
         self._listeners: set[asyncio.Queue[PullStep | None]] = set()
@@ -55,7 +55,7 @@ class _Pull:
         self.task.add_done_callback(self._ended)
 
     async def listen(self) -> AsyncIterator[PullStep]:
-        """From where it is now. Raises PullFailed, ModelNotLoaded."""
+        """Yield its progress from now on. Raises PullFailed, ModelNotLoaded."""
         queue: asyncio.Queue[PullStep | None] = asyncio.Queue()
         self._listeners.add(queue)
         queue.put_nowait(self._last)
@@ -81,10 +81,11 @@ class _Pull:
 
 
 class FleetStore:
-    """All methods belong to the event loop's thread. What it changes is kept for the next start."""
+    """Changes of models, which are stored for the next start. All methods belong to the event loop's
+    thread."""
 
     def __init__(self, settings: Settings, fleet: ModelFleet) -> None:
-        """Raises StartupError for a file of kept models that cannot be read."""
+        """Read the file of kept models. Raises StartupError."""
         self._settings = settings
         self._fleet = fleet
         self._models = fleet.registry
@@ -96,8 +97,8 @@ class FleetStore:
                 self._models.derive(name, preset)
 
     async def pull(self, name: str) -> AsyncIterator[PullStep]:
-        """Its progress, until it is served. A second who asks for it listens to the first; when nobody
-        listens any more it ends, and what has come stays. Raises PullFailed, ModelNotLoaded."""
+        """Pull a model and yield the progress until it is served. A second caller joins the running pull.
+        Without listeners it is cancelled, and downloaded data stays. Raises PullFailed, ModelNotLoaded."""
         name = _bare(name)
         await fetch(self._models, name, None)
         if self._models.has(name):
@@ -110,7 +111,8 @@ class FleetStore:
             yield step
 
     async def remove(self, name: str) -> None:
-        """Raises ModelNotFound, ModelInUse, InvalidRequest for what is not the store's to remove."""
+        """Remove a pulled model or a derived name. Raises ModelNotFound, ModelInUse, and InvalidRequest
+        for other models."""
         name = _bare(name)
         if name in self._kept.presets:
             self._models.forget_preset(name)
@@ -128,8 +130,8 @@ class FleetStore:
             await _run_to_end(*_REMOVE, pulled.source)
 
     async def derive(self, name: str, preset: Preset) -> None:
-        """From now on `name` means the model with what the preset says beforehand, also after a restart.
-        Raises ModelNotFound, InvalidRequest for a name that a model has."""
+        """Define a derived name, also for later starts. Raises ModelNotFound, and InvalidRequest if a
+        model has the name."""
         name = _bare(name)
         if not _NAME.fullmatch(name):
             raise wrong(f"'{name}' cannot be the name of a model.", "model")
@@ -147,7 +149,6 @@ class FleetStore:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _known(self, name: str) -> ChosenModel:
-        """Raises ModelNotFound, RouterNotModel."""
         if not self._models.has(name):
             raise ModelNotFound(name, self._models.names(None))
         return self._models.choose(name, None)
@@ -182,7 +183,7 @@ def _bare(name: str) -> str:
 
 
 def _over(below: Preset, above: Preset) -> Preset:
-    """A name that is made of such a name is made of its model."""
+    """Merge presets, because a name derived from a derived name refers to its model."""
     return Preset(
         base=below.base,
         system=above.system or below.system,
@@ -198,8 +199,8 @@ _WITH_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+/(?P<repo>[^/:\s]+/[^/:\s]+(?::[\w.
 
 
 def _source(name: str) -> str:
-    """What `pull` takes. Ollama's clients write `HOST/OWNER/REPO:QUANT`; the host is the server's own
-    choice. Raises PullFailed for what cannot be pulled: files of this machine have no part in it."""
+    """Convert a name to an argument of `pull`. Ollama's clients write `HOST/OWNER/REPO:QUANT`; the host is
+    ignored. Files of this machine are rejected."""
     match = _WITH_HOST.fullmatch(name)
     source = f"hf:{match['repo']}" if match else name
     try:
@@ -215,7 +216,7 @@ def _source(name: str) -> str:
 
 
 async def _fetching(source: str) -> AsyncIterator[PullStep]:
-    """What the process says. It ends with whoever listens. Raises PullFailed."""
+    """Yield the process's progress. The process ends with its listener."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *_PULL, "--", source, stdout=PIPE, stdin=DEVNULL, stderr=DEVNULL, limit=_LINE_BYTES
     )
@@ -242,7 +243,7 @@ def _decoded(line: bytes) -> PullStep | PullError:
 
 
 async def _run_to_end(*command: str) -> None:
-    """What it says when it fails is for the log: the model is not served any more in any case."""
+    """Log a failure only, because the model is no longer served in any case."""
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=DEVNULL, stderr=PIPE)
     _, said = await process.communicate()
     if process.returncode:
@@ -250,11 +251,11 @@ async def _run_to_end(*command: str) -> None:
 
 
 _LOOK_S = 0.5
-"""Who asks for names that there are not makes the folder be looked at so often at most."""
+"""Minimum interval of folder scans for unknown names."""
 
 
 class FolderShelf:
-    """A `ModelShelf`. All methods belong to the event loop's thread."""
+    """`ModelShelf` of a folder. All methods belong to the event loop's thread."""
 
     def __init__(self, settings: Settings, plans: Sequence[ModelPlan], fleet: ModelFleet) -> None:
         self._settings = settings
@@ -270,7 +271,7 @@ class FolderShelf:
         self._looking = asyncio.Lock()
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._refused: dict[str, tuple[FileState, str]] = {}
-        """Files that were found to be damaged when they were read, and why."""
+        """Unreadable files with the reason."""
         self._brought: dict[str, Path] = {}
 
     @property
@@ -288,7 +289,7 @@ class FolderShelf:
             await self._dismiss_gone()
 
     async def bring(self, name: str) -> None:
-        """Who leaves meanwhile changes nothing: others may wait for it, too."""
+        """Serve the model. Cancelling a caller does not stop a load that others wait for."""
         if self._fleet.registry.has(name):
             return
         if name not in self._coming:
@@ -316,7 +317,6 @@ class FolderShelf:
                 await self._fleet.dismiss(name)
 
     def _why_not(self, model: FolderModel) -> str | None:
-        """None: it may be tried."""
         if isinstance(model.facts, str):
             return model.facts
         state, why = self._refused.get(model.name, (None, ""))

@@ -1,7 +1,6 @@
-"""Models that are none: a router chooses, for each request, which of several models answers.
+"""Routers: names that choose one of several models for each request.
 
 The API calls `follow` for a request that names a router, and `verdict` when a cascade's small model has
-answered; the start checks the options.
-Promises: a router always decides, whatever fails meanwhile; the same label gets the same share; the
-answer says why in a header.
+answered. The start checks the options. A router always decides, even if what it asks fails. The same label
+gets the same share, and a header of the response gives the reason.
 """

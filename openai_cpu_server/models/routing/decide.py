@@ -1,4 +1,4 @@
-"""What is asked for, which route that means, and whether a small model's answers are good enough. Pure."""
+"""Pure decisions: the route for a request, and the acceptance of a small model's answers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _HASHED = 2**64
 
 
 class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router may know of a request."""
+    """Facts about a request that a router may use."""
 
     texts: tuple[str, ...]
-    """All that the prompt says."""
+    """All texts of the prompt."""
     request: str
-    """What it says last: the last user's text."""
+    """Text of the last user message."""
     given_tokens: int = 0
-    """Tokens that the prompt has beside its texts, given as ids."""
+    """Prompt tokens that were sent as ids."""
     max_tokens: int | None
     has_tools: bool
     has_schema: bool
     stream: bool
     user: str
-    """Labels of the one who asks, for routes that stick."""
+    """Label of the user, for sticky routes."""
     key: str
 
 
 class RouteReason(enum.Enum):
-    """Why a route was taken, in a word for metrics."""
+    """Reason for a route, as a label for metrics."""
 
     RULE = "rule"
     CLASSIFIED = "classified"
@@ -44,12 +44,12 @@ class RouteReason(enum.Enum):
     SHARE = "share"
     OTHERWISE = "otherwise"
     UNAVAILABLE = "unavailable"
-    """What decides could not be had in time."""
+    """The deciding model did not answer in time."""
     SURE = "sure"
-    """A cascade's small model has answered well enough."""
+    """A cascade's small model answered well enough."""
     UNSURE = "unsure"
     CUT = "cut"
-    """Its answer has a form, and was cut at its limit of tokens."""
+    """The answer has a required form and was cut at its token limit."""
     STREAM = "stream"
     TOO_LONG = "too_long"
     """The prompt does not fit the small model."""
@@ -61,13 +61,13 @@ class RouteDecision(msgspec.Struct, frozen=True):
     route: str
     reason: RouteReason
     why: str
-    """The same for people, in one line."""
+    """Reason in one line for people."""
 
 
 def by_rules(
     rules: Sequence[Rule], asked: RouterInput, num_tokens: Callable[[], int]
 ) -> tuple[int, Rule] | None:
-    """The first rule that holds, and its number from 1. `num_tokens` counts those of the prompt."""
+    """Return the first rule that holds, with its number from 1. `num_tokens` counts the prompt's tokens."""
     for number, rule in enumerate(rules, start=1):
         if _holds(rule, asked, num_tokens):
             return number, rule
@@ -85,7 +85,7 @@ def _holds(rule: Rule, asked: RouterInput, num_tokens: Callable[[], int]) -> boo
 
 
 def by_share(shares: Shares, draw: float) -> str:
-    """The route in whose part of all weights `draw` lies, which is at least 0 and below 1."""
+    """Return the route whose part of the weights contains `draw`, which is in [0, 1)."""
     left = draw * sum(weight for _, weight in shares.weights)
     taken = [(route, weight) for route, weight in shares.weights if weight > 0]
     for route, weight in taken:
@@ -96,13 +96,13 @@ def by_share(shares: Shares, draw: float) -> str:
 
 
 def sticky_draw(router: str, label: str) -> float:
-    """At least 0 and below 1: always the same for the same label, and another for another router."""
+    """Return a number in [0, 1) that depends only on the router and the label."""
     digest = hashlib.sha256(f"{router}\0{label}".encode()).digest()
     return min(int.from_bytes(digest[:8], "big") / _HASHED, 1 - 2**-53)
 
 
 def nearest(examples: Rows, text: Rows) -> tuple[int, float]:
-    """The row that is most similar to the text's one row, and the cosine of their angle."""
+    """Return the index of the most similar example and its cosine."""
     norms = np.linalg.norm(examples, axis=1) * np.linalg.norm(text)
     similarities = (examples @ text.reshape(-1)) / np.maximum(norms, 1e-12)
     index = int(np.argmax(similarities))
@@ -110,17 +110,17 @@ def nearest(examples: Rows, text: Rows) -> tuple[int, float]:
 
 
 class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts of one answer."""
+    """Facts by which an answer is judged."""
 
     logprobs: tuple[float, ...]
-    """One for each of its tokens."""
+    """Log-probability of each token."""
     finish: FinishReason
     has_form: bool
-    """It had to be JSON, or of another form."""
+    """True if the answer had to be JSON or of another form."""
 
 
 def verdict(cascade: Cascade, answers: list[JudgedAnswer]) -> RouteDecision:
-    """The small route if all answers are good enough, else the large one."""
+    """Return the small route if all answers are good enough, else the large one."""
     if any(answer.has_form and answer.finish is FinishReason.LENGTH for answer in answers):
         return RouteDecision(cascade.large, RouteReason.CUT, "the answer was cut")
     worst = min(map(_mean, answers))
@@ -131,7 +131,6 @@ def verdict(cascade: Cascade, answers: list[JudgedAnswer]) -> RouteDecision:
 
 
 def _mean(answer: JudgedAnswer) -> float:
-    """An answer without tokens is the worst."""
     if not answer.logprobs:
         return float("-inf")
     return sum(answer.logprobs) / len(answer.logprobs)

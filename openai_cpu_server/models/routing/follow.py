@@ -1,4 +1,4 @@
-"""From the name in a request over routers to the model that answers."""
+"""Resolution of a router's name to the model that answers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from openai_cpu_server.models.routing.router import TO_BE_JUDGED, ModelRouter, R
 
 
 class RoutedCall(NamedTuple):
-    """The model that answers, under the name that was asked for."""
+    """The model that answers, under the requested name."""
 
     router: str
-    """The name of the router that was asked for."""
+    """Requested router."""
     chosen: ChosenModel
     reason: RouteReason
-    """The last router's."""
+    """Reason of the last router."""
     why: str
-    """What all routers on the way had to say."""
+    """Reasons of all routers on the way."""
     cascade: Cascade | None = None
-    """The answer is to be judged by this; None: it is the answer."""
+    """Rule by which the answer is judged, or None."""
     larger: str | None = None
-    """The model that answers if that one is not good enough."""
+    """Model that answers if the small one does not answer well enough."""
 
     def after(self, judged: RouteDecision, chosen: ChosenModel) -> RoutedCall:
-        """With what was decided when the small model had answered."""
+        """Return this call with the decision on the small model's answer."""
         why = f"{self.why.removesuffix(TO_BE_JUDGED)}{judged.why}"
         return RoutedCall(self.router, chosen, judged.reason, why)
 
@@ -36,10 +36,8 @@ class RoutedCall(NamedTuple):
 async def follow(
     models: ModelRegistry, router: ModelRouter, asked: RouterInput, who: RouterCaller, name: str
 ) -> RoutedCall:
-    """Decide until a model is found. A router's targets may be used by whoever may use the router.
-
-    Raises ModelNotFound, WrongModelKind, EngineUnavailable only where a target itself does.
-    """
+    """Follow routers to a model. A caller who may use a router may use its targets. Raises ModelNotFound,
+    WrongModelKind or EngineUnavailable only if a target itself does."""
     said: list[str] = []
     while True:
         decision = await router.decide(
@@ -73,7 +71,7 @@ def _routed(
 
 
 def _count(models: ModelRegistry, router: ModelRouter, asked: RouterInput) -> int:
-    """By the tokenizer of the model that the router takes otherwise."""
+    """Count by the tokenizer of the router's default route."""
     target = router.options.routes[router.options.otherwise]
     while (following := models.router(target, None)) is not None:
         target = following.options.routes[following.options.otherwise]

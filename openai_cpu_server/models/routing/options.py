@@ -1,4 +1,4 @@
-"""How routers are told to choose, and what is wrong with that, before the server starts. Pure."""
+"""Options of routers and their validation before the server starts. Pure."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from openai_cpu_server.contract.model_info import ModelKind
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """It holds for a request for which all of its conditions hold."""
+    """Conditions on a request. The rule holds if all of them hold."""
 
     route: str
     prompt_tokens_over: int | None = None
-    """Tokens of the texts alone, by the tokenizer of the route that is taken otherwise."""
+    """Tokens of the texts alone, by the tokenizer of the default route."""
     max_tokens_over: int | None = None
-    """Output that the request asks for. One that names no number asks for none."""
+    """Requested output tokens; 0 if the request sets no limit."""
     tools: bool | None = None
-    """Whether it offers tools."""
+    """True if the request must offer tools, False if it must not."""
     schema: bool | None = None
-    """Whether its answer must have a form: JSON, a schema, a grammar, choices."""
+    """True if the answer must have a form (JSON, schema, grammar, choices), False if it must not."""
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The first that holds decides."""
+    """Rules of which the first that holds decides."""
 
     rules: tuple[Rule, ...]
 
 
 class Classifier(msgspec.Struct, frozen=True, kw_only=True):
-    """A model names the route, and can write nothing else."""
+    """A model that names the route, constrained to the names."""
 
     model: str
     prompt: str
-    """With `{request}` for the last user's text."""
+    """Prompt with `{request}` for the last user message."""
     timeout_s: float
 
 
 class Examples(msgspec.Struct, frozen=True, kw_only=True):
-    """The route of the example that is most similar to the last user's text."""
+    """Choice of the route whose example is most similar to the last user message."""
 
     model: str
-    """It embeds."""
+    """Embedding model."""
     texts: tuple[tuple[str, str], ...]
     """(route, example)."""
     least_similarity: float
@@ -53,28 +53,28 @@ class Examples(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhenStreaming(enum.Enum):
     HOLD = "hold"
-    """The small one's answer is held until it is known to be good enough."""
+    """The small model's answer is held back until it is accepted."""
     LARGE = "large"
-    """Streams are the large one's."""
+    """Streams are answered by the large model."""
 
 
 class Cascade(msgspec.Struct, frozen=True, kw_only=True):
-    """One route answers; where its answer is not good enough, another does."""
+    """A small route answers, and a large one if that answer is not good enough."""
 
     small: str
     large: str
     mean_logprob: float
-    """Below this mean of its tokens an answer is not good enough."""
+    """Mean log-probability below which an answer is not good enough."""
     when_streaming: WhenStreaming
 
 
 class Stickiness(enum.Enum):
-    """Who stays with the route that was drawn once."""
+    """Subject that keeps its drawn route."""
 
     USER = "user"
-    """Whoever a body names; else as `KEY`."""
+    """User named in the body, else as `KEY`."""
     KEY = "key"
-    """The holder of an API key; without keys an address."""
+    """Holder of the API key, or the address on a server without keys."""
     NOBODY = "none"
 
 
@@ -89,11 +89,11 @@ Way = Union[Rules, Classifier, Examples, Cascade, Shares]
 
 class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
-    """The first is its own."""
+    """The router's own name, then its aliases."""
     routes: dict[str, str]
-    """By route: the name of a model, or of another router."""
+    """Name of a model or of another router, by route."""
     otherwise: str
-    """The route where nothing else decides, or what decides cannot be had."""
+    """Route if nothing else decides, or the deciding model is not available."""
     way: Way
 
     @property
@@ -102,11 +102,11 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Kinds = Mapping[str, "ModelKind | None"]
-"""By the name of a model; None: its file cannot be read, so nobody knows."""
+"""Kind of each model by name, or None if its file cannot be read."""
 
 
 def problem(routers: Sequence[RouterOptions], kinds: Kinds) -> str | None:
-    """The first thing that is wrong, in one line; None: nothing."""
+    """Return the first error in one line, or None."""
     by_name = {name: router for router in routers for name in router.names}
     return next((said for router in routers for said in _problems(router, by_name, kinds)), None)
 
@@ -135,7 +135,6 @@ def _wrong_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iter
 
 
 def _no_plain_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:
-    """A router asks models themselves, without adapters."""
     if name not in kinds:
         yield f"{where} {name!r}: there is no such model; there is {', '.join(kinds)}"
     elif kinds[name] not in (wanted, None):
@@ -147,7 +146,6 @@ def _no_plain_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> I
 def _loop(
     router: RouterOptions, by_name: Mapping[str, RouterOptions], before: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """The names on the way from this router back to it."""
     if router.name in before:
         return (*before[before.index(router.name) :], router.name)
     following = [by_name[target] for target in router.routes.values() if target in by_name]

@@ -1,4 +1,4 @@
-"""One router: it decides by rules or shares, or asks a model that writes a route's name or embeds."""
+"""One router, which decides by rules, by shares, or by a model that names a route or embeds."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.prompt.reasoning import switch
 
 _MOST_CHARS = 4000
-"""What decides reads so much of a request: both ends of a longer one."""
+"""Characters of a request that are considered: both ends of a longer one."""
 _UNKNOWN = "[UNK]"
-"""What WordPiece puts in the place of a word that it cannot spell."""
+"""WordPiece's token for a word outside the vocabulary."""
 _SPARE_TOKENS = 8
-"""A name may be written in more tokens than its own tokenisation has."""
+"""Extra output tokens, because a name may be written in more tokens than its own tokenization has."""
 
 
 class RouterCaller(msgspec.Struct, frozen=True):
-    """On whose behalf a router asks: the question waits in the queue as the request itself will."""
+    """Originator of the request, with whose priority the router's own question is queued."""
 
     priority: Priority
     client: str
@@ -59,7 +59,7 @@ class RouterCaller(msgspec.Struct, frozen=True):
 async def classified(
     model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: RouterCaller
 ) -> str:
-    """The route that the model names. Raises ServerError."""
+    """Return the route that the model names. Raises ServerError."""
     question = await asyncio.to_thread(_question, model, options, routes, request, who)
     texts = []
     async with model.engine.generate([question]) as generation:
@@ -96,15 +96,15 @@ def _question(
 
 
 class ExampleRows:
-    """The rows of a router's examples, computed once for each model that serves under its name."""
+    """Embeddings of a router's examples, computed once per model."""
 
     def __init__(self, options: Examples) -> None:
         self._texts = tuple(text for _, text in options.texts)
         self._known: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
 
     async def of(self, model: ServedModel) -> Rows:
-        """Who leaves while they are computed does not end that: others wait for them too. Raises
-        ServerError."""
+        """Return the embeddings. Cancelling a caller does not cancel the computation that others wait for.
+        Raises ServerError."""
         task = self._known.get(model)
         if task is None or _has_failed(task):
             who = RouterCaller(Priority.INTERACTIVE, "")
@@ -114,14 +114,14 @@ class ExampleRows:
 
 
 async def embedded(model: ServedModel, texts: tuple[str, ...], who: RouterCaller) -> Rows:
-    """(texts, numbers). A text that is too long is cut. Raises ServerError."""
+    """Embed texts as rows (texts, numbers), cutting long ones. Raises ServerError."""
     request = await asyncio.to_thread(_embed_request, model, texts, who)
     return await _rows(model, request)
 
 
 async def embedded_whole(model: ServedModel, text: str, who: RouterCaller) -> Rows | None:
-    """(1, numbers). None: the model would not read all of it, for it is too long, or has words that the
-    vocabulary does not know: those are all the same to it. Raises ServerError."""
+    """Embed a text as one row, or return None if it is too long or has words outside the vocabulary.
+    Raises ServerError."""
     if len(text) > _MOST_CHARS:
         return None
     limit = model.loaded().max_input_tokens
@@ -162,7 +162,7 @@ def _request_of(inputs: Sequence[tuple[int, ...]], who: RouterCaller) -> EmbedRe
 
 
 def _shortened(text: str) -> str:
-    """Its beginning and its end: what a request wants stands in one of them."""
+    """Keep both ends, because a request's intent stands in one of them."""
     if len(text) <= _MOST_CHARS:
         return text
     half = _MOST_CHARS // 2
@@ -174,13 +174,13 @@ def _has_failed(task: asyncio.Task[Rows]) -> bool:
 
 
 ModelOf = Callable[[str], ServedModel]
-"""The model of a name. Raises ServerError."""
+"""Returns the model of a name. Raises ServerError."""
 CountTokens = Callable[[RouterInput], int]
 TO_BE_JUDGED = "to be judged"
 
 
 class ModelRouter:
-    """Its decisions belong to one event loop's thread. They never fail: what cannot decide does not."""
+    """A router. Its decisions belong to one event loop's thread and never fail."""
 
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
@@ -202,7 +202,7 @@ class ModelRouter:
     async def decide(
         self, asked: RouterInput, who: RouterCaller, *, model_of: ModelOf, count: CountTokens
     ) -> RouteDecision:
-        """A cascade decides for its small route where that is to be tried."""
+        """Choose a route. A cascade chooses its small route if that is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
             return await asyncio.to_thread(self._by_rules, way, asked, count)
