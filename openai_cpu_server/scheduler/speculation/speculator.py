@@ -148,7 +148,7 @@ class SpanDraft(NamedTuple):
     tokens: tuple[int, ...] = ()
     num_to_draft: int = 0
     num_to_read: int | None = None
-    """None for no limit."""
+    """Limit of the draft model's reading, or None."""
 
     @classmethod
     def of(cls, draft: SequenceDraft, length: int) -> SpanDraft:
