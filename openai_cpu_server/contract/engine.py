@@ -59,11 +59,9 @@ class EngineState(enum.Enum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"
-    """The process has died and a new one is loading. Requests are accepted and wait."""
+    """Requests are accepted and wait."""
     DRAINING = "draining"
-    """The server is shutting down: accepted requests continue, new ones are rejected."""
     FAILED = "failed"
-    """The process died too often, or the model cannot be loaded. Requests are rejected."""
     ASLEEP = "asleep"
     """No process exists. A request starts one and waits for it."""
     STOPPED = "stopped"
@@ -165,7 +163,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Estimate from now, if there is a position. For a request that embeds: until the first input is
     computed."""
     num_inputs: int | None = None
-    """None for a generation."""
+    """Number of texts, or None for a generation."""
     num_embedded: int = 0
     adapter: str | None = None
 
@@ -220,7 +218,8 @@ class Embedding(ComputedCall, Protocol):
 
 
 class Engine(Protocol):
-    """All methods belong to one event loop's thread, and none of them blocks."""
+    """An engine that generates or embeds. Its methods belong to one event loop's thread, and none of them
+    blocks."""
 
     @property
     def info(self) -> ModelInfo | None:
@@ -264,8 +263,8 @@ class Engine(Protocol):
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
         """End the reasoning of one sequence behind its output so far, with the `closing` tokens of
-        `ending`, which replaces its constraint. Return False if there is no such sequence or it is about
-        to end."""
+        `ending`, which replaces its constraint. Return False if the sequence does not exist or is about to
+        end."""
         ...
 
     def requests(self) -> list[LiveRequest]:
@@ -295,7 +294,7 @@ class Engine(Protocol):
         ...
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter, also after a crash; it serves new requests while running ones keep an older
+        """Load an adapter for new requests, and again after a crash; running requests keep an older
         adapter of the same name. Raises `AdapterFailed` or `EngineUnavailable`, and then nothing has
         changed."""
         ...

@@ -22,13 +22,10 @@ class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
     forced_tokens: int = 0
     """Output tokens that the constraint forced instead of sampling; after a crash only those since then."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed because another request had computed them."""
     preemptions: int = 0
-    """Times that the sequence gave up its KV cells to another one."""
     interruptions: int = 0
     """Steps of the sequence that were discarded for another one."""
     padded_tokens: int = 0
-    """Padding tokens in the steps of the sequence."""
     drafted_tokens: int = 0
     """After a crash only those since then."""
     accepted_tokens: int = 0

@@ -25,10 +25,9 @@ class McpTool(msgspec.Struct, frozen=True, kw_only=True):
 
 class McpAnswer(msgspec.Struct, frozen=True):
     text: str
-    """Result of the call, or the reason of its failure."""
     is_error: bool = False
     duration_ms: float | None = None
-    """None if no call was made."""
+    """Unset if no call was made."""
 
 
 class McpServerState(enum.Enum):

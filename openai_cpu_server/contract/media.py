@@ -114,7 +114,6 @@ def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> No
 
 
 def not_taken(size: MediaSize) -> MeasuredMedia:
-    """Return the measurement by a model that takes text only."""
     return MeasuredMedia(size, why_not=BLIND if isinstance(size, PictureSize) else DEAF)
 
 
@@ -143,7 +142,6 @@ def is_row(number: int) -> bool:
 
 
 def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
-    """Return the numbers of these rows in a prompt's tokens."""
     stream = hashlib.shake_128(f"{digest}/{part}".encode()).digest(num_rows * _ROW_BYTES)
     words = (stream[at : at + _ROW_BYTES] for at in range(0, len(stream), _ROW_BYTES))
     return tuple(FIRST_ROW | (int.from_bytes(word, "little") >> 2) for word in words)
@@ -163,7 +161,6 @@ def are_rows(tokens: Sequence[int], media: Sequence[Medium], items: Sequence[Med
 
 
 def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
-    """Return the item's tokens and row numbers in a prompt."""
     tokens, part = list[int](), 0
     for piece in shape:
         if isinstance(piece, MediaRows):
@@ -177,7 +174,6 @@ def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
 def media_in(
     tokens: Sequence[int], items: Sequence[MediaItem], shapes: Sequence[MediaShape]
 ) -> tuple[Medium, ...]:
-    """Return the places of these items' rows in a prompt."""
     known: dict[int, tuple[MediaRows, int, int]] = {}
     for number, (item, shape) in enumerate(zip(items, shapes, strict=True)):
         rows = [piece for piece in shape if isinstance(piece, MediaRows)]

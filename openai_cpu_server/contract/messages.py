@@ -58,7 +58,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     projector_path: str | None = None
     """File with the encoder of pictures and sounds, or None if the model takes text only."""
     adapters: tuple[Adapter, ...] = ()
-    """Adapters to load at the start. A broken one is rejected without affecting the others."""
+    """Loaded at the start. A broken one is rejected without affecting the others."""
     cache_bytes: int = 0
     """Host memory for the prefix cache."""
     cache_file: str | None = None
@@ -72,7 +72,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Folder for measurements. None: nothing is measured or stored."""
     calibrate: Literal["idle", "start", "never"] = "idle"
     """Time at which step costs are measured unless a previous start stored them. start: before the engine
-    is ready; idle: while there is no work. Without a measurement an estimate is refined while serving."""
+    is ready; idle: while it has no work. Without a measurement an estimate is refined while serving."""
 
     shares_cores: bool = False
     """Other engines compute on the same cores, so that this one computes only while it holds the turn. If
@@ -142,7 +142,7 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
-    """Load an adapter beside the loaded ones. The reply is `AdapterLoaded` or `AdapterRefused`."""
+    """The reply is `AdapterLoaded` or `AdapterRefused`."""
 
     adapter: Adapter
 
@@ -192,12 +192,10 @@ class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     discarded."""
 
 
-class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"):
-    """Send `StepDone.shown` from now on."""
+class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"): ...
 
 
-class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"):
-    """Stop sending `StepDone.shown`."""
+class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"): ...
 
 
 Command = Union[
@@ -218,7 +216,6 @@ Command = Union[
 class Finish(SequenceFigures, frozen=True, kw_only=True):
     reason: FinishReason
     stop_string: str | None = None
-    """Stop string that ended the output, or None."""
     error: str | None = None
     is_own_fault: bool = False
     """The error is the grammar's, so it returns wherever the request is sent."""
@@ -373,7 +370,6 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Media items, or parts of one, whose rows were completed."""
     threads: int = 0
     is_throttled: bool = False
-    """True if a cgroup's quota of CPU time takes cores away."""
     is_interrupted: bool = False
     spent_ms: dict[str, float] = {}
     """CPU time of all threads by the label of the client, divided by tokens. The time of a discarded step
@@ -383,7 +379,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
     events: tuple[TokenEvent, ...]
     kv: KVStats | None
-    """Memory statistics, or None if the model has no KV cells."""
+    """Unset if the model has no KV cells."""
     figures: StepFigures | None = None
     embedded: tuple[Embedded, ...] = ()
     forecast: Forecast | None = None
@@ -418,7 +414,7 @@ class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
     """Work of an engine that shares its cores. Sent when that changes."""
 
     work: Priority | None = None
-    """Highest priority of its work, or None without work."""
+    """Highest priority of its work, or None."""
     is_loading: bool = False
     """The engine loads its model, for the requests that wait for it."""
 

@@ -29,7 +29,6 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adapter_name(key: str) -> str:
-    """Return the name in requests of the adapter with this key."""
     return key.rsplit("@", 2)[0]
 
 
@@ -90,8 +89,6 @@ class ModelKind(enum.Enum):
 
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one of our kernels that replace ggml's."""
-
     instruction_set: str | None = None
     """Instruction set that it was compiled for, such as `avx512vnni`, or None if it is off."""
     why_off: str = ""
@@ -134,8 +131,6 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Layout of the weights in memory, and the weights that are left to ggml."""
-
     repacked: bool = False
     """True: ggml rearranged the weights for this CPU in private memory, as far as it can. False: they are
     as in the file."""
@@ -195,7 +190,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
     placement: Placement | None = None
-    """None if the CPU computes everything."""
+    """Unset if the CPU computes everything."""
     draft_placement: Placement | None = None
     adapters: tuple[LoadedAdapter, ...] = ()
     kind: ModelKind = ModelKind.GENERATES
@@ -206,7 +201,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int = 0
     """Longest input that can be embedded or scored; 0 for a model that generates text."""
     sees: bool = False
-    """True if a projector for pictures was loaded with the model."""
     sound_rate: int = 0
     """Samples per second of the sound that the projector takes, or 0 if it takes none."""
 

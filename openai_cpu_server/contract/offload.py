@@ -71,11 +71,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     cells_on_cpu: bool = False
     """KV cells, states and attention are on the CPU. An encoder has neither cells nor states."""
     why: Union[str, None] = None
-    """Sentence that says why less was placed than wanted."""
 
     @classmethod
     def nowhere(cls, why: str, device: Device | None = None) -> Placement:
-        """Return the placement of a model that is on the CPU although a device was wanted."""
         return cls(
             device=device,
             layers=0,

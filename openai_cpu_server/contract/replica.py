@@ -87,7 +87,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     num_live: ByPriority = ByPriority()
 
     def reading_ms(self, num_cached: int, num_tokens: int) -> float:
-        """Time to compute a prompt of `num_tokens` behind its first `num_cached` tokens."""
         num_read = max(0, num_tokens - num_cached)
         return self.token_ms * num_read + self.attended_ms * attended_pairs(num_cached, num_read)
 
@@ -101,7 +100,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes of the prefix cache since the last message, as names of blocks (`block_hashes`)."""
+    """Names of added and removed blocks (`block_hashes`) since the last message."""
 
     saved: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()

@@ -187,7 +187,6 @@ class Priority(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Name for users: `interactive` or `batch`."""
         return self.name.lower()
 
 
@@ -319,7 +318,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """Number of alternatives with log-probabilities for each sampled token, or None for no
     log-probabilities."""
     prompt_logprobs: bool = False
-    """Also report the log-probability of every prompt token but the first."""
+    """Includes every prompt token but the first."""
     scores_end: bool = False
     """Also report the token that ends the output, with its log-probability and without text."""
     cache_namespace: str = ""
@@ -333,7 +332,6 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     show_control_tokens: bool = False
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
     tells_progress: bool = False
-    """Report the progress of the prompt after each step until the first token."""
     pin: bool = False
 
     @property

@@ -187,7 +187,6 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
-    """Count the tokens at the draft's beginning that equal the output's."""
     same = (token == right for token, right in zip(draft, output, strict=False))
     return sum(takewhile(bool, same))
 
@@ -218,7 +217,6 @@ class StepResult(msgspec.Struct, frozen=True):
     drafting_ms: float = 0.0
     verbs_ms: float = 0.0
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
-    """Scores by slot, one for each target."""
     failures: dict[int, str] = {}
     """Reason by slot why its constraint cannot be followed any further. Nothing more is sampled there."""
     faults: dict[int, str] = {}

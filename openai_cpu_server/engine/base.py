@@ -134,7 +134,7 @@ class StepTimer:
 
     @property
     def is_interruptible(self) -> bool:
-        """Any thread may read it."""
+        """True if the running step may be discarded, for any thread."""
         return self._clock() < self._interruptible_until
 
     def begin(self, predicted_ms: float, *, may_interrupt: bool) -> None:
@@ -198,11 +198,11 @@ class Core(ABC, Generic[Planned]):
 
     @abstractmethod
     def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
-        """Prepare a request that has a constraint. Any thread may call it."""
+        """Prepare a request that has a constraint, in any thread."""
 
     @abstractmethod
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
-        """Check an adapter's file. Any thread may call it."""
+        """Check an adapter's file, in any thread."""
 
     @abstractmethod
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
@@ -217,7 +217,7 @@ class Core(ABC, Generic[Planned]):
             self._abandon(command, error)
 
     def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
-        """Return True if the running step should be discarded for this command. Any thread may call it."""
+        """Return True if the running step should be discarded for this command, in any thread."""
         return _is_urgent(command) and self._timer.is_interruptible
 
     def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
@@ -227,7 +227,6 @@ class Core(ABC, Generic[Planned]):
         yield from self._queue_news(sharing)
 
     def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
-        """Compute one step and yield events as they happen."""
         try:
             planned = self._plan(sharing)
         except BaseException:  # nobody knows with whom the planning could not cope: it may be any of them
@@ -257,8 +256,7 @@ class Core(ABC, Generic[Planned]):
     def _handle(self, command: Work) -> None: ...
 
     @abstractmethod
-    def _abandon(self, command: Work, error: RequestFailed) -> None:
-        """Remove the request, however far the command has come."""
+    def _abandon(self, command: Work, error: RequestFailed) -> None: ...
 
     @abstractmethod
     def _plan(self, sharing: Sharing) -> Planned: ...
@@ -270,8 +268,7 @@ class Core(ABC, Generic[Planned]):
     def _compute(self, planned: Planned) -> StepFigures | None: ...
 
     @abstractmethod
-    def _done(self, planned: Planned | None, figures: StepFigures | None) -> StepDone:
-        """Take the pending events. `planned`: None for events that needed no step."""
+    def _done(self, planned: Planned | None, figures: StepFigures | None) -> StepDone: ...
 
     @abstractmethod
     def _queue_state(self, slowdown: float) -> QueueState | None: ...

@@ -33,8 +33,6 @@ _MUCH_MORE = 1.5
 
 
 class CoresSeen(NamedTuple):
-    """Observation of the steps since the last one."""
-
     lost: tuple[float, ...]
     """Share of the time, by thread, in which it was ready and had no core."""
     free: float
@@ -75,7 +73,6 @@ class ThreadChoice:
         """Loss at which fewer threads did not help."""
 
     def decide(self, seen: CoresSeen, now_s: float) -> int:
-        """Return the number of threads from now on."""
         trial, self._trial = self._trial, None
         if trial is not None and self._has_failed(trial, seen):
             self._put_off(trial, seen, now_s)

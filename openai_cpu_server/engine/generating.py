@@ -108,7 +108,6 @@ class EngineCore(Core[Step]):
         self._cache_file = cache_file
         self._adapters = LoadedAdapters(scheduler, backend)
         self._slowdown = 1.0
-        """Factor by other engines in the current step."""
         self._outputs = LiveOutputs(
             scheduler.sequences, backend, tell=self._events.extend, first_token_ms=self._first_token_ms
         )
@@ -143,7 +142,6 @@ class EngineCore(Core[Step]):
             self._measure = None
 
     def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
-        """Compile a request's constraint and find its forced beginning. Any thread may call it."""
         request = submit.request
         if not isinstance(request, GenerationRequest):
             return RefusedRequest(submit, "does not go with a model that generates text")
@@ -373,14 +371,12 @@ class LoadedAdapters:
         yield AdapterLoaded(self._loaded[key])
 
     def has(self, key: str | None) -> bool:
-        """Return True if a request may name it; None is the base model."""
         return key is None or (key in self._loaded and key not in self._leaving)
 
     def leave(self, key: str) -> None:
         self._leaving.add(key)
 
     def free(self) -> None:
-        """Free adapters that are leaving and that no request uses."""
         for key in [key for key in self._leaving if not self._scheduler.sequences.uses_adapter(key)]:
             self._leaving.remove(key)
             if key in self._loaded:
@@ -406,8 +402,8 @@ def build_core(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Return a core with its scheduler, its saved prefix cache, and its pinned prompts submitted. `curve`:
-    None to estimate costs until there is time to `measure` them."""
+    """Return a core with its saved prefix cache and submitted pinned prompts. `curve`: None to estimate
+    costs until there is time to `measure` them."""
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing

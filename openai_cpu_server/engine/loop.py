@@ -50,7 +50,6 @@ class EngineChannel:
             self._sock.sendall(frame(event))
 
     def receive(self) -> Command | None:
-        """Return the next command, or None when the other side is gone."""
         try:
             while (payload := read_frame(self._reader)) is not None:
                 if (command := self._joiner.join(read_command(payload))) is not None:
@@ -197,7 +196,7 @@ def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Wo
 
 
 def _patience_s(core: AnyCore, turn: EngineTurn, quiet_s: float) -> float | None:
-    """Return the time to wait for commands, or None to wait for them or the turn without a limit."""
+    """Return the time to wait for commands, without a limit if None."""
     if core.has_work:
         return 0.0 if turn.is_held or core.work is None else None
     return quiet_s if core.is_guessing else None
@@ -211,7 +210,6 @@ def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
 
 
 def _go_on(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
-    """Compute a step if the engine has the turn or nothing to compute; otherwise send pending events."""
     turn.settle(core.work)
     if turn.is_held or core.work is None:
         _step(channel, core, turn)
@@ -238,14 +236,12 @@ class CommandReader:
         self._take: Callable[[Request], None] | None = None
         """Set when the engine is ready."""
         self._backend: NativeModel | None = None
-        """Set when the model is loaded."""
         self._is_worth: Callable[[ShortenTurn], bool] = lambda recall: False
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def interrupts(self, backend: NativeModel, is_worth: Callable[[ShortenTurn], bool]) -> None:
-        """Interrupt the backend's step from now on if a recall asks for it and is worth it."""
         self._is_worth, self._backend = is_worth, backend
 
     def serves(self, take: Callable[[Request], None]) -> None:
@@ -294,8 +290,6 @@ def _save_cache(core: AnyCore, options: EngineOptions, may_save: MaySave) -> Non
 
 
 class Inbox:
-    """Commands from other threads to the loop."""
-
     def __init__(self) -> None:
         self._commands: deque[Work] = deque()
         self._news = threading.Event()
@@ -319,7 +313,7 @@ class Inbox:
         self._news.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for news, without a limit if `timeout_s` is None. Return False after a timeout."""
+        """Return False after a timeout."""
         return not self.is_open or self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:

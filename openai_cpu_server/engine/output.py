@@ -129,8 +129,7 @@ class SequenceOutput:
         num_told: int,
         first_token_ms: Callable[[Sequence], float],
     ) -> None:
-        """`piece`: bytes that a token adds to the text; `name`: the same with names of control tokens.
-        `first_token_ms`: estimate for a running sequence."""
+        """`name`: like `piece`, with names of control tokens."""
         self._sequence = sequence
         self._first_token_ms = first_token_ms
         self._piece = piece
@@ -146,9 +145,7 @@ class SequenceOutput:
         """Parts of the output, or None if all of it is the answer."""
         self._resume(sequence.output[:num_told])
         self._held: list[_Token] = []
-        """Tokens that have not been sent."""
         self._gained = _NOTHING
-        """Part of the held tokens that may be sent."""
         self._scores: list[TokenLogprob] = []
         self._progress_told = sequence.request.num_tokens if num_told else -1
 
@@ -206,7 +203,6 @@ class SequenceOutput:
         return self._event(msgspec.structs.replace(finish, error=error, is_own_fault=is_own))
 
     def _push(self, tokens: Iterable[_Token]) -> FinishReason | None:
-        """Return the reason if the output ends within these tokens."""
         for token in tokens:
             reason = self._push_one(token)
             if reason is not None:
@@ -353,7 +349,6 @@ class LiveOutputs:
         self._take(sequence, events)
 
     def end(self, request_id: str, reason: FinishReason) -> None:
-        """End a request that has not ended by itself."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._take(sequence, self._outputs[request_id].end(reason))

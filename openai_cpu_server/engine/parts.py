@@ -49,7 +49,6 @@ class OutputParts:
         return (*before, replace(last, finish=finish))
 
     def read(self, tokens: Iterable[int], text: str) -> list[PartText]:
-        """Read the next tokens and the text that they release; return the pieces whose part is known."""
         if self._tokens is not None:
             for token in tokens:
                 self._tokens.read(self._name(token))
@@ -66,18 +65,14 @@ class OutputParts:
 
     @property
     def answer_start(self) -> int | None:
-        """Value of `TokenEvent.answer_start`."""
         return self._tokens.start if self._tokens is not None else 0
 
 
 class AnswerSearch:
-    """Search for the first token of an output's answer."""
-
     def __init__(self, marks: OutputMarks) -> None:
         self._thoughts = Thoughts(marks.begin, marks.end)
         self._are_over = False
         self._mark = marks.answer_begin.encode()
-        """Optional mark between reasoning and answer."""
         self._read: list[bytes] = []
         """Tokens before the end of the reasoning, while the output may turn out to have none."""
         self._num_read = 0
@@ -154,7 +149,6 @@ class PartReader:
         return self._read(held + text)
 
     def finish(self) -> list[PartText]:
-        """Return the held text at the end of the output."""
         held, self._held = self._held, ""
         if self._read == self._within:
             return self._thought(held.rstrip())
@@ -265,7 +259,6 @@ def _answer(text: str) -> list[PartText]:
 
 
 def _safe(text: str, mark: str) -> int:
-    """Return the length of the text that belongs neither to the mark nor to white space before it."""
     return len(text[: len(text) - overlap(text, mark)].rstrip())
 
 

@@ -92,7 +92,6 @@ class Preparation:
             thread.join()
 
     def take(self, command: Request) -> None:
-        """Accept a command without blocking for long."""
         match command:
             case Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
@@ -157,7 +156,6 @@ class Preparation:
 
 
 def pinned_request(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
-    """Return a request for a prompt that is computed at the start and never evicted."""
     return GenerationRequest(
         id=f"pinned/{number}",
         tokens=tokens,

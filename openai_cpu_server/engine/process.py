@@ -79,7 +79,6 @@ def calibrated(
     on_progress: Callable[[float], None],
     turn: EngineTurn | None = None,
 ) -> EngineCore:
-    """Return a core with the cost of steps from an earlier start, or measured as `calibrate` says."""
     turn = turn or EngineTurn()
     if options.cost_dir is None:
         return build_core(options, backend, None)

@@ -94,8 +94,7 @@ class StepTracer:
         reasons: Mapping[Sequence, Mapping[StepReason, int]],
         result: StepResult,
     ) -> None:
-        """Record an executed step before it is applied. `participants`: in the order of the spans.
-        `encoders`: sequences whose media it encoded."""
+        """Record an executed step before it is applied."""
         self._adapter = step.adapter
         parts = [
             _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
@@ -106,7 +105,6 @@ class StepTracer:
         self._parts = tuple(parts)
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
-        """Return the trace behind a step, or None without news."""
         parts, self._parts = self._parts, ()
         is_due = self._clock() - self._state_told_s >= _STATE_S or not scheduler.has_work
         if is_due:

@@ -44,8 +44,7 @@ class EngineTurn:
 
     def computed(self) -> None: ...
 
-    def give_back(self) -> None:
-        """Return the turn if it is held, because the engine has no work at the moment."""
+    def give_back(self) -> None: ...
 
     def load_on(self) -> None:
         """Wait for the turn to load a piece, letting others compute first after a piece. Raises
@@ -65,7 +64,6 @@ class SharedTurn(EngineTurn):
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wake`: called when a turn arrives."""
         self._send = send
         self._wake = wake
         self._clock = clock
@@ -99,7 +97,6 @@ class SharedTurn(EngineTurn):
                 self._until_s = self._clock() + recall.after_ms / 1000
 
     def close(self) -> None:
-        """Report that no turn will arrive."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -32,7 +32,6 @@ class AdapterTable:
         self._named: dict[str, str] = {}
         """Key of the adapter that requests get for a name."""
         self._being_loaded: str | None = None
-        """Key that the present process reported as being loaded."""
         for adapter in adapters:
             self.add(adapter)
             self._named[adapter.name] = adapter.key
@@ -83,7 +82,6 @@ class AdapterTable:
         self._statuses[adapter.key] = AdapterStatus(adapter=adapter, state=AdapterState.LOADING)
 
     def give_name(self, key: str) -> None:
-        """Let requests get this adapter for its name."""
         name = self._statuses[key].adapter.name
         former = self._named.get(name)
         self._named[name] = key
@@ -96,11 +94,9 @@ class AdapterTable:
             del self._statuses[key]
 
     def drop(self, key: str) -> None:
-        """Remove an unused adapter, which has no name."""
         del self._statuses[key]
 
     def process_started(self) -> None:
-        """Reset the states, because a new process loads all wanted adapters."""
         self._being_loaded = None
         for key, status in self._statuses.items():
             if status.state is AdapterState.READY:
@@ -118,7 +114,6 @@ class AdapterTable:
                 return self._settle(refused.key, AdapterState.FAILED, reason=refused.reason)
 
     def process_died(self, message: str) -> str | None:
-        """Return the key of the adapter that killed the process, which is not loaded again, or None."""
         key = self._being_loaded
         if key is None:
             return None
@@ -154,12 +149,10 @@ class AdapterControl:
 
     @property
     def is_awaited(self) -> bool:
-        """True if a caller waits for an adapter."""
         return bool(self._awaited)
 
     @property
     def is_owed(self) -> bool:
-        """True if the process has an adapter to load."""
         return bool(self.table.unanswered)
 
     # -- for the engine's client -------------------------------------------------------------------------
@@ -196,7 +189,6 @@ class AdapterControl:
         return True
 
     def free(self) -> None:
-        """Drop adapters that no new request gets and no live one uses."""
         for key in self.table.retired:
             if not self.is_used(key):
                 self.table.drop(key)
@@ -206,7 +198,6 @@ class AdapterControl:
     # -- for the supervisor ------------------------------------------------------------------------------
 
     def process_started(self) -> tuple[Adapter, ...]:
-        """Return the adapters that the next process should load."""
         self.table.process_started()
         return self.table.wanted
 
@@ -226,14 +217,12 @@ class AdapterControl:
         self._send = None
 
     def died(self, message: str) -> bool:
-        """Return True if an adapter killed the process. It is not loaded again."""
         key = self.table.process_died(message)
         if key is not None:
             self._settled(key)
         return key is not None
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """Fail all waiting callers, because no engine will load adapters any longer."""
         while self._awaited:
             future = self._awaited.popitem()[1]
             if not future.done():

@@ -36,12 +36,10 @@ class RequestCarrier(Protocol):
     @property
     def live(self) -> AcceptedRequests: ...
 
-    def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        """Accept the sequences or the inputs of one API call."""
-        ...
+    def accept(self, call: Sequence[AcceptedRequest]) -> None: ...
 
     def cancel(self, *request_ids: str) -> None:
-        """Stop computing these requests. Their readers know it, or are notified separately."""
+        """Stop computing these requests, without a notification of their readers."""
         ...
 
     def stop(self, live: AcceptedRequest) -> None:
@@ -111,7 +109,7 @@ class RequestAdmission:
         return bool(call)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """Return False if there is no such sequence here, or it is about to end."""
+        """Return False if the sequence is not here or is about to end."""
         live = self._carrier.live.get(request_id)
         if live is None or live.is_stopping:
             return False
@@ -147,7 +145,6 @@ class RequestAdmission:
 
 
 def end_cancelled(carrier: RequestCarrier, call: Sequence[AcceptedRequest]) -> None:
-    """Cancel these requests, and notify their readers."""
     if call:
         carrier.cancel(*[live.request.id for live in call])
     for live in call:

@@ -20,8 +20,6 @@ Arrived = tuple[Union[Item, QueuePlace, ModelLoading, ServerError], float]
 
 
 class CallTimes:
-    """Times of an API call's first events, in seconds on the clock."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started: float | None = None
@@ -41,7 +39,7 @@ class CallTimes:
         self._ended = self._clock()
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
-        """Return the figures up to the end, or up to now. `num_tokens`: tokens for the rate."""
+        """`num_tokens`: tokens for the rate."""
         end = self._clock() if self._ended is None else self._ended
         started = end if self._started is None else self._started
         first = end if self._first_token is None else self._first_token
@@ -56,8 +54,6 @@ class CallTimes:
 
 
 class EngineAnswer(Generic[Item]):
-    """Events of one API call's requests. Leaving its context cancels unfinished ones."""
-
     def __init__(
         self, request_ids: Iterable[str], *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
@@ -197,7 +193,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
 
     @property
     def figures(self) -> Figures:
-        """Figures up to the end, or up to now. Counts are those of finished sequences."""
+        """Figures so far. Counts are those of finished sequences."""
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
@@ -254,7 +250,6 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
 
     @property
     def figures(self) -> Figures:
-        """Times up to the end, or up to now."""
         return self._times.figures(sum(map(len, self._request.inputs[: self._num_embedded])))
 
     # -- called by `Replay` ----------------------------------------------------------------------------

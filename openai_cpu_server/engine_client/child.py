@@ -141,16 +141,13 @@ class EngineProcess:
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory with the mapped model file, or 0 once it is dead."""
         return resident_bytes(self.pid)
 
     def kill(self) -> None:
-        """Kill the process at once, even a stopped one."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """Ask the process to end, and kill it if it does not."""
         self.is_closing = True
         self._channel.close()
         try:

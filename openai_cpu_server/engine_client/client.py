@@ -30,8 +30,6 @@ from openai_cpu_server.errors import GenerationFailed
 
 
 class Residency:
-    """Control over loading and unloading of one model."""
-
     def __init__(
         self, supervisor: Supervisor, replay: RequestReplay, status: Callable[[], EngineStatus]
     ) -> None:
@@ -48,7 +46,6 @@ class Residency:
 
     @property
     def is_at_work(self) -> bool:
-        """True if the process has requests."""
         return self._replay.is_owed
 
     @property

@@ -86,8 +86,6 @@ outside. All but the first must have happened while the request was alone."""
 
 
 class SearchVerdict(NamedTuple):
-    """Result of a death."""
-
     guilty: list[AcceptedRequest]
     num_suspects: int
     is_closer: bool
@@ -122,12 +120,10 @@ class CulpritSearch:
         self._alone: AcceptedRequest | None = None
         """Request that is computed alone until it is cleared."""
         self._has_proof = False
-        """True if a trial has ended well since the last death."""
         self._num_foremost = 0
         """Number of foremost suspects at the last death."""
 
     def admitted(self, outside: Iterable[AcceptedRequest]) -> list[AcceptedRequest]:
-        """Return the requests outside the engine that may be computed now."""
         if not _suspected(self._on_trial):
             self._begin()
         return [live for live in outside if self._admits(live)]
@@ -216,18 +212,16 @@ class OutsideRequests:
         self._trials = CulpritSearch()
 
     def add(self, live: AcceptedRequest) -> None:
-        """Hold a request until it is `due`."""
         self._held[live.request.id] = live
 
     def remove(self, request_id: str) -> None:
         self._held.pop(request_id, None)
 
     def has_sent(self, live: AcceptedRequest) -> bool:
-        """Return True if the engine has the request."""
         return live.request.id not in self._held
 
     def due(self) -> list[AcceptedRequest]:
-        """Return the requests to send to the engine now, which count as sent."""
+        """Take the requests to send to the engine now."""
         due = self._trials.admitted(self._held.values()) if self._held else []
         for live in due:
             del self._held[live.request.id]
@@ -249,7 +243,6 @@ class OutsideRequests:
         self._trials.advanced(live)
 
     def crashed(self, kind: DeathKind) -> SearchVerdict:
-        """Move all requests outside after a death of the engine."""
         verdict = self._trials.died(kind, self._present(), self._live.get(self._handled or ""))
         for live in self._live:
             live.wait()

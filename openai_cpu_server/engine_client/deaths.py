@@ -34,9 +34,7 @@ class DeathKind(enum.Enum):
     FAULT = "fault"
     """Fault or abort in native code, or an exit."""
     HANG = "hang"
-    """Killed by the watchdog for lack of progress."""
     MEMORY = "memory"
-    """Killed by the system because memory ran out."""
     KILL = "kill"
     """Signal from outside: from an operator, a guard, or the system without a stated reason."""
 
@@ -52,7 +50,7 @@ class SearchProgress(enum.Enum):
     CLOSER = "closer"
     """The search needed the death and has come closer."""
     FOUND = "found"
-    """The death has shown the culprit, who explains the previous deaths, too."""
+    """The death has shown the culprit, which explains the previous deaths, too."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -64,12 +62,10 @@ class Death(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """Error message for a request that is to blame."""
         return f"The engine died each time that it computed this request; the last time {self.message}."
 
     @property
     def may_be_device(self) -> bool:
-        """True if a device's driver may be to blame."""
         return not self.kind.is_from_outside and self.cause not in (_NOT_STARTED, _BAD_MESSAGE)
 
     @classmethod
@@ -78,8 +74,7 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_bad_message(cls, error: str) -> Death:
-        """Return the death of a process that was killed for an unreadable message, as happens between two
-        versions."""
+        """Classify an unreadable message, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", _BAD_MESSAGE)
 
     @classmethod
@@ -177,7 +172,6 @@ class CrashRecord:
 
     @property
     def why_too_many(self) -> str | None:
-        """Reason why they are too many, or None."""
         if self._recent() >= self.max_a_minute:
             return f"{self.max_a_minute} crashes within a minute"
         if self._failed_starts >= self.max_a_minute:
@@ -200,19 +194,14 @@ _MOST_KNOWN = 10
 
 
 class DeathRecord:
-    """Deaths of processes that were to be replaced."""
-
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
         self.num = 0
         self.crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
-        """Deaths that count as crashes."""
         self._clock = clock
         self._known: deque[tuple[Death, float]] = deque(maxlen=_MOST_KNOWN)
-        """Most recent deaths with their times."""
 
     @property
     def known(self) -> tuple[LastDeath, ...]:
-        """Most recent deaths, the oldest first."""
         now_s = self._clock()
         return tuple(
             LastDeath(cause=death.cause, message=death.message, age_s=now_s - died_s)
@@ -226,7 +215,7 @@ class DeathRecord:
     def book(
         self, death: Death, *, search: SearchProgress, has_advanced: bool, while_restarting: bool
     ) -> None:
-        """Record a death. `has_advanced`: the process had produced tokens or vectors."""
+        """`has_advanced`: the process had produced tokens or vectors."""
         self.num += 1
         self._known.append((death, self._clock()))
         if search is SearchProgress.FOUND:

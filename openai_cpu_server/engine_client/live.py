@@ -35,8 +35,7 @@ class AnswerSink(ABC):
         """Report that the request is in a step. May be called several times."""
 
     @abstractmethod
-    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
-        """Report that the request waits in the queue or for its model."""
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None: ...
 
     @abstractmethod
     def fail(self, request_id: str, error: ServerError) -> None: ...
@@ -53,13 +52,10 @@ class VectorSink(AnswerSink):
 
 
 def names_of(request_id: str) -> tuple[str, str]:
-    """Return the names of a request: its own id, and that of its API call."""
     return request_id, request_id.partition("/")[0]
 
 
 class ExpectedStart(msgspec.Struct, frozen=True):
-    """Estimate for a waiting request."""
-
     position: int
     first_token_s: float
     """Time on the carrier's clock."""
@@ -67,14 +63,11 @@ class ExpectedStart(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """Accepted request that has not ended, with its output so far."""
-
     request: GenerationRequest | EmbedRequest
     answer: AnswerSink
     submitted_s: float
     output: list[int] = field(default_factory=list)
     num_embedded: int = 0
-    """Inputs of an `EmbedRequest` that have their vectors."""
     suspicion: int = 0
     """Suspicion of crashing the engine, in the points of `culprits`."""
     has_advanced: bool = False
@@ -104,7 +97,6 @@ class AcceptedRequest:
             yield CancelRequest(id=name, reason=FinishReason.STOP)
 
     def end_thinking(self, ending: Constraint) -> None:
-        """Replace the constraint by one whose reasoning ends behind the present output."""
         assert isinstance(self.request, GenerationRequest), "who embeds does not think"
         assert ending.thinking is not None, "it says how"
         thinking = msgspec.structs.replace(ending.thinking, ends_at=len(self.output))
@@ -172,7 +164,6 @@ class AcceptedRequests:
         return [live for live in self if live.answer in answers]
 
     def count(self, state: RequestState) -> dict[str, int]:
-        """Count requests in this state by the label of their priority."""
         counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
         return {priority.label: counts[priority] for priority in Priority}
 
@@ -182,7 +173,6 @@ class AcceptedRequests:
         return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
     def computing(self, ids: tuple[str, ...]) -> list[AcceptedRequest]:
-        """Mark the requests of the present step as running, and return them."""
         computing = [self._live[i] for i in ids if i in self._live]
         for live in computing:
             live.run()
@@ -230,8 +220,6 @@ class AcceptedRequests:
 
 
 class ServedTotals(msgspec.Struct):
-    """Counts since the start."""
-
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -241,7 +229,6 @@ class Delivery:
     """Owner of the live requests from their acceptance to their end."""
 
     def __init__(self, clock: Callable[[], float], has_left: Callable[[AcceptedRequest], None]) -> None:
-        """`has_left`: called for each request that has ended."""
         self.live = AcceptedRequests()
         self.totals = ServedTotals()
         self.last_use_s = clock()
@@ -250,7 +237,6 @@ class Delivery:
         self._has_left = has_left
 
     def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        """Accept the sequences or the inputs of one API call."""
         for live in call:
             self.live.add(live)
         self.totals.requests += 1
@@ -295,7 +281,7 @@ class Delivery:
             live.answer.fail(live.request.id, error())
 
     def forget(self, request_id: str) -> None:
-        """Remove a request whose reader knows it or is notified separately."""
+        """Remove a request without a notification of its reader."""
         live = self.live.remove(request_id)
         if live is not None:
             self._gone(live)

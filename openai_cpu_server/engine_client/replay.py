@@ -37,7 +37,6 @@ class RecoveryTimer:
         self._num_suspects = 0
 
     def died(self, concerned: Iterable[str], *, num_suspects: int) -> None:
-        """`concerned`: requests that ran, and suspects."""
         if not self._missing:
             self._since_s, self._num_deaths, self._num_suspects = self._clock(), 0, 0
         self._missing.update(concerned)
@@ -45,7 +44,6 @@ class RecoveryTimer:
         self._num_suspects = max(self._num_suspects, num_suspects)
 
     def is_back(self, request_id: str) -> None:
-        """Record that a request has gained a token or left for any reason."""
         if request_id not in self._missing:
             return
         self._missing.remove(request_id)
@@ -87,7 +85,7 @@ class RequestReplay:
         self._send_due()
 
     def cancel(self, *request_ids: str) -> None:
-        """Stop computing these requests. Their readers know it, or are notified separately."""
+        """Stop computing these requests, without a notification of their readers."""
         self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
         for request_id in request_ids:
             self.delivery.forget(request_id)
@@ -97,8 +95,6 @@ class RequestReplay:
         self._send_due()
 
     def stop(self, live: AcceptedRequest) -> None:
-        """Finish the request with its output so far. Its present engine or the next one notifies the
-        reader."""
         live.is_stopping = True
         if self._send is not None and self._outside.has_sent(live):
             self._send(CancelRequest(id=live.request.id, reason=FinishReason.STOP))
@@ -118,12 +114,10 @@ class RequestReplay:
         self._is_held_back = True
 
     def release(self) -> None:
-        """Send the held requests after all."""
         self._is_held_back = False
         self._send_due()
 
     def tell_of_loading(self, fraction: float) -> None:
-        """Notify all requests that wait for the model."""
         for answer in self.live.answers():
             answer.wait_at(ModelLoading(fraction))
 
@@ -140,11 +134,9 @@ class RequestReplay:
 
     @property
     def best_priority(self) -> Priority | None:
-        """Highest priority of the live requests, or None without any."""
         return min((live.request.priority for live in self.live), default=None)
 
     def ready(self, send: Callable[..., None]) -> None:
-        """Start sending commands to a ready process until it dies."""
         self._send, self._is_held_back = send, False
         self.delivery.used()
         self._send_due()
@@ -175,7 +167,6 @@ class RequestReplay:
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:
-        """Return the effect of the death on the search for a culprit."""
         for live in self.live:
             live.num_replaced = 0
         ran = {live for live in self.live if live.state is RequestState.RUNNING}
@@ -191,7 +182,6 @@ class RequestReplay:
         return SearchProgress.CLOSER if verdict.is_closer else SearchProgress.NOTHING
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """Fail all live requests, because no engine will serve them."""
         self._recovery = RecoveryTimer(self._clock)  # there is none
         self.delivery.fail(list(self.live), error)
 

@@ -20,28 +20,24 @@ class SharedCores:
     """Cores of this machine. All methods belong to one event loop's thread and return at once."""
 
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`batch_floor`: share of the time for batch work beside interactive work of other engines."""
         self.turns = CoreTurns(batch_floor=batch_floor)
         """For partners, which call `act` after each change."""
         self.clock = clock
         self._sends: dict[str, Send] = {}
-        """Sender to each live process, by name."""
         self._numbers = count(1)
 
     def join(self, name: str) -> CoresPartner:
-        """Return one engine's part, for its `Supervisor`. Several engines may have one name, as when a
-        model is reloaded."""
+        """Return one engine's part, for its `Supervisor`. Engines may share a name, as when a model is
+        reloaded."""
         return CoresPartner(self, f"{name}#{next(self._numbers)}")
 
     @property
     def holder(self) -> str | None:
-        """Engine that computes."""
         return self.turns.holder
 
     # -- for partners ------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
-        """Return True if the process of this name lives."""
         return name in self._sends
 
     def enter(self, name: str, send: Send) -> None:
@@ -49,13 +45,11 @@ class SharedCores:
         self.turns.join(name, self.clock())
 
     def leave(self, name: str) -> None:
-        """Remove a process, whose turn becomes free."""
         if self._sends.pop(name, None) is not None:
             self.turns.leave(name, self.clock())
             self.act()
 
     def act(self) -> None:
-        """Send the commands that follow from the changes."""
         decision = self.turns.decide(self.clock())
         if decision is not None:
             self._sends[decision.name](decision.command)
@@ -68,12 +62,9 @@ class CoresPartner:
         self.name = name
         self._cores = cores
         self._used_before_s = dict.fromkeys(Priority, 0.0)
-        """Time used by previous processes."""
         self._loads_as: Priority | None = None
-        """Priority of the process's load, or None if it does not load."""
 
     def enter(self, send: Send) -> None:
-        """Add a started process, which is sent commands until it leaves."""
         self._cores.enter(self.name, send)
 
     def leave(self) -> None:

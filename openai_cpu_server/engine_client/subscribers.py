@@ -71,8 +71,6 @@ _REMEMBERED = 256
 
 
 class CachedBlocks:
-    """Set of blocks with its most recent changes."""
-
     def __init__(self) -> None:
         self._held: set[int] = set()
         self._changes: deque[PrefixNews] = deque(maxlen=_REMEMBERED)
@@ -129,7 +127,6 @@ class LoadProgress:
         return is_news
 
     def failure(self, death: Death) -> str:
-        """Return the reason why the server cannot start after the death of the first process."""
         if self.timed is None:
             return f"the model could not be loaded: {death.message}"
         return f"{death.message} while it timed steps (--calibrate never leaves that out)"
@@ -151,7 +148,6 @@ class MediaShapes:
 
     @property
     def is_owed(self) -> bool:
-        """True if the process has sizes to measure."""
         return bool(self._awaited) and self._send is not None
 
     @property
@@ -177,7 +173,6 @@ class MediaShapes:
         self.ask_again(send)
 
     def ask_again(self, send: Callable[..., None]) -> None:
-        """Request all sizes without an answer."""
         if self._awaited:
             send(MeasureMedia(tuple(self._awaited)))
 
@@ -195,7 +190,6 @@ class MediaShapes:
                 self._settle(MeasuredMedia(size, why_not=f"The engine cannot take {size.words}."))
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """Fail all waiting callers, because no engine will measure sizes any longer."""
         while self._awaited:
             future = self._awaited.popitem()[1]
             if not future.done():
@@ -239,7 +233,6 @@ class EngineNews:
         foretold: ModelInfo | None,
         partner: CoresPartner | None,
     ) -> None:
-        """`foretold` and `partner`: as in `Supervisor`."""
         self.adapters = AdapterControl(options.adapters)
         self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
@@ -250,7 +243,6 @@ class EngineNews:
         self.threads: int | None = None
         """Threads of the last step, or None before the present process's first."""
         self.is_throttled = False
-        """True if a quota took cores from it."""
         self.held_blocks = CachedBlocks()
         self.has_advanced = False
         """True if the present process has produced tokens or vectors."""
@@ -260,7 +252,6 @@ class EngineNews:
         self._partner = partner
         self._see: SeeStep | None = None
         self._send: Callable[..., None] | None = None
-        """Sender to the process, or None while none is ready."""
 
     @property
     def info(self) -> ModelInfo | None:
@@ -273,7 +264,6 @@ class EngineNews:
     # -- for the engine's client -------------------------------------------------------------------------
 
     def show_steps(self, see: SeeStep) -> None:
-        """Send the trace of each step to `see`, also from later processes."""
         self._see = see
         self._tell(ShowSteps())
 
@@ -282,37 +272,31 @@ class EngineNews:
         self._tell(HideSteps())
 
     def request_came(self, priority: Priority) -> None:
-        """Raise the priority of a load that a request waits for."""
         if self._partner is not None:
             self._partner.request_came(priority)
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
     def is_owed(self, replay: RequestReplay) -> bool:
-        """True if the process has anything to do."""
         is_awaited = self._partner is not None and self._partner.is_awaited
         return replay.is_owed or self.adapters.is_owed or self.shapes.is_owed or is_awaited
 
     @property
     def is_waiting(self) -> bool:
-        """True if the process has work but another engine computes."""
         return self._partner is not None and self._partner.is_waiting
 
     def loads_again(self) -> None:
         self.progress = LoadProgress(self._model_path)
 
     def next_process(self) -> tuple[Adapter, ...]:
-        """Reset for a new process, and return the adapters that it should load."""
         self.has_advanced = False
         return self.adapters.process_started()
 
     def started(self, send: Callable[..., None]) -> None:
-        """Register a process that runs and loads."""
         if self._partner is not None:
             self._partner.enter(send)
 
     def ready(self, info: ModelInfo, replay: RequestReplay, send: Callable[..., None]) -> None:
-        """Start sending commands to the process."""
         self._info, self._send = info, send
         self.adapters.ready(send)
         self.shapes.ready(send)
@@ -321,7 +305,6 @@ class EngineNews:
         replay.ready(send)
 
     def heard(self, event: Event, replay: RequestReplay) -> None:
-        """Handle an event that does not change the state of the engine."""
         match event:
             case Loading():
                 if self.progress.heard(event):
@@ -342,7 +325,6 @@ class EngineNews:
                 replay.heard(event)
 
     def lost(self, replay: RequestReplay) -> None:
-        """Stop sending commands to the process."""
         self._send = None
         if self._partner is not None:
             self._partner.leave()
@@ -351,18 +333,15 @@ class EngineNews:
         self.shapes.lost()
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """Fail all waiting callers, because no engine will load or measure anything any longer."""
         self.adapters.end(error)
         self.shapes.end(error)
 
     def forget(self) -> None:
-        """Drop the facts about a process that is gone."""
         self.kv_stats, self.forecast, self.threads = None, None, None
         self.is_throttled = False
         self.held_blocks.clear()
 
     def died(self, cause: str) -> None:
-        """Report a death. Another process follows unless deaths are too frequent."""
         self.forget()
         self._observer.engine_died(cause)
 

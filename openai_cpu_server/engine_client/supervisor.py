@@ -51,7 +51,6 @@ class EngineLifecycle:
 
     @property
     def is_wanted(self) -> bool:
-        """True if there should be a process."""
         return self._state not in _UNWANTED
 
     @property
@@ -73,11 +72,9 @@ class EngineLifecycle:
             self._settled.set()
 
     async def wanted_again(self) -> None:
-        """Wait until the engine is woken or stopped."""
         await self._is_wanted_again.wait()
 
     async def settled(self) -> EngineState:
-        """Wait until loading is over, and return the state."""
         await self._settled.wait()
         return self._state
 
@@ -88,7 +85,7 @@ class EngineLifecycle:
 
 
 class NextOptions:
-    """Options of the next engine process: the wanted ones without features that processes died of."""
+    """Wanted options without features that processes died of."""
 
     def __init__(self, wished: EngineOptions) -> None:
         self.options = self._wished = wished
@@ -139,7 +136,7 @@ class Supervisor:
         the cores."""
         self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
-        """Reason why there is no engine at the moment."""
+        """Explanation of a missing engine."""
         self.failed_s: float | None = None
         """Time of the failure on the clock, or None without one or after a new attempt."""
         self._must_start = not begins_asleep
@@ -153,13 +150,11 @@ class Supervisor:
         self._life = EngineLifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
         self.settled = self._life.settled
         self._process: EngineProcess | None = None
-        """Process that reads commands, or None."""
         self._last_process: EngineProcess | None = None
         """Process that may still be exiting."""
         self._start_failure: str | None = None
-        """Failure that the present process reported."""
         self._gone = asyncio.Event()
-        """Set while there is no process and none is being started."""
+        """Set while no process exists or is being started."""
         self._gone.set()
 
     @property
@@ -171,7 +166,6 @@ class Supervisor:
         return self._process.pid if self._process else None
 
     def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
-        """`count`: returns the number of requests in a state by the label of their priority."""
         info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths.known
         engine_rss_bytes = self._process.rss_bytes if self._process else 0
         return EngineStatus(
@@ -197,13 +191,11 @@ class Supervisor:
         )
 
     def forget_cache_file(self) -> None:
-        """Delete the cache file of a sleeping model, which has no process to do it."""
         if self._next.options.cache_file is not None:
             with contextlib.suppress(OSError):
                 Path(self._next.options.cache_file).unlink()
 
     def send(self, *commands: Command) -> None:
-        """Send commands to the process, if there is one."""
         if self._process is not None:
             self._process.send(*commands)
 
@@ -250,12 +242,10 @@ class Supervisor:
             self._process.kill()
 
     async def wait_for_end(self) -> None:
-        """Let the process exit after `stop`, or kill it if it stays."""
         if self._process is not None:
             await self._process.close()
 
     def kill(self) -> None:
-        """Kill the process, also while `wait_for_end` waits for it."""
         self._end()
         if self._last_process is not None:
             self._last_process.kill()
@@ -381,7 +371,6 @@ class Supervisor:
         )
 
     def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
-        """A fault while ready and idle."""
         is_idle = self.state is EngineState.READY and not replay.num_live
         return is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle"
 

@@ -1,6 +1,6 @@
 """Decision about which of several engines computes: one at a time, because they share a machine's cores.
 
-Pure: no I/O and no clock. Times are arguments in seconds. The rules are those within one model: interactive
+Pure: no I/O and no clock. Times are arguments in seconds. The rules are those within one model. Interactive
 work goes first, batch work keeps a share of the time, and within a priority engines take turns by their used
 time.
 """
@@ -23,8 +23,7 @@ with steps of 0.5 ms: two engines together compute as many tokens as one alone (
 BATCH_TURN_S = 1.0
 """The same for batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13
-"""Initial estimate of a turn of batch work beside interactive work: a little more than the limit of a
-step, `--preempt-threshold-ms`."""
+"""Initial estimate of a turn of batch work beside interactive work."""
 LONGEST_COURTESY_S = 2.0
 """Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow
 of new requests, one of which then waits for a short step."""
@@ -35,15 +34,11 @@ _NOT_WORTH_TELLING_S = 1e-3
 
 
 class Decision(NamedTuple):
-    """Command for one participant: it gets the turn, or its turn is shortened."""
-
     name: str
     command: GrantTurn | ShortenTurn
 
 
 class TurnTaker:
-    """Engine that shares the cores."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.work: Priority | None = None
@@ -69,10 +64,8 @@ class CoreTurns:
         """`batch_floor`: share of the time for batch work beside interactive work of others, 0 to 1."""
         self._participants: dict[str, TurnTaker] = {}
         self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
-        """Participants with work of each priority, by the seconds that they had the turn for it."""
         self._holder: TurnTaker | None = None
         self._granted_s = 0.0
-        """Time when the holder got the turn."""
         self._until_s = math.inf
         """End of the holder's turn as it was last sent."""
         self._has_interrupted = False
@@ -87,13 +80,11 @@ class CoreTurns:
     # -- what happens ------------------------------------------------------------------------------------
 
     def join(self, name: str, now_s: float) -> None:
-        """Add an engine, which wants nothing yet."""
         assert name not in self._participants, f"there is a {name} already"
         self._book(now_s)
         self._participants[name] = TurnTaker(name)
 
     def leave(self, name: str, now_s: float) -> None:
-        """Remove an engine, whose turn becomes free."""
         self._book(now_s)
         participant = self._participants.pop(name)
         if self._holder is participant:
@@ -102,12 +93,10 @@ class CoreTurns:
             turns.leave(participant)
 
     def wants(self, name: str, work: Priority | None, now_s: float) -> None:
-        """Set the priority of the participant's work, or None without work."""
         self._book(now_s)
         self._set_work(self._participants[name], work)
 
     def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
-        """Take the turn from the holder, and set its next work."""
         participant = self._participants[name]
         assert self._holder is participant, f"{name} gives back what it does not hold"
         self._book(now_s)
@@ -119,7 +108,7 @@ class CoreTurns:
     # -- what follows ------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision | None:
-        """Return the command that must be sent now and counts as sent, or None."""
+        """Return the command to send now, which counts as sent, or None."""
         self._book(now_s)
         if self._holder is None:
             return self._grant(now_s)
@@ -130,18 +119,15 @@ class CoreTurns:
         return self._holder.name if self._holder is not None else None
 
     def used_s(self, name: str, work: Priority, now_s: float) -> float:
-        """Time with the turn for work of this priority."""
         participant = self._participants[name]
         is_at_it = participant is self._holder and participant.work is work
         return participant.used_s[work] + (now_s - self._booked_s if is_at_it else 0.0)
 
     def is_waiting(self, name: str) -> bool:
-        """Return True if it wants the turn and another engine has it."""
         participant = self._participants[name]
         return participant.work is not None and participant is not self._holder
 
     def is_awaited(self, name: str) -> bool:
-        """Return True if it has the turn and another engine wants it."""
         others = (p for p in self._participants.values() if p is not self._holder)
         return self.holder == name and any(p.work is not None for p in others)
 
@@ -192,7 +178,6 @@ class CoreTurns:
         return not has_newcomer or now_s - self._due_since_s >= LONGEST_COURTESY_S
 
     def _deadline_s(self, holder: TurnTaker, now_s: float) -> float:
-        """Return the end of the holder's turn as things stand, infinite as long as it has work."""
         if holder.work is Priority.BATCH:
             if self._waiting(Priority.INTERACTIVE):
                 return now_s

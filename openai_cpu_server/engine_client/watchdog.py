@@ -52,7 +52,6 @@ class HangDetector:
         self._expected_s = expected_ms / 1000
 
     def handling(self, request_id: str | None) -> None:
-        """`request_id`: None when the handling is over."""
         self.handling_s = None if request_id is None else 0.0
 
     @property
@@ -108,7 +107,7 @@ class Watchdog:
         self._task = asyncio.create_task(self._watch())
 
     async def receive(self) -> Event | None:
-        """Return the process's next event, or None when it is gone or was killed for an unreadable one."""
+        """Return None when the process is gone or was killed for an unreadable message."""
         try:
             event = await self._process.receive()
         except msgspec.DecodeError as error:
@@ -128,7 +127,6 @@ class Watchdog:
         self._task.cancel()
 
     def death(self) -> Death:
-        """Return the cause of death of the ended process."""
         if self._unreadable is not None:
             return Death.of_bad_message(self._unreadable)
         return Death.of(

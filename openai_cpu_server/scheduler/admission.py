@@ -80,7 +80,7 @@ class WaitingRoom:
             yield sequence
 
     def in_order(self) -> Iterator[Sequence]:
-        """Yield all sequences in their order, lane by lane. The queue must not change meanwhile."""
+        """Yield all sequences lane by lane. The queue must not change meanwhile."""
         for lane in self.lanes:
             yield from self.in_turn(lane)
 
@@ -142,7 +142,6 @@ class Admission:
         return WaitsFor.PREFIX if self._find_reuse(sequence) is None else WaitsFor.CELLS
 
     def release(self, sequence: Sequence) -> None:
-        """Preempt a running sequence: save its blocks, free its KV cells, and queue it again."""
         self._memory.vacate(sequence)
         sequence.release()
         self.num_preemptions += 1

@@ -54,7 +54,6 @@ class Cohorts:
         self._last: Key = None
         self._switch_ms = 0.0
         self._credit = Credit(options.batch_floor, most=options.pace_ms)
-        """Savings of batch work in waiting cohorts, in milliseconds."""
         self._was_floor = False
 
     def compose(
@@ -67,8 +66,7 @@ class Cohorts:
         switch_ms: float,
         beside_interactive: bool = False,
     ) -> CohortTurn:
-        """Return the next step for the running sequences, in the policy's order. `newcomers` are cohorts
-        in which an interactive sequence got a slot at once since their last step."""
+        """`newcomers`: cohorts in which an interactive sequence got a slot at once since their last step."""
         members = members_of(running)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
@@ -109,8 +107,6 @@ class Cohorts:
             turns.leave(key)
 
     def _chosen(self, priority: Priority, newcomers: frozenset[Key]) -> Key:
-        """Return the cohort with the least usage. The last cohort continues for the duration of a turn,
-        unless a new sequence waits."""
         turns, last = self._turns[priority], self._last
         first = turns.first
         if first == last or last not in turns or first in newcomers:

@@ -91,7 +91,6 @@ class Composer:
         self._slack = _Slack(options)
         self._credit = Credit(options.batch_floor, most=options.batch_stall_ms)
         self._has_passed_over = False
-        """True if the last step had batch work alone and left out a new interactive sequence."""
 
     def compose(
         self,

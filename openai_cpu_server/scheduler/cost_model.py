@@ -188,7 +188,6 @@ class ThreadCosts:
             self._models[threads] = CostModel(_slowed(full.curve, self._most / threads))
 
     def measured(self, full: CostModel) -> None:
-        """Replace all models after a new measurement with all threads."""
         self._models = {self._most: full}
         self.use(self._now)
 
@@ -210,7 +209,6 @@ class ThreadCosts:
 
 
 def _slowed(curve: CostCurve, factor: float) -> CostCurve:
-    """Scale the curve by `factor` for everything that does not wait for memory."""
     return CostCurve(
         step_ms=tuple((n, ms * (1 + (factor - 1) * (1 - _MEMORY_BOUND / n))) for n, ms in curve.step_ms),
         attended_ms=factor * curve.attended_ms,
@@ -275,7 +273,7 @@ def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _shape(measured: Mapping[int, float]) -> dict[int, float]:
-    """Shape of the second tile: tokens from its start -> share of its rise, 0 to 1; {} if not measured."""
+    """Tokens from the start of the second tile -> share of its rise, 0 to 1; {} if not measured."""
     low, high = measured.get(TILE_TOKENS), measured.get(2 * TILE_TOKENS)
     if low is None or high is None or high <= low:
         return {}
@@ -369,12 +367,10 @@ class LearnedCosts:
         """`equal_parts`: as in `StepRoom`; such steps are not padded, because padding would be another
         part. `state_tokens`: number of tokens whose cells are as large as a state."""
         self.model = model
-        """Model of steps without an adapter."""
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles and not equal_parts
         self._equal_parts = equal_parts
         self.switch_ms = _GUESSED_SWITCH_MS
-        """Time of switching to another adapter than the last step's."""
         self._slowdowns: dict[str, AdapterSlowdown] = {}
         self._copies = CopyPrice(state_tokens)
         self._computed_with: str | None = None

@@ -15,7 +15,7 @@ from openai_cpu_server.fairness import Credit, NestedTurns, Path
 class PendingEmbed:
     request: EmbedRequest
     next: int
-    """Index of its first such input."""
+    """Index of the first input that is not computed."""
     has_run: bool = False
 
     @property

@@ -30,7 +30,6 @@ class OutputLengths:
         self._known: OrderedDict[_Kind, deque[int]] = OrderedDict()
 
     def learn(self, request: GenerationRequest, num_tokens: int) -> None:
-        """Record the length of an output that ended by itself or at its `max_tokens`."""
         for kind in _kinds(request):
             self._known.setdefault(kind, deque(maxlen=_REMEMBERED)).append(num_tokens)
             self._known.move_to_end(kind)
@@ -125,12 +124,10 @@ class LiveSequences:
         return sequence
 
     def complete(self, sequence: Sequence) -> None:
-        """Finish a sequence that ended by itself, and learn from its length."""
         self._lengths.learn(sequence.request, sequence.num_output)
         self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Remove the sequence for any reason. Its KV cells are free for the next step."""
         if sequence.status is SequenceStatus.RUNNING:
             self._memory.vacate(sequence)
         else:
@@ -153,11 +150,9 @@ class LiveSequences:
         return frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
 
     def served(self, cohort: str | None) -> None:
-        """Record a step in which any sequence of this cohort may take part."""
         self._arrived = [s for s in self._arrived if _is_newcomer(s) and s.request.adapter != cohort]
 
     def passed_over(self) -> None:
-        """Record a step without new sequences."""
         self._arrived = [s for s in self._arrived if _is_newcomer(s)]
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 
 class KVLedger:
-    """Holders of the pool's blocks: which slot holds which blocks, and how many slots share each block.
+    """Blocks of the pool by slot, with the number of slots that share each block.
 
     A slot holds whole blocks for the tokens that it was grown to; the last one may be partly filled. A shared
     block stands for the same cells in all its slots. So the ledger never counts fewer cells than llama.cpp
@@ -83,8 +83,6 @@ class KVLedger:
             self._free.append(block)
 
     def share(self, source: int, slot: int, num_tokens: int) -> None:
-        """Let an empty slot also hold the whole blocks of the source's first `num_tokens`, without
-        copying."""
         assert not self._held.get(slot), f"slot {slot} holds blocks already"
         shared = self._held[source][: num_tokens // self.block_size]
         for block in shared:
@@ -199,8 +197,6 @@ class SequenceMemory:
         return verbs
 
     def has_place(self, newcomer: Sequence, reuse: PrefixReuse, *, without: Iterable[Sequence] = ()) -> bool:
-        """Return True if a slot and KV cells are available, assuming that the sequences of `without` have
-        left."""
         leavers = {sequence.slot: sequence for sequence in without}
         stayers = [s for slot, s in self.running.items() if slot not in leavers]
         if not stayers:
@@ -231,7 +227,7 @@ class SequenceMemory:
                 self._save(sequence)
 
     def vacate(self, sequence: Sequence) -> None:
-        """Take a running sequence out of its slot: save its computed prefix, then free its KV cells."""
+        """Save the computed prefix of a running sequence, then free its slot and KV cells."""
         slot = sequence.slot
         self._save(sequence)
         self._verbs.append(Close(slot))

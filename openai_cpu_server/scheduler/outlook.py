@@ -61,7 +61,7 @@ class WaitingLine:
         return self._ms(start, sequence.request.adapter, is_blind=own_ms > 0)
 
     def newcomer_ms(self, lane: int) -> float:
-        """Milliseconds until the first token of an additional sequence without a prompt or an adapter."""
+        """Time to first token of an additional sequence without a prompt or an adapter."""
         self._open(lane)
         return self._ms(self._places[0], None)
 
@@ -117,7 +117,6 @@ class _Backlog:
 
 
 def _round_ms(running: Seq[Sequence], cost: StepCost) -> float:
-    """Time until each running sequence has another token, with a step for each cohort."""
     sizes = Counter(sequence.request.adapter for sequence in running).values()
     return sum(cost.predict_ms(size) for size in sizes) or cost.predict_ms(1)
 
@@ -198,7 +197,6 @@ class Expectations:
         return slowdown * (reading_ms + attention_ms + self._encodings.price_ms(sequence))
 
     def forecast(self) -> Forecast:
-        """Return estimates for a new request, by which a router chooses between engines."""
         running, cost = list(self._running.values()), self._costs.model
         attended = sum(len(sequence.tokens) for sequence in running)
         step_ms = cost.predict_ms(len(running), attended) if running else 0.0
@@ -240,7 +238,6 @@ def _newcomer_ms(waiting: WaitingRoom, line: WaitingLine, lane: int) -> float:
 
 
 def _reading_ms(cost: StepCost, num_streams: int, stall_ms: float) -> float:
-    """Time of a prompt token in steps in which each stream gets its token, too."""
     token_ms = _token_ms(cost, READING_TOKENS)
     longest_ms = min(stall_ms, cost.predict_ms(READING_TOKENS))
     room = max(_LEAST_ROOM, 1 - num_streams * token_ms / longest_ms)

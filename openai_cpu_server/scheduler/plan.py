@@ -20,7 +20,6 @@ class StepReason(enum.Enum):
     DECODE = "decode"
     FORCED = "forced"
     PROMPT = "prompt"
-    """Prompt tokens within the step's time budget."""
     LEAST = "least"
     """Tokens beyond the time budget that prevent starvation."""
     BATCH_FLOOR = "batch-floor"
@@ -61,7 +60,6 @@ StepSize = int | tuple[Pass, ...]
 
 
 def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
-    """Return the passes of a step with these numbers of tokens per sequence."""
     passes: list[Pass] = []
     left = sorted(lengths)
     done = 0
@@ -83,7 +81,6 @@ class StepPlan:
         self.parts: dict[Sequence, int] = {}
         """Tokens of each sequence without drafts, in the order in which they claim KV cells."""
         self.drafts: dict[Sequence, int] = {}
-        """Draft tokens of each sequence behind those."""
         self.num_tokens = 0
         self.attended = 0
         """Pairs of a token and a cell that it attends to."""
@@ -98,7 +95,6 @@ class StepPlan:
         return copied
 
     def limited_to(self, parts: Mapping[Sequence, int]) -> StepPlan:
-        """Return the plan with only these tokens of each sequence, if some got no KV cells."""
         if parts == self.parts:
             return self
         limited = StepPlan(self._room, self.budget_ms)
@@ -153,7 +149,6 @@ class StepPlan:
         return attended_pairs(sequence.computed + self.num_of(sequence), num_tokens)
 
     def add(self, sequence: Sequence, num_tokens: int, reason: StepReason) -> None:
-        """Plan as many of these tokens as fit."""
         num_tokens = min(num_tokens, self.left_of(sequence), self.room_for(sequence))
         if num_tokens > 0 and sequence.request.media and sequence.computes_whole:
             num_tokens = self.left_of(sequence)
@@ -239,7 +234,6 @@ class StepPrices:
         return self.cost.cheapest_size(num_tokens, self.max_tokens) if self.fills_tiles else num_tokens
 
     def worthwhile_size(self, num_tokens: int) -> int:
-        """Return the size up to which additional pending tokens are almost free or save time."""
         if not self.fills_tiles or not num_tokens:
             return num_tokens
         return max(self.padded_size(num_tokens), self.cost.free_size(num_tokens, self.max_tokens))

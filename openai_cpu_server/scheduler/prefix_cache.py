@@ -34,7 +34,6 @@ class PrefixMatch:
     tail: int | None = None
     tail_tokens: int = 0
     state: int | None = None
-    """State at its end, if the memory has states."""
     known: int = 0
     """With states: length of the longest saved prefix, with or without a state at its end."""
 
@@ -223,8 +222,7 @@ class SavedPrefixes:
         return len(self._books.tree)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
-        """Return the longest saved prefix of at most `limit` tokens to begin with, without changing
-        anything."""
+        """Return the longest saved prefix of at most `limit` tokens, without changing anything."""
         path = self._books.tree.whole_blocks(tokens, namespace, limit)
         start = len(path) * BLOCK_TOKENS
         rest = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
@@ -303,7 +301,6 @@ class SavedPrefixes:
         return tuple(refused)
 
     def clear(self) -> tuple[int, ...]:
-        """Drop all blocks that are not pinned, and return their numbers."""
         dropped: list[int] = []
         while self._books.recency:
             dropped += self._books.evict(next(iter(self._books.recency.values())), ())

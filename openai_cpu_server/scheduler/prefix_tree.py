@@ -13,7 +13,7 @@ _STRIDE = 64
 
 @dataclass(eq=False)
 class Branch:
-    """Place where blocks begin: the root of a namespace, or the end of another block."""
+    """Root of a namespace, or end of a block, where further blocks begin."""
 
     name: int = field(kw_only=True)
     """Name of the tokens up to here, equal on all machines (`contract.replica`)."""
@@ -91,7 +91,6 @@ class PrefixJournal:
         self._changes[name] = False
 
     def take(self) -> PrefixNews | None:
-        """Return the changes since the last call, or None without any."""
         changes, self._changes = self._changes, {}
         if not changes:
             return None

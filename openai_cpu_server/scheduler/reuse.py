@@ -98,8 +98,7 @@ def _longest_reuse(
 
 
 def _ready(source: Sequence, common: int, *, has_states: bool) -> int:
-    """Number of common tokens that another sequence can begin with now. With states these are all computed
-    ones or none."""
+    """With states a sequence can begin only behind all computed tokens."""
     if has_states:
         return source.computed if source.computed <= common else 0
     return min(source.computed, common)

@@ -143,7 +143,6 @@ class Scheduler:
         self._claims = CellClaims(self._memory, self._admission)
         self._cohorts = Cohorts(options)
         self.plan = StepPlan(self._room)
-        """Plan of the step that is being executed."""
         self._turn = CohortTurn(None, self.plan)
         self._drafts = ChosenDrafts()
 
@@ -164,7 +163,6 @@ class Scheduler:
         return self._memory.cache.export()
 
     def shown_state(self) -> ShownState:
-        """Return the holders of KV cells and the reasons why the first waiting sequences wait."""
         first = islice(self._waiting.in_order(), _TOLD_WHY)
         return shown_state(self._memory, [(s, self._admission.waits_for(s)) for s in first])
 
@@ -175,7 +173,6 @@ class Scheduler:
         return () if step.encode is None else (self._memory.running[step.encode.slot],)
 
     def newcomers(self, step: Step) -> tuple[Sequence, ...]:
-        """Return the sequences that get their slot in the step, with or without a span."""
         slots = [verb.slot for verb in step.verbs if isinstance(verb, Open)]
         running = self._memory.running
         return tuple(running[slot] for slot in slots if slot in running)
@@ -246,7 +243,6 @@ class Scheduler:
         return StepRoom(self._limits.step_tokens, outputs, scored, self._memory.cache.has_states)
 
     def predicted_ms(self, step: Step) -> float:
-        """Predict the duration of the step that `schedule` has just returned."""
         encoding_ms = step.encode.ms if step.encode is not None else 0.0
         return self._drafts.drafting_ms + self.costs.predict_ms(step, self.plan.attended) + encoding_ms
 

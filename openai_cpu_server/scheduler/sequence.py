@@ -18,7 +18,6 @@ class SequenceStatus(enum.Enum):
     RUNNING = "running"
     """The sequence holds a slot and its KV blocks in the ledger."""
     FINISHED = "finished"
-    """The sequence holds nothing."""
 
 
 _MOVES = {
@@ -121,7 +120,6 @@ class Sequence:
 
     @property
     def computes_whole(self) -> bool:
-        """True if all readable tokens must be computed in one step."""
         at = self.medium_at(self.computed)
         return at is not None and self.request.media[at].rows.is_whole
 
@@ -184,14 +182,11 @@ class Sequence:
         return self.num_scored < len(self.request.tokens) - 1
 
     def targets(self, start: int, end: int) -> tuple[int, ...]:
-        """Return the prompt tokens that follow positions start .. end-1 if any of them is to be scored,
-        else ()."""
         if not self.is_scoring or end <= self.num_scored:
             return ()
         return self.request.tokens[start + 1 : end + 1]
 
     def run(self, slot: int, num_reused: int, stops: list[int]) -> None:
-        """Start running in a slot that already has the KV cells of the first `num_reused` tokens."""
         self._move(SequenceStatus.RUNNING)
         self._slot = slot
         self.computed = num_reused
@@ -245,7 +240,6 @@ class PriorityPolicy:
         return sequence.request.priority
 
     def turns(self, sequence: Sequence) -> tuple[str, str]:
-        """Return the group and the client that take turns within a lane."""
         return sequence.request.turns
 
     def key(self, sequence: Sequence) -> float:

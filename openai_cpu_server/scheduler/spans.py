@@ -21,7 +21,6 @@ class CellClaims:
         self._admission = admission
 
     def spans(self, plan: StepPlan) -> tuple[Span, ...]:
-        """Return the spans of the plan, with as many of its tokens as get KV cells."""
         spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
         # A sequence later in the plan, but better in order, may have released one that had its span already.
         running = self._memory.running
@@ -38,7 +37,7 @@ class CellClaims:
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
 
     def padding(self, plan: StepPlan, prices: StepPrices) -> int:
-        """Return the number of padding tokens that make the step faster, or 0 without KV cells for them."""
+        """Return the padding that makes the step faster, or 0 without KV cells for it."""
         if not plan.num_tokens:
             return 0
         ledger = self._memory.ledger
@@ -133,8 +132,6 @@ def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> Non
 
 
 def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
-    """Return the samples behind the span and its correct draft tokens, cut to `num_tokens` tokens in
-    total."""
     if not span.sample or span.slot not in result.samples:
         return ()
     samples: list[Sample] = []
@@ -154,8 +151,7 @@ def _cut(sample: Sample, num_tokens: int) -> Sample:
 def without_missing_drafts(
     plan: StepPlan, step: Step, result: StepResult, running: Mapping[int, Sequence]
 ) -> StepPlan:
-    """Return the executed plan, without draft tokens that were not computed. `running`: the sequences by
-    slot before the result is applied."""
+    """`running`: the sequences by slot before the result is applied."""
     actual = plan.copy()
     for span in step.spans:
         missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed

@@ -115,8 +115,7 @@ class PromptLookup:
         """Number of tokens before that place known to equal the last ones of the sequence."""
 
     def follow(self, tokens: Seq[int]) -> list[LookupGuess]:
-        """Add the new tokens of the sequence, and look for a place if there is none. Return the comparison
-        of each new token that was predicted."""
+        """Add the new tokens of the sequence, and return the comparison of each one that was predicted."""
         new = array("q", tokens[len(self._known) :])
         guesses = list(self._compare(new))
         self._known += new
@@ -200,7 +199,7 @@ _KINDS = (0, 0, 0, 1, *(2,) * 4, *(3,) * 8, *(4,) * 16, 5)
 
 @dataclass(frozen=True)
 class SequenceDraft:
-    """Draft tokens behind the last token of a sequence. The number to compute is chosen later."""
+    """Draft of a sequence. The number of tokens to compute is chosen later."""
 
     tokens: tuple[int, ...] = ()
     """Tokens if known, or () if the backend's draft model has to generate them."""

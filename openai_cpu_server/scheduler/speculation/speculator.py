@@ -49,7 +49,6 @@ class ComparedStep(NamedTuple):
     num_sequences: int
     num_accepted: int
     plain_ms: float
-    """Predicted time without drafts."""
     predicted_ms: float
     """Predicted time of the actual step, with drafting."""
     elapsed_ms: float
@@ -108,7 +107,7 @@ class _Account:
 
     @property
     def ratio(self) -> float:
-        """Predicted time without drafts relative to the actual time. Above 1 drafts gain."""
+        """Above 1 drafts gain."""
         return self._worth_ms / max(self._taken_ms, 1e-9)
 
     def book(self, worth_ms: float, taken_ms: float) -> None:
@@ -166,7 +165,6 @@ class SpanDraft(NamedTuple):
 class ChosenDrafts:
     spans: dict[Sequence, SpanDraft] = field(default_factory=dict)
     drafting_ms: float = 0.0
-    """Time of the draft model before the step."""
     plain_ms: float | None = None
     """Predicted time of the step without drafts, or None if no sequence in it could have one."""
 
@@ -195,8 +193,7 @@ class Speculator:
         self._gains = DraftGains()
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
-        """Choose the drafts to compute in this step. `limits`: maximum draft tokens of every sequence of
-        the step."""
+        """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
         quotes, generates = (self._always or self._gains.allows(kind) for kind in kinds)
         single_ms = prices.single_ms
