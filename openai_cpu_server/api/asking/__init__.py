@@ -1,8 +1,7 @@
-"""Generation service, and everything that the generating families share.
+"""Generation service of all families: routes, both WebSockets and rows of batches call it with a body's `Ask`
+and the request's context.
 
-Routes of families, both WebSockets and rows of batches call it with a body's `Ask` and the request's context.
-`generation` chooses the model, `resolve` makes a `Call`, `answer_lookup` looks for an earlier answer,
-`running` is the live call, and `route` is its HTTP side. Promises: errors name fields by the client's path,
-because every part of an `Ask` carries it. Nothing behind `route` reads bytes. Each submitted call ends once
-and is counted there. The package knows no family.
+`generation` chooses the model, `resolve` makes a `Call`, `answer_lookup` may know the answer, `running` is
+the live call, `route` its HTTP side. Promises: errors name fields by the client's path; nothing behind
+`route` reads bytes; each submitted call ends once and is counted there. The package knows no family.
 """

@@ -164,7 +164,8 @@ class AskedDocument(msgspec.Struct, frozen=True):
 
 
 class AskedRecording(msgspec.Struct, frozen=True):
-    """Long audio from the body. Each piece is answered separately; `mark` stands for it in the prompt."""
+    """Audio from the body, cut into pieces that are answered separately. `mark` stands for it in the
+    prompt."""
 
     mark: str
     data: bytes

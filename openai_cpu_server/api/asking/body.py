@@ -1,7 +1,5 @@
-"""Fields that bodies of several families share, with their types.
-
-Tags stand in angle brackets because pydantic puts them into error paths, from which `parse` removes them.
-"""
+"""Fields that bodies of several families share. Tags stand in angle brackets because pydantic puts them
+into error paths, from which `parse` removes them."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ _MOST_SHARES = 3.0
 """Limit of all schemas, in limits of one: two or three seconds. 128 functions with four `format`s each
 cost 2.2."""
 _MOST_SETS = 512
-"""Parameters come in any order up to this number of sets of written ones. One function may have an eighth."""
+"""Parameters come in any order up to this number of sets of written ones, over all functions."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
 _BLANKS = r"[ \t\n\r]{0,40}"
 

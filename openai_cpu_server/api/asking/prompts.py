@@ -132,11 +132,8 @@ _STRIDE = 8
 def shortened(
     conversation: AskedConversation, fits: Callable[[Messages], bool]
 ) -> Sequence[AskedMessage] | None:
-    """Return the longest shortened conversation that fits, or None.
-
-    Leading system messages stay. Whole exchanges are dropped, the oldest first. Of the last exchange the
-    question stays, and the model's steps are dropped except the last.
-    """
+    """Drop whole exchanges, the oldest first, until the rest fits. Leading system messages, the last
+    question and the model's last step stay. Return None if even that is too long."""
     ways = _ways(list(conversation.messages))
     low, high = 0, len(ways)
     while low < high:

@@ -72,7 +72,7 @@ class _Encoded(ServerSentEvent):
 
 
 def _comment(text: str) -> bytes:
-    """Omit the blank line, which the official Go SDK before 3.43 takes for an empty event and stops."""
+    """Omit the blank line, which makes the official Go SDK before 3.43 see an empty event and stop."""
     return f": {text}\n".encode()
 
 

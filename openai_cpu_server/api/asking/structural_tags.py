@@ -1,8 +1,5 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar.
-
-`as_ask` calls it for fields of `response_format` and `structured_outputs`. Formats that cannot be enforced
-are rejected by their path.
-"""
+"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar for `as_ask`.
+Formats that cannot be enforced are rejected by their path."""
 
 from __future__ import annotations
 
