@@ -122,7 +122,8 @@ class AttachmentFinder:
         return msgspec.structs.replace(ask, prompt=prompt, recording=None, media=tuple(media.values()))
 
     async def _read(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
-        """Raises InvalidRequest only for files of the question. Others are replaced by the error."""
+        """Insert the text of files, or the error of earlier ones. Raises InvalidRequest for files of the
+        question."""
         documents = [one for one in ask.attached if isinstance(one, AskedDocument)]
         if len({one.mark for one in documents}) > self._options.max_items:
             most = self._options.max_items

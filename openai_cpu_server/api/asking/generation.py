@@ -182,8 +182,8 @@ class GenerationService:
     async def begin(
         self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
-        """Submit a call, which the caller must enter. Raises the errors of models, limits and
-        InvalidRequest."""
+        """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
+        models and limits."""
         return await _AskOnItsWay(self, ask, context).run(attempt)
 
 

@@ -132,8 +132,8 @@ _STRIDE = 8
 def shortened(
     conversation: AskedConversation, fits: Callable[[Messages], bool]
 ) -> Sequence[AskedMessage] | None:
-    """Drop whole exchanges, the oldest first, until the rest fits. Leading system messages, the last
-    question and the model's last step stay. Return None if even that is too long."""
+    """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
+    question and the model's last step stay."""
     ways = _ways(list(conversation.messages))
     low, high = 0, len(ways)
     while low < high:

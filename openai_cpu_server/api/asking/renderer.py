@@ -310,7 +310,8 @@ def finish_reason(finish: Finish) -> str:
 
 
 def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
-    """Count the least of each prompt's choices, because later ones share what the first has computed."""
+    """Sum the cached prompt tokens. Of a prompt's choices the least counts, because later ones share what
+    the first has computed."""
     found: dict[int, int] = {}
     for index, request in enumerate(call.requests):
         finish = finishes.get(request.id)

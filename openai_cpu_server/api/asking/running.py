@@ -329,7 +329,7 @@ class QueueNews:
         self.is_over = False
 
     def is_due(self, news: QueuePlace | ModelLoading) -> bool:
-        """Return True if this is to be sent now. Loading of a model always is."""
+        """Return True if this is to be sent now, and count it as sent. Loading of a model always is."""
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
