@@ -1,7 +1,7 @@
-"""The API: a folder for each family, and what they share.
+"""The API: one folder per family, and the parts that families share.
 
-`application` lists the families and the rooms of administration, and makes of them and of a server's parts
-(`parts`) one ASGI application; `server/` calls it, and each API replica. A family says what a body asks for,
-and how an answer is told; all else is in `asking/` (models) and in `http/` (clients). Promises: a route costs
-one file, and a family one folder and one line of `application`.
+`application` lists families and administration, and builds one ASGI application from a server's `parts`.
+`server/` and each API replica call it. A family defines its bodies and answers; `asking/` handles models and
+`http/` handles clients. Promises: a route costs one file, and a family costs one folder and one line of
+`application`.
 """

@@ -1,5 +1,5 @@
-"""The API as one ASGI application: a line for each family and for each room of administration. Whoever serves
-it owns the engine's life."""
+"""API as one ASGI application, with a line for each family and each room of administration. The caller
+owns the engine."""
 
 from __future__ import annotations
 
@@ -85,23 +85,20 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     page.ROOM,
 )
 ROWS: Sequence[RouteRow[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
-"""The one table. Of a server some of them may be left out."""
+"""Table of all routes. A server may leave some out."""
 
 
 _HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE, CONVERSATION_HEADER.lower())
-"""What families say in headers of their responses."""
 
 
 class ServedApplication(NamedTuple):
-    """The application for a web server, and what works beside it."""
-
     app: Starlette
     run_row: RowRunner
-    """Runs the rows of batch jobs on the same way."""
+    """Runner of batch jobs' rows, on the same routes."""
     settle: Callable[[], Awaitable[None]]
-    """It must be awaited when the engines have ended, before the jobs' database is closed."""
+    """Shutdown, to be awaited after the engines' end and before the jobs' database is closed."""
     bodies: BodyBudget
-    """The web server counts against it what it holds of messages that are not whole."""
+    """Budget for bodies, which the web server charges for incomplete messages."""
 
 
 def create_api(
@@ -118,14 +115,10 @@ def create_api(
     recall: AnswerLookup | None = None,
     mcp: McpServers | None = None,
 ) -> ServedApplication:
-    """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
+    """Build the API. Without `keys` the options' one key applies, and without `limits` this process counts.
 
-    `find_adapter`: finds what `POST /v1/adapters` names.
-
-    `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
-    `keeping`: what loads and unloads models; None: they stay as they are. `model_store`: what changes the
-    set of them; None: nothing does.
-    `recall`: None is no cache of answers. `mcp`: None, no tools are called here.
+    `watch`: the engines' one, or None to watch no steps. `find_adapter`: finds the file that `POST
+    /v1/adapters` names.
     """
     watch = watch or Watch.new(model=models.default.name)
     watch.know_keys(key_of, jobs.usage.add if jobs else None)

@@ -1,4 +1,4 @@
-"""What the routes of one server are made of: models, keys, limits, and what belongs to the whole server."""
+"""Parts of one server that routes are built from: models, keys, limits, and services."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Objects of a page of them."""
-
     object: str = "list"
     data: list[T]
     first_id: str | None
@@ -39,47 +37,44 @@ class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
-    """The ids that a page of these tells."""
     return {"first_id": listed[0].id if listed else None, "last_id": listed[-1].id if listed else None}
 
 
 FindAdapter = Callable[[AdapterSource], Adapter]
-"""Finds the file that a client names, and reads it. Raises AdapterNotAllowed, AdapterFailed. Any thread."""
+"""Find and read the file that a client names, in any thread. Raises AdapterNotAllowed, AdapterFailed."""
 
 
 class ModelKeeping(Protocol):
-    """Loads and unloads. Both do nothing where that is so already."""
+    """Loading and unloading of models. A call without need has no effect."""
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """Returns when it is loaded. A file that has changed, or `replace`, is loaded beside it and takes its
-        place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
+        """Load the model, and replace it if its file has changed or `replace` is set. Raises
+        ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
         ...
 
     async def unload(self, model: ServedModel) -> None:
-        """Returns when its process has ended. Raises ModelInUse."""
+        """Return when its process has ended. Raises ModelInUse."""
         ...
 
 
 class ModelStore(Protocol):
-    """Changes the set of models; what it changes is kept for the next start."""
+    """Set of models. Changes persist for the next start."""
 
     def pull(self, name: str) -> AsyncIterator[PullStep]:
-        """Its progress, until it is served; who asks for one that is coming joins. It ends when nobody
-        listens any more. Raises PullFailed, ModelNotLoaded."""
+        """Yield the progress until the model is served. Requests for one model share a pull, which ends
+        without listeners. Raises PullFailed, ModelNotLoaded."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Raises ModelNotFound, ModelInUse, InvalidRequest for what is not to be removed."""
+        """Remove a model. Raises ModelNotFound, ModelInUse, InvalidRequest."""
         ...
 
     async def derive(self, name: str, preset: Preset) -> None:
-        """The name means the preset's model from now on. Raises ModelNotFound, InvalidRequest."""
+        """Let the name mean the preset's model. Raises ModelNotFound, InvalidRequest."""
         ...
 
 
 class ServerParts(NamedTuple):
-    """Rooms of routes take from it what they need."""
-
     models: ModelRegistry
     options: ApiOptions
     keys: KeyRing
@@ -88,21 +83,17 @@ class ServerParts(NamedTuple):
     endings: EndedRequests
     watch: Watch
     jobs: Jobs | None
-    """None: there is no batch API, and no response is stored."""
+    """Without it there are no batch API and no stored responses."""
     recall: AnswerLookup | None
-    """None: there is no cache of answers."""
     find_adapter: FindAdapter
-    """Finds what `POST /v1/adapters` names."""
     keeping: ModelKeeping
-    """What loads and unloads models."""
     store: ModelStore | None
-    """None: the set of models stays as it is."""
+    """Without it the set of models is fixed."""
     generation: GenerationService
-    """The way of all calls that generate."""
     mcp: McpServers | None
-    """None: there are no MCP servers, and no URL may name one."""
+    """Without it no MCP servers are called, and no URL may name one."""
     at_end: list[Callable[[], Awaitable[None]]]
-    """What is awaited when the engines have ended; rooms add to it when they are made."""
+    """Actions to await after the engines' end. Rooms add to them when they are built."""
 
     @property
     def sockets(self) -> SocketParts:

@@ -1,10 +1,10 @@
-"""What crosses the borders between processes and rooms: frozen structs, and the protocols `Engine`, `Backend`
-and `Tokenizer`. Everybody may import it; it imports nothing of ours but `errors`.
+"""Types that cross the boundaries between processes and packages: frozen structs, and the protocols `Engine`,
+`Backend` and `Tokenizer`. Every package may import this one, which imports nothing of the project but
+`errors`.
 
-`messages` are what an API process and an engine tell each other, `request` and `embedding` what is asked,
-`step` what a backend executes, `figures` what a request came to, `model_info` what is known of a model,
-`replica` what those are told who choose between engines.
+`messages` has the commands and events of an engine process. `request` and `embedding` are its requests,
+`step` is the input of a backend, `figures` counts a request's work. `model_info` has facts about a model, and
+`replica` has what a router knows of engines.
 
-It promises that a value is valid once it exists, and that a field has one home: defaults, bounds and figures
-are written here, and rendered elsewhere.
+A value is valid once it exists. Defaults, bounds and counts are defined here once and rendered elsewhere.
 """

@@ -1,10 +1,11 @@
-"""The client on whose behalf a task works. Threads that a task starts inherit it."""
+"""Context variable that names the client on whose behalf a task works. Threads that a task starts inherit
+it."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
 SERVER = ("server",)
-"""The server itself, when it works for no client."""
+"""Caller of work that the server does for no client."""
 CALLER: ContextVar[tuple[str, ...]] = ContextVar("caller", default=SERVER)
-"""From the group that the client belongs to down to itself, as `EngineRequest.turns`."""
+"""Path from the client's group down to the client, as in `EngineRequest.turns`."""

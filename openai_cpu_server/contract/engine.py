@@ -1,5 +1,5 @@
-"""The `Engine` that the API and the jobs know, here or elsewhere; and how the failure of one request stays
-its own."""
+"""The `Engine` protocol that the API and the jobs use, local or remote, and the error that keeps one
+request's failure from the others."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class RequestFailed(ServerError):
-    """One request could not be served; the message is for its client.
+    """One request could not be served. The message is for its client.
 
-    `is_own_fault`: its grammar is to blame, and it fails again wherever it is sent.
+    `is_own_fault`: the request's grammar is to blame, so that the request fails wherever it is sent.
     """
 
     def __init__(self, message: str, *, is_own_fault: bool = False) -> None:
@@ -38,11 +38,8 @@ class RequestFailed(ServerError):
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turns whatever the body raises into `RequestFailed`.
-
-    A panic of Rust code arrives as a `BaseException` that is no `Exception`, so everything is caught but
-    what ends a process or a generator.
-    """
+    """Turn exceptions of the body into `RequestFailed`. A panic of Rust code arrives as a `BaseException`,
+    so everything is caught but what ends a process or a generator."""
     try:
         yield
     except ConstraintFailed as error:
@@ -62,13 +59,11 @@ class EngineState(enum.Enum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"
-    """The process has died; a new one is loading. Requests are accepted and wait."""
+    """Requests are accepted and wait."""
     DRAINING = "draining"
-    """The server is about to end: what was accepted goes on, nothing new is accepted."""
     FAILED = "failed"
-    """It died too often, or its model cannot be loaded; nothing is accepted."""
     ASLEEP = "asleep"
-    """There is no process. A request wakes it, and waits for that."""
+    """No process exists. A request starts one and waits for it."""
     STOPPED = "stopped"
 
     def may_become(self, other: EngineState) -> bool:
@@ -76,7 +71,8 @@ class EngineState(enum.Enum):
 
     @property
     def retry_after_s(self) -> int:
-        """When who is refused may try again: later where it takes another server, not a little patience."""
+        """Seconds until a rejected client may retry: more in states from which only another server can
+        help."""
         goes_on = self not in (EngineState.DRAINING, EngineState.FAILED, EngineState.STOPPED)
         return _SOON_S if goes_on else _NEXT_SERVER_S
 
@@ -93,28 +89,29 @@ _MOVES: dict[EngineState, set[EngineState]] = {
 
 
 class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """The last death of an engine process; another was started, unless they died too often."""
+    """Death of an engine process. Another process was started, unless they died too often."""
 
     cause: str
     """One of few words: a signal's name, `exit_1`, `hang`, `out_of_memory`, ..."""
     message: str
-    """A clause for people."""
+    """Clause for people."""
     age_s: float
 
 
 SeeStep = Callable[[Union[StepFigures, None], StepTrace], None]
-"""It is told what a step was; without figures, only how the memory stands."""
+"""Observer of steps. Without figures there was no step, and the trace has the state of the memory only."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for health routes. Requests are counted by their priority's label."""
+    """Snapshot for health routes. Requests are counted by the label of their priority."""
 
     state: EngineState
     reason: str | None
     loaded: float
-    """Share of the model that is loaded, 0 to 1."""
+    """Share of the model, 0 to 1."""
     timed: float | None
-    """Share of the steps that are timed, before it is ready; None: not begun, or not needed."""
+    """Share of the calibration steps that are timed before the engine is ready, 0 to 1; None before it
+    begins or if it is not needed."""
     running: dict[str, int]
     waiting: dict[str, int]
     kv_tokens: int
@@ -122,65 +119,61 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     last_death: LastDeath | None
     rss_bytes: int
-    """Resident memory of this process and the engine's, the mapped model file included."""
+    """Resident memory of this process and the engine's, with the mapped model file."""
     engine_rss_bytes: int = 0
-    """The part of it that is the engine's; 0 while there is no process."""
+    """The engine process's part of `rss_bytes`, or 0 without a process."""
     kernels: dict[str, str] = {}
-    """By kernel of ours: its instruction set, or why it is off; `weights`: how they lie in memory; empty
-    until the model is loaded."""
+    """Instruction set of each of our kernels, or the reason why it is off; `weights` has their layout in
+    memory. Empty until the model is loaded."""
     placement: Placement | None = None
-    """What of the model is on a device; None: nothing, or it is not loaded."""
+    """Part of the model on a device, or None if there is none or the model is not loaded."""
     draft_placement: Placement | None = None
-    """The same of its draft model."""
     deaths: tuple[LastDeath, ...] = ()
-    """The last few, the oldest first."""
+    """Most recent ones, the oldest first."""
     threads: int = 0
-    """So many compute where each gets its core; 0 while there is no model."""
+    """Threads that compute while each has a core, or 0 without a model."""
     threads_computing: int = 0
-    """Those of the last step: fewer where others use the cores."""
+    """Threads of the last step: fewer than `threads` while other processes use the cores."""
     is_throttled: bool = False
-    """A control group's quota of CPU time takes cores."""
+    """True if a cgroup's quota of CPU time takes cores away."""
     nodes: dict[str, EngineStatus] = {}
-    """By NUMA node, its engine's, where there is one on each; all else are sums of these."""
+    """Status by NUMA node, where each node has its own engine. All other fields are sums of these."""
 
 
 class RequestState(enum.Enum):
     WAITING = "waiting"
-    """It is not in the engine's slots: new, preempted, or the engine is restarting."""
+    """The request has no slot because it is new or preempted, or because the engine is restarting."""
     RUNNING = "running"
 
 
 class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for those who watch."""
-
     id: str
-    """The API call's id and its sequence's number: `CALL/0`."""
+    """Id of the API call and number of the sequence: `CALL/0`."""
     priority: Priority
     state: RequestState
     prompt_tokens: int
-    """Those of all inputs, where texts are embedded."""
+    """Tokens of all inputs, for a request that embeds."""
     output_tokens: int
-    """Tokens so far whose text is out."""
+    """Tokens whose text has been released."""
     age_s: float
     client: str
     position: int | None
-    """1 is next; None: it runs, or it is not among the first that wait."""
+    """1 is next. None if the request runs, or is not near the head of the queue."""
     first_token_ms: float | None
-    """Estimate from now, where there is a position. Where texts are embedded: until the first is computed."""
+    """Estimate from now, if there is a position. For a request that embeds: until the first input is
+    computed."""
     num_inputs: int | None = None
-    """How many texts it embeds; None: it generates."""
+    """Number of texts, or None for a generation."""
     num_embedded: int = 0
-    """How many of these have their vectors."""
     adapter: str | None = None
-    """The name of its adapter; None: it wants the model as it is."""
 
 
 class ComputedCall(Protocol):
-    """One API call, being computed. Leaving its context cancels what has not ended."""
+    """API call that is being computed. Leaving its context cancels what has not ended."""
 
     @property
     def figures(self) -> Figures:
-        """Up to now, or to its end. What of its prompt was computed is for the API to say."""
+        """Return the counts so far. The API adds those of the prompt's media."""
         ...
 
     async def __aexit__(
@@ -191,48 +184,46 @@ class ComputedCall(Protocol):
     ) -> None: ...
 
     def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End it with this error unless it has ended by then."""
+        """End the call with this error after a delay, unless it has ended by then."""
         ...
 
 
 class Generation(ComputedCall, Protocol):
-    """The sequences of one API call, being generated."""
-
     @property
     def arrived_s(self) -> float:
-        """When the event that was taken last came in, on the monotonic clock."""
+        """Monotonic time at which the event that was read last arrived."""
         ...
 
     async def __aenter__(self) -> Generation: ...
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Its events, until all sequences have ended. Raises what it failed with."""
+        """Yield the events until all sequences have ended. Raises the error that the call failed with."""
         ...
 
     def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
-        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
-        model that it waits for is loaded."""
+        """Yield the events and, while the whole call waits, occasionally its place in the queue or the
+        progress of the model's loading."""
         ...
 
 
 class Embedding(ComputedCall, Protocol):
-    """The vectors of one API call, being computed. Its figures are times alone."""
+    """Vectors of one API call. Its figures are times only."""
 
     async def __aenter__(self) -> Embedding: ...
 
     async def vectors(self) -> bytes:
-        """All rows, in the order of the inputs: `ModelInfo.embedding_size` float32 (little-endian) each,
-        pooled but not normalised. A reranker's row holds its scores. Raises what it failed with.
-        """
+        """Return all rows in the order of the inputs, in the format of `Embedded.vectors`. Raises the
+        error that the call failed with."""
         ...
 
 
 class Engine(Protocol):
-    """Generates, or embeds. All methods belong to one event loop's thread, and none of them blocks."""
+    """An engine that generates or embeds. Its methods belong to one event loop's thread, and none of them
+    blocks."""
 
     @property
     def info(self) -> ModelInfo | None:
-        """Facts about the model; None until it was loaded for the first time, unless they were foretold."""
+        """Facts about the model, or None before the first load unless they were known in advance."""
         ...
 
     @property
@@ -240,93 +231,81 @@ class Engine(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """It drains, or has stopped: nothing new is begun, whatever state its process is in."""
+        """True if the engine is draining or has stopped, so that it begins nothing new in any state of its
+        process."""
         ...
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
-        """Submit the sequences of one API call.
-
-        Raises `EngineUnavailable`, `QueueFull`, `AdapterNotFound`, `InvalidRequest` for more sequences than
-        may ever wait, and where the model does not generate text.
-        """
+        """Submit the sequences of one API call. Raises `EngineUnavailable`, `QueueFull`,
+        `AdapterNotFound`, and `InvalidRequest` for more sequences than may ever wait or a model that does
+        not generate text."""
         ...
 
     def embed(self, request: EmbedRequest) -> Embedding:
-        """Submit the inputs of one API call.
-
-        Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest` for an input that is empty or too long,
-        and where the model does not embed.
-        """
+        """Submit the inputs of one API call. Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest`
+        for an empty or too long input or a model that does not embed."""
         ...
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """What stands in a prompt for pictures and sounds of these sizes. It wakes an engine that sleeps.
-
-        Raises `InvalidRequest` where the model takes no pictures or no sound, or none of such a size, and
-        `EngineUnavailable`.
-        """
+        """Return the prompt tokens and rows of media of these sizes; wake the engine if it sleeps. Raises
+        `EngineUnavailable`, and `InvalidRequest` for media or sizes that the model does not take."""
         ...
 
     def cancel(self, name: str) -> bool:
-        """End an API call, named by its id or by that of one of its sequences; False if there is none.
-
-        Whoever reads its generation gets `RequestCancelled`.
-        """
+        """End an API call by its id, or one of its sequences; return False if there is none. The reader of
+        the generation gets `RequestCancelled`."""
         ...
 
     def stop(self, name: str) -> bool:
-        """End an API call of this process, named likewise, with what there is of it: each of its sequences
-        finishes as if the model had ended it. False if there is none."""
+        """Finish an API call of this process, or one of its sequences, as if the model had ended it.
+        Return False if there is none."""
         ...
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """End the thoughts of one sequence behind the output that it has: by the `closing` tokens of this
-        constraint's thinking, which takes the place of its own. False if there is none, or it is to end
-        anyway."""
+        """End the reasoning of one sequence behind its output so far, with the `closing` tokens of
+        `ending`, which replaces its constraint. Return False if the sequence does not exist or is about to
+        end."""
         ...
 
     def requests(self) -> list[LiveRequest]:
-        """All that live, in the order of their arrival."""
+        """Return the live requests in the order of their arrival."""
         ...
 
     def status(self) -> EngineStatus: ...
 
     def kv_stats(self) -> KVStats | None:
-        """As of the last step; None while the present engine process has not made any."""
+        """Return the statistics of the last step, or None before the first step of the present process."""
         ...
 
     def show_steps(self, see: SeeStep) -> None:
-        """Tell of each step who was in it, also when the process has been replaced. There is one who sees; it
-        must be quick. An engine that cannot tell tells nothing.
-        """
+        """Send a trace of each step to `see`, also from processes that replace this one. There is one
+        observer, which must be quick; an engine without traces sends nothing."""
         ...
 
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
-        """Drop all of the prefix cache but what is pinned, with the next step; of a model that sleeps, what
-        is kept of it. Raises `EngineUnavailable`."""
+        """Drop the prefix cache but its pinned part with the next step, or the cache file of a sleeping
+        model. Raises `EngineUnavailable`."""
         ...
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        """Those that requests may name, and those that were refused at the start."""
+        """Return adapters that requests may name, and those that were rejected at the start."""
         ...
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter beside the others; new requests get it for its name once it is loaded, and those
-        that run with an older one of that name end with that. It is loaded again after a crash.
-
-        Raises `AdapterFailed`, `EngineUnavailable`; then nothing has changed.
-        """
+        """Load an adapter for new requests, and again after a crash; running requests keep an older
+        adapter of the same name. Raises `AdapterFailed` or `EngineUnavailable`, and then nothing has
+        changed."""
         ...
 
     def unload_adapter(self, name: str) -> bool:
-        """No new request gets it, those that run end with it; False if there is none of that name."""
+        """Withhold the adapter from new requests and free it when the running ones end. Return False if
+        there is none of this name."""
         ...
 
 
 def unavailable(status: EngineStatus) -> EngineUnavailable:
-    """Why nothing can be generated now."""
     state, reason = status.state, status.reason or "no requests yet"
     if state is not EngineState.LOADING:
         return EngineUnavailable(f"The engine is {state.value}: {reason.rstrip('.')}.", state.retry_after_s)

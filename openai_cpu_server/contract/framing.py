@@ -1,4 +1,4 @@
-"""Messages as bytes: length-prefixed msgpack."""
+"""Encoding of messages as length-prefixed msgpack."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next message, without its length; None at the end, be it in the middle of one. It blocks."""
+    """Block until the next message and return it without its length. Return None at the end of the stream,
+    also in the middle of a message."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -31,18 +32,18 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
-    """The next bytes of a media item. The request that has it follows, without its content."""
+    """Next bytes of a media item. The request follows the parts, with empty content in its items."""
 
     digest: str
     data: memoryview
 
 
 Sent = Union[Command, MediaPart]
-"""Messages to an engine. None of them is so large that encoding it holds up an event loop."""
+"""Messages to an engine. Each is small enough to encode without delaying an event loop."""
 
 
 def in_parts(command: Command) -> Iterator[Sent]:
-    """Split a request into the parts of its media items and the rest of it."""
+    """Split a request into the parts of its media items and the rest."""
     request = command.request if isinstance(command, Submit) else None
     if not isinstance(request, GenerationRequest) or not request.media_items:
         yield command
@@ -55,13 +56,13 @@ def in_parts(command: Command) -> Iterator[Sent]:
 
 
 class PartJoiner:
-    """Puts together what `in_parts` has split."""
+    """Inverse of `in_parts`."""
 
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
 
     def join(self, message: Sent) -> Command | None:
-        """Return None for a part."""
+        """Return the complete command, or None for a part."""
         if isinstance(message, MediaPart):
             self._parts[message.digest].append(message.data)
             return None
@@ -86,4 +87,4 @@ def frame(message: Sent | Event) -> bytes:
 
 read_command: Callable[[bytes], Sent] = msgspec.msgpack.Decoder(Sent).decode
 read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
-"""Both read one, and raise `msgspec.DecodeError`."""
+"""Decoders of one message; both raise `msgspec.DecodeError`."""

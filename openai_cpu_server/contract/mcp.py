@@ -1,4 +1,4 @@
-"""MCP servers as the API knows them: what they offer, what they are asked, and within which bounds."""
+"""MCP servers as the API sees them: their tools, calls and limits."""
 
 from __future__ import annotations
 
@@ -19,27 +19,23 @@ class McpTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_read_only(self) -> bool:
-        """As its server says, which nobody checks."""
+        """True if the server says so, which is not verified."""
         return bool(self.annotations and self.annotations.get("readOnlyHint") is True)
 
 
 class McpAnswer(msgspec.Struct, frozen=True):
-    """What came of one call of a tool."""
-
     text: str
-    """The result; of a call that failed: why."""
     is_error: bool = False
     duration_ms: float | None = None
-    """None: no call was made."""
+    """Unset if no call was made."""
 
 
 class McpServerState(enum.Enum):
     IDLE = "idle"
-    """Nobody has asked it for anything yet, or it has ended by itself."""
     STARTING = "starting"
     READY = "ready"
     FAILED = "failed"
-    """It could not be reached last time; who asks next tries again."""
+    """The server could not be reached. The next use tries again."""
 
 
 class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,49 +45,49 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: McpServerState
     error: str | None = None
     tools: tuple[McpTool, ...] | None = None
-    """None: they are not known yet."""
+    """Tools of the server, or None until they have been listed."""
 
 
 class McpLimits(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 10
-    """Generations of one response after which its model may call no tool any more."""
+    """Generations of one response, after which the model may call no more tools."""
     seconds: float = 60.0
-    """For one call, or for a list of tools; starting the server is a part of it."""
+    """Timeout of a call or of a listing of tools, with the start of the server."""
     result_bytes: int = 64 * 1024
-    """The text of one result."""
 
 
 class McpServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One server of the configuration: a command, or a URL."""
+    """A server of the configuration, with either a command or a URL."""
 
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
-    """Beside what all children get."""
+    """Variables in addition to those of all child processes."""
     cwd: str | None = None
     url: str = ""
     headers: Mapping[str, str] = {}
     tools: frozenset[str] | None = None
-    """Only these are offered; None: all."""
+    """Names of the tools to offer, or None for all."""
 
 
 class McpUnavailable(Exception):
-    """The server does not tell its tools; the message is a clause."""
+    """The server does not list its tools. The message is a clause."""
 
 
 class McpServer(Protocol):
     @property
     def name(self) -> str:
-        """For counters: of few values."""
+        """Label for counters, with few distinct values."""
         ...
 
     def status(self) -> McpServerStatus: ...
 
     async def tools(self) -> Sequence[McpTool]:
-        """Starts it if need be. Raises McpUnavailable."""
+        """List the tools, starting the server if necessary. Raises McpUnavailable."""
         ...
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
-        """Whatever goes wrong is an answer. Who cancels this ends the call at the server, too."""
+        """Call a tool; every failure is returned as an answer. Cancelling the call also cancels it at the
+        server."""
         ...
 
     async def close(self) -> None: ...
@@ -102,17 +98,15 @@ class McpServers(Protocol):
     def limits(self) -> McpLimits: ...
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of those in the configuration."""
-        ...
+    def names(self) -> Sequence[str]: ...
 
     def named(self, name: str) -> McpServer:
-        """Raises KeyError."""
+        """Return a configured server. Raises KeyError."""
         ...
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
-        """A server for one request, which closes it. Raises InvalidRequest, with a clause, for a URL that
-        may not be asked."""
+        """Return a server for one request, which closes it. Raises InvalidRequest, with a clause, for a
+        URL that may not be used."""
         ...
 
 
@@ -120,5 +114,5 @@ class McpObserver(Protocol):
     def mcp_called(self, server: str, *, failed: bool, seconds: float) -> None: ...
 
     def mcp_rounds(self, rounds: int) -> None:
-        """A response with such tools has ended after so many generations."""
+        """Record the number of generations of a finished response with MCP tools."""
         ...

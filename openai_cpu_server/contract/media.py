@@ -1,9 +1,8 @@
-"""Pictures and sounds in prompts: what crosses boundaries of them.
+"""Pictures and sounds (media items) in prompts.
 
-A picture or a sound (a media item) stands in a prompt as rows that an encoder makes of it, between tokens
-that its model wants around them. In a prompt's tokens each row is a number that is no token of any
-vocabulary: it is made of the item's digest, so that prompts with the same item begin with the same numbers,
-and no others do.
+In a prompt an item is the rows that an encoder makes of it, between tokens that the model wants around them.
+Each row has a number outside every vocabulary, derived from the item's digest. So prompts with the same item
+have the same numbers, and no others do.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 from openai_cpu_server.errors import InvalidRequest
 
 FIRST_ROW = 1 << 62
-"""Numbers from here on are rows of media."""
+"""Smallest number of a media row."""
 _ROW_BYTES = 8
 BLIND = "This model takes no pictures."
 DEAF = "This model takes no sound."
@@ -25,8 +24,6 @@ SAMPLE_BYTES = 4
 
 
 class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
-    """In pixels."""
-
     width: int
     height: int
 
@@ -47,14 +44,12 @@ MediaSize = Union[PictureSize, SoundSize]
 
 
 class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
-    """A picture, decoded."""
-
     kind: ClassVar[str] = "picture"
     size: PictureSize
     content: bytes
     """(height, width, 3) bytes: red, green, blue."""
     digest: str
-    """Of all these, in hexadecimal digits."""
+    """Hexadecimal digest of size and content."""
 
     @classmethod
     def of(cls, size: PictureSize, content: bytes) -> Picture:
@@ -63,14 +58,14 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
 
 
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
-    """A sound, decoded to one channel of the rate that its model takes (`ModelInfo.sound_rate`)."""
+    """Sound decoded to one channel at the model's sample rate (`ModelInfo.sound_rate`)."""
 
     kind: ClassVar[str] = "sound"
     size: SoundSize
     content: bytes
-    """Finite samples, float32, little-endian. Full scale is from -1 to 1; files of floats may exceed it."""
+    """Finite float32 samples, little-endian. Full scale is from -1 to 1; files of floats may exceed it."""
     digest: str
-    """Of these, in hexadecimal digits."""
+    """Hexadecimal digest of length and content."""
 
     @classmethod
     def of(cls, content: bytes) -> Sound:
@@ -89,49 +84,48 @@ def _digest(head: str, content: bytes) -> str:
 
 
 class MediaRows(msgspec.Struct, frozen=True):
-    """Rows that an encoder makes of a media item, or of a part of it."""
+    """Rows that an encoder makes of a media item or a part of it."""
 
     num_rows: int
     num_positions: int
-    """So many positions of the sequence they take: fewer than rows where these have several dimensions."""
+    """Positions of the sequence that the rows take: fewer than rows if positions have several dimensions."""
     has_one_place: bool = False
-    """All of them stand at one position: no sequence can begin between two."""
+    """True if all rows have the same position, so that no sequence can begin between two of them."""
     is_whole: bool = False
-    """Each attends to all of them, so that they are computed in one step."""
+    """True if each row attends to all of them, so that they are computed in one step."""
 
 
 MediaShape = tuple[Union[tuple[int, ...], MediaRows], ...]
-"""What stands for one media item in a prompt, in order: tokens, and rows."""
+"""Tokens and rows of one media item in a prompt, in order."""
 
 
 class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
     size: MediaSize
     shape: MediaShape = ()
     why_not: str = ""
-    """Why none of this size can be taken; "": it can."""
+    """Reason why media of this size are rejected, or "" if they are accepted."""
 
 
 def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> None:
-    """Raises InvalidRequest where a model takes none of a kind."""
+    """Check that the model takes these kinds of media. Raises InvalidRequest."""
     for size in sizes:
         if not (sees if isinstance(size, PictureSize) else hears):
             raise InvalidRequest(not_taken(size).why_not)
 
 
 def not_taken(size: MediaSize) -> MeasuredMedia:
-    """As a model measures it that takes text only."""
     return MeasuredMedia(size, why_not=BLIND if isinstance(size, PictureSize) else DEAF)
 
 
 class Medium(msgspec.Struct, frozen=True):
-    """Rows in a request's prompt, from `start` on."""
+    """Rows in a request's prompt from `start` on."""
 
     start: int
     rows: MediaRows
     item: int
-    """Its place among the request's media items."""
+    """Index into the request's media items."""
     part: int = 0
-    """Which of the parts of the item they are, from 0 on: `MediaRows` number `part` of its shape."""
+    """Index of the `MediaRows` in the item's shape."""
 
     @property
     def end(self) -> int:
@@ -139,7 +133,7 @@ class Medium(msgspec.Struct, frozen=True):
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a sequence may begin behind some of the rows."""
+        """True if a sequence may begin behind some of the rows."""
         return not (self.rows.has_one_place or self.rows.is_whole)
 
 
@@ -148,14 +142,13 @@ def is_row(number: int) -> bool:
 
 
 def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
-    """What stands for these rows in a prompt's tokens."""
     stream = hashlib.shake_128(f"{digest}/{part}".encode()).digest(num_rows * _ROW_BYTES)
     words = (stream[at : at + _ROW_BYTES] for at in range(0, len(stream), _ROW_BYTES))
     return tuple(FIRST_ROW | (int.from_bytes(word, "little") >> 2) for word in words)
 
 
 def are_rows(tokens: Sequence[int], media: Sequence[Medium], items: Sequence[MediaItem]) -> bool:
-    """Whether these media stand in the prompt in order, as they are said to, with tokens behind the last."""
+    """Return True if the prompt has the rows of these media in order, with tokens behind the last."""
     end = 0
     for medium in media:
         if not (end <= medium.start < medium.end < len(tokens) and 0 <= medium.item < len(items)):
@@ -168,7 +161,6 @@ def are_rows(tokens: Sequence[int], media: Sequence[Medium], items: Sequence[Med
 
 
 def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
-    """What stands for the item in a prompt's tokens."""
     tokens, part = list[int](), 0
     for piece in shape:
         if isinstance(piece, MediaRows):
@@ -182,7 +174,6 @@ def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
 def media_in(
     tokens: Sequence[int], items: Sequence[MediaItem], shapes: Sequence[MediaShape]
 ) -> tuple[Medium, ...]:
-    """Where the rows of these items stand in a prompt."""
     known: dict[int, tuple[MediaRows, int, int]] = {}
     for number, (item, shape) in enumerate(zip(items, shapes, strict=True)):
         rows = [piece for piece in shape if isinstance(piece, MediaRows)]
@@ -201,7 +192,7 @@ def media_in(
 def placed(
     items: Sequence[MediaItem], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
-    """A prompt of tokens, with the items where the texts part: `texts` has one more than `items`."""
+    """Join texts, with an item between each two, into a prompt and its media."""
     assert len(texts) == len(items) + 1 == len(shapes) + 1
     tokens = [*texts[0]]
     for item, shape, text in zip(items, shapes, texts[1:], strict=True):

@@ -18,75 +18,71 @@ from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experim
 from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TokenLogprob
 
 _LAST_SYNC_S = 10.0
-"""What was written last may take so long to be on a slow disk."""
+"""Timeout of the final fsync on a slow disk."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the engine process is told at its start."""
+    """Options of the engine process, fixed at its start."""
 
     model_path: str
     kv_tokens: int | None = None
-    """Cells of the KV pool; None: what half of the memory beside the weights holds, at most 16,384."""
+    """Cells of the KV pool. None: as many as fit into half of the memory left beside the weights, at most
+    16,384."""
     max_seqs: int = 64
     threads: int | None = None
-    """None: one per physical core that this process may use."""
+    """One thread per physical core that this process may use if None."""
     threads_batch: int | None = None
-    """For steps of more than one token; None: as `threads`."""
+    """Threads for steps of more than one token, or None for `threads`."""
     kv_type: str = "f16"
     repack: bool | None = None
-    """Repack weights at load for this CPU; None: if that is faster, measured once, kept in `cost_dir`."""
+    """Repack weights for this CPU during loading. None: if a measurement, made once and stored in
+    `cost_dir`, shows that it is faster."""
     reads_weights: bool = False
-    """Copy the weights into memory of the engine's own, in huge pages where the system lets it, in place of
-    mapping the file."""
+    """Copy the weights into private memory, in huge pages if the system allows it, instead of mapping the
+    file."""
     flash_attention: bool = True
-    """Off: slower with a long context, and impossible with a quantised KV type."""
+    """False is slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "off"] = "auto"
-    """auto: kernels of ours compute in place of ggml's where they are proved."""
+    """auto: our kernels replace ggml's where they passed their tests."""
     offload: Offload = ON_CPU
-    """What goes to a device beside the CPU."""
     draft_offload: Offload = ON_CPU
-    """The same for the draft model."""
     prefill_tokens: int = 256
-    """Tokens of a step at most."""
+    """Maximum tokens of a step."""
     scheduling: Scheduling = BY_DEFAULT
     experiment: Experiment = AS_SERVED
     speculation: Literal["auto", "off"] = "auto"
-    """auto: drafts are computed where that is predicted to be faster."""
     draft_max: int = 31
-    """Tokens that one sequence drafts in a step."""
+    """Maximum draft tokens of one sequence in a step."""
     draft_model_path: str | None = None
-    """A small model with the same tokens."""
+    """Small model with the same vocabulary."""
     projector_path: str | None = None
-    """What makes rows of pictures and sounds, in a file of its own; None: the model takes text only."""
+    """File with the encoder of pictures and sounds, or None if the model takes text only."""
     adapters: tuple[Adapter, ...] = ()
-    """Loaded at start; one that cannot be is refused alone."""
+    """Loaded at the start. A broken one is rejected without affecting the others."""
     cache_bytes: int = 0
     """Host memory for the prefix cache."""
     cache_file: str | None = None
-    """Where the prefix cache is kept between runs."""
+    """File that keeps the prefix cache between runs."""
     cache_file_limit: CacheFileLimit | None = None
-    """None: all of it is kept, however long that takes."""
+    """Limit of the cache file, or None to write the whole cache however long that takes."""
     pinned_prompts: tuple[tuple[int, ...], ...] = ()
-    """Computed at start, and never evicted from the prefix cache."""
+    """Prompts computed at the start and never evicted from the prefix cache."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
-    """Where it is kept what was measured. None: nothing is kept, and nothing measured."""
+    """Folder for measurements. None: nothing is measured or stored."""
     calibrate: Literal["idle", "start", "never"] = "idle"
-    """When the cost of steps is measured, if no earlier start has kept it. start: before it is ready; idle:
-    when nobody wants anything; never. Without a measurement a guess is refined while serving.
-    """
+    """Time at which step costs are measured unless a previous start stored them. start: before the engine
+    is ready; idle: while it has no work. Without a measurement an estimate is refined while serving."""
 
     shares_cores: bool = False
-    """Other engines compute on the same cores: this one computes only while it holds the turn.
-
-    Off: no message is sent about turns.
-    """
+    """Other engines compute on the same cores, so that this one computes only while it holds the turn. If
+    False, no message about turns is sent."""
     sandbox: Literal["auto", "off"] = "auto"
-    """auto: the process gives up what it does not need, as far as the kernel can."""
+    """auto: the process drops unneeded privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
-    """Adapters that are loaded later lie in one of these."""
+    """Folders of the adapters that may be loaded later."""
     tells_forecast: bool = False
-    """Several engines are chosen between by what they forecast, and by the prompts that they hold."""
+    """Send forecasts and names of prefixes, by which a router chooses between several engines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -94,7 +90,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.offload.wants_device or self.draft_offload.wants_device
 
     def on_cpu_alone(self, why: str) -> EngineOptions:
-        """Without the devices that were asked for: `why`, a clause."""
+        """Return options without devices. `why`: a clause."""
         given_up = Offload(given_up=why)
         return msgspec.structs.replace(
             self,
@@ -104,7 +100,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_grace_s(self) -> float:
-        """What the engine process is given to end by itself: more if it has a cache to write."""
+        """Time for the engine process to exit by itself: more if it has a cache to write."""
         if self.cache_file is None:
             return 1.0
         return 60.0 if self.cache_file_limit is None else self.cache_file_limit.seconds + _LAST_SYNC_S
@@ -115,16 +111,17 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request, with what it has produced already if this engine replaces one that died.
+    """A request, with its previous output if this engine replaces one that died.
 
-    One of the same id that lives ends as cancelled, and this one takes its place: it is the same request,
-    which is to go on in another way behind that output."""
+    A live request of the same id ends as cancelled and this one takes its place: the same request continues
+    behind that output in another way.
+    """
 
     request: Union[GenerationRequest, EmbedRequest]
     output: tuple[int, ...] = ()
-    """The tokens of a generation."""
+    """Tokens of a generation."""
     num_embedded: int = 0
-    """How many of an `EmbedRequest`'s inputs have their vectors: the first ones."""
+    """Number of first inputs of an `EmbedRequest` that have their vectors."""
 
 
 class FinishReason(enum.Enum):
@@ -137,71 +134,68 @@ class FinishReason(enum.Enum):
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
     reason: FinishReason = FinishReason.CANCELLED
-    """`STOP`: somebody listens, and is told all that there is as if the model had ended it."""
+    """`STOP`: the client still reads, and gets all output as if the model had ended it."""
 
 
 class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
-    """Forget all of the prefix cache but what is pinned."""
+    """Drop the prefix cache but its pinned part."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
-    """Load an adapter beside those that are loaded. `AdapterLoaded` or `AdapterRefused` answers."""
+    """The reply is `AdapterLoaded` or `AdapterRefused`."""
 
     adapter: Adapter
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
-    """Free an adapter as soon as no request uses it any more. No new one may name it."""
+    """Free an adapter when no request uses it. New requests may not name it."""
 
     key: str
 
 
 class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
-    """What stands for media items of these sizes in a prompt? `MediaMeasured` answers, for each once."""
+    """Ask for the tokens and rows of media of these sizes in a prompt. The reply is `MediaMeasured`, once
+    for each size."""
 
     sizes: tuple[MediaSize, ...]
 
 
 class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
-    """The engine may compute until it sends `TurnBack`. Only for one that shares its cores."""
+    """Permission to compute until the engine sends `TurnBack`. Sent only to engines that share cores."""
 
     limit_ms: float | None = None
-    """It gives the turn back after the step in which this time passes: 0 is one step. None: when it is
-    recalled, or has no work."""
+    """Time after which the engine returns the turn at the end of the current step, where 0 is one step.
+    None: the engine keeps it until it is recalled or has no work."""
     beside_interactive: bool = False
-    """Interactive work of another engine waits: steps are as short as beside interactive work of its own."""
+    """Interactive work of another engine waits, so steps are as short as beside interactive work of its
+    own."""
 
 
 class Sharing(NamedTuple):
-    """How an engine shares its cores at the moment."""
+    """Present sharing of the cores with other engines."""
 
     beside_interactive: bool = False
-    """As in `GrantTurn`."""
     slowdown: float = 1.0
-    """How many times longer everything takes because others compute too, as was seen lately."""
+    """Recent factor by which steps take longer because other engines compute."""
 
 
 ALONE = Sharing()
 
 
 class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
-    """A new limit for the turn that the engine holds. One that has given it back meanwhile ignores this."""
+    """New limit of the engine's turn, ignored if the turn has been returned in the meantime."""
 
     after_ms: float = 0.0
-    """It gives the turn back after the step in which this time passes, counted from now."""
+    """Time from now after which the engine returns the turn at the end of the current step."""
     interrupts: bool = False
-    """An interactive newcomer of another engine waits.
-
-    A step of batch work alone that has long left is thrown away.
-    """
+    """A new interactive request of another engine waits. A step of batch work alone with much time left is
+    discarded."""
 
 
-class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"):
-    """Somebody watches: from now on `StepDone.shown` says who was in each step, and who holds what."""
+class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"): ...
 
 
-class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"):
-    """Nobody watches any more."""
+class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"): ...
 
 
 Command = Union[
@@ -220,69 +214,63 @@ Command = Union[
 
 
 class Finish(SequenceFigures, frozen=True, kw_only=True):
-    """How a request ended, and what it came to."""
-
     reason: FinishReason
     stop_string: str | None = None
-    """Which of the request's stop strings has ended it; None: none has."""
     error: str | None = None
     is_own_fault: bool = False
-    """The error is its grammar's: it comes again wherever the request is sent."""
+    """The error is the grammar's, so it returns wherever the request is sent."""
 
     @property
     def is_good(self) -> bool:
-        """The output is a result."""
+        """True if the output is a result."""
         return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class PromptProgress(msgspec.Struct, frozen=True):
-    """How far a prompt is computed, in tokens."""
-
     total: int
     cached: int
-    """Those that were not to be computed; 0 while nobody knows."""
+    """Tokens that need not be computed; 0 while unknown."""
     processed: int
-    """Those that are there now, these included."""
+    """Computed tokens, with the cached ones."""
     left_ms: float | None = None
-    """An estimate of the time to the first token; None: there is none."""
+    """Estimated time to the first token, or None without an estimate."""
     place: int | None = None
-    """In the queue, 1 is next; None: it is being read."""
+    """Place in the queue, where 1 is next, or None while the prompt is computed."""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one request gained in a step, of one part of its output. Text is released token by token, never
-    half a token.
+    """Output of one request in a step, in one part of the output. Text is released in whole tokens.
 
-    `tokens` are those whose text was released: what is held back (half a character, the beginning of a stop
-    string) comes with a later event, or never. Where a step goes from the thoughts to the answer there is an
-    event for each; the first has the tokens. Text that may be a mark is held back alone, without its tokens.
+    `tokens` are those whose text is released. Text that is held back (half a character, the beginning of a
+    stop string) comes with a later event, or never. A step from reasoning to answer makes an event for each;
+    the first has the tokens. Text that may be a mark is held back without its tokens.
     """
 
     id: str
     tokens: tuple[int, ...] = ()
     text: str = ""
     part: OutputPart = OutputPart.ANSWER
-    """What `text` is part of."""
+    """Part of the output that `text` belongs to."""
     answer_start: int | None = 0
-    """How many of the output's tokens stand before the first one of its answer: thoughts, marks, and white
-    space around them. None: that is not known yet; it is at the end."""
+    """Number of output tokens before the answer's first one: reasoning, marks, and white space around
+    them. None while unknown; it is known at the end."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One per token of `tokens`, when asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: PromptProgress | None = None
-    """What else it says is nothing. Only where the request asks for it, and before its first token."""
+    """Progress of the prompt, if the request asks for it, before its first token. Such an event has no
+    other content."""
     finish: Finish | None = None
-    """Set on the last event of a request, and only there."""
+    """Set on the request's last event only."""
 
 
 class LoadingPhase(enum.Enum):
     WEIGHTS = "weights"
     COSTS = "costs"
-    """Its steps are timed, where that is wanted before the first start with a model is over."""
+    """Steps are timed, if that is wanted before the first start with a model ends."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """How far a phase of the start has come, 0 to 1."""
+    """Progress of a phase of the start, 0 to 1."""
 
     fraction: float
     phase: LoadingPhase = LoadingPhase.WEIGHTS
@@ -297,20 +285,19 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
-    """An adapter is being loaded: if the process dies now, it has died of that."""
+    """An adapter is being loaded, and is to blame if the process dies now."""
 
     key: str
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
-    """Requests may name it from now on. Those of `EngineOptions.adapters` are told before `Ready`."""
+    """Requests may name the adapter from now on. Those of `EngineOptions.adapters` are sent before
+    `Ready`."""
 
     adapter: LoadedAdapter
 
 
 class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
-    """It was not loaded; nothing else has changed."""
-
     adapter: RefusedAdapter
 
 
@@ -319,105 +306,90 @@ class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
-    """Who is in the step that now runs, and how long such steps may take. Sent only when that has changed."""
+    """Requests of the step that now runs, and its expected duration. Sent only if that has changed."""
 
     ids: tuple[str, ...]
-    """Those who are computed, and those who have a slot since their last one was computed: beside the step
-    their grammars and samplers are made ready."""
+    """Requests that are computed, and those with a slot whose grammars and samplers are prepared beside
+    the step."""
     expected_ms: float = 0.0
-    """The cost model's prediction for each, rounded up to a power of two; 0: 128 at most."""
+    """Prediction of the cost model for each step, rounded up to a power of two; 0: at most 128."""
 
 
 class Handling(msgspec.Struct, frozen=True, tag="handling"):
     """A request is being handled outside of steps, where native code may kill the process."""
 
     id: str | None
-    """None: that is over."""
+    """Id of the request, or None when that is over."""
 
 
 class KVStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Both tiers of KV memory, and what they have saved since the start."""
+    """Both tiers of KV memory, and their savings since the start."""
 
     block_tokens: int
     pool_blocks: int
     pool_blocks_used: int
     pool_blocks_shared: int
-    """Held by more than one sequence."""
     cache_block_tokens: int
     cache_capacity_blocks: int
-    """For so many there would be room without states."""
+    """Blocks that fit if no states are saved."""
     cache_blocks: int
     cache_states: int
-    """Saved states, which only recurrent and hybrid memories have."""
+    """Saved states, which exist only in recurrent and hybrid memories."""
     cache_capacity_bytes: int
     cache_bytes: int
     cache_evictions: int
     prompt_tokens: int
     """Prompt tokens of all requests that have run."""
     cached_tokens: int
-    """How many of these were not computed."""
 
     @property
     def pool_tokens_used(self) -> int:
-        """Whole blocks counted."""
         return self.pool_blocks_used * self.block_tokens
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step was, and how long it took. Times are of the backend's work."""
+    """Counts and times of a step. Times are those of the backend's work."""
 
     sequences: int
     tokens: int
-    """Computed, drafts counted, padding not; 0: the step only moved cells."""
+    """Computed tokens, with drafts but without padding; 0 if the step only moved cells."""
     padding: int = 0
     sampled: int = 0
     forced: int = 0
-    """Output tokens that constraints left no alternative to, found since the figures before."""
+    """Output tokens without an alternative under their constraints, found since the previous figures."""
     drafted: int = 0
-    """How many of the tokens belonged to drafts."""
     accepted: int = 0
-    """How many of these turned out right."""
     preemptions: int = 0
-    """Sequences that have given up their cells for this step."""
     predicted_ms: float
     elapsed_ms: float
     encoding_ms: float = 0.0
-    """The part of that in which a media item was encoded."""
+    """Part of `elapsed_ms` for encoding a media item."""
     encodes: str = ""
-    """Of which kind that is: `picture` or `sound`; "": nothing was encoded."""
+    """Kind of the encoded media item: `picture` or `sound`, or "" for none."""
     encoded: int = 0
-    """Media items, or parts of one, whose rows are complete."""
+    """Media items, or parts of one, whose rows were completed."""
     threads: int = 0
-    """How many have computed it."""
     is_throttled: bool = False
-    """A control group's quota of CPU time takes cores."""
     is_interrupted: bool = False
-    """It was thrown away."""
     spent_ms: dict[str, float] = {}
-    """By the label of the client: CPU time of all threads, shared by tokens. A step that was thrown away is
-    nobody's."""
+    """CPU time of all threads by the label of the client, divided by tokens. The time of a discarded step
+    belongs to no client."""
 
 
 class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
-    """All that one step brought, in one message."""
-
     events: tuple[TokenEvent, ...]
     kv: KVStats | None
-    """None: the model has no cells."""
+    """Unset if the model has no KV cells."""
     figures: StepFigures | None = None
-    """None: there is nothing to tell."""
     embedded: tuple[Embedded, ...] = ()
     forecast: Forecast | None = None
-    """None: it is told a few times a second, and only to those who want it."""
+    """Sent a few times a second, if the options want it; otherwise None."""
     prefixes: PrefixNews | None = None
-    """None: nothing has changed, or nobody wants to know."""
     shown: StepTrace | None = None
-    """Only between `ShowSteps` and `HideSteps`."""
+    """Sent between `ShowSteps` and `HideSteps` only."""
 
 
 class QueuePlace(msgspec.Struct, frozen=True):
-    """The place of a request that waits; position 1 is next."""
-
     id: str
     position: int
     first_token_ms: float
@@ -425,31 +397,29 @@ class QueuePlace(msgspec.Struct, frozen=True):
 
 
 class ModelLoading(msgspec.Struct, frozen=True):
-    """A request waits for its model, of which this share is loaded, 0 to 1."""
+    """Loaded share, 0 to 1, of the model that a request waits for."""
 
     fraction: float
 
 
 class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
-    """The head of the waiting room, now and then while there is one."""
+    """Head of the queue, sent occasionally while requests wait."""
 
     places: tuple[QueuePlace, ...]
     preempted: tuple[str, ...] = ()
-    """All that have run before and wait again, also those behind the head: nothing else tells it of them."""
+    """Requests that have run before and wait again, also behind the head. No other message reports them."""
 
 
 class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
-    """What an engine that shares its cores would compute, or computes. Sent when that changes."""
+    """Work of an engine that shares its cores. Sent when that changes."""
 
     work: Priority | None = None
-    """The best that it has; None: nothing."""
+    """Highest priority of its work, or None."""
     is_loading: bool = False
-    """It loads its model: the work is for whoever waits for that."""
+    """The engine loads its model, for the requests that wait for it."""
 
 
 class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
-    """The engine gives the turn back that it got, and wants this next."""
-
     wants: EngineWants
 
 

@@ -1,4 +1,5 @@
-"""A device beside the CPU, such as a GPU: what of a model is asked to go there, and what went."""
+"""A device beside the CPU, such as a GPU: which parts of a model are wanted there, and which were placed
+there."""
 
 from __future__ import annotations
 
@@ -7,28 +8,29 @@ from typing import Literal, Union
 import msgspec
 
 ALL_LAYERS = 1 << 16
-"""More layers than any model has."""
+"""A number larger than any model's layers."""
 CPU = "CPU"
-"""As ggml names it among its devices."""
+"""Name of the CPU among ggml's devices."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for. By default nothing leaves the CPU."""
+    """Wanted placement. By default everything stays on the CPU."""
 
     gpu_layers: Union[int, Literal["auto", "all"]] = 0
-    """So many of the last layers; the output is the last one. auto: the fastest split that fits."""
+    """Number of last layers on the device, the output being the last one; auto: the fastest split that
+    fits."""
     cpu_moe: int = 0
-    """The experts of the first so many layers stay on the CPU; `ALL_LAYERS`: all experts."""
+    """Number of first layers whose experts stay on the CPU, or `ALL_LAYERS` for all experts."""
     tensor_place: tuple[tuple[str, str], ...] = ()
-    """Regular expressions, and the device (`CPU` is one) of all tensors in whose names one is found; the
-    first decides, before all else."""
+    """Pairs of a regular expression for tensor names and a device, which may be `CPU`. The first match
+    overrides all other options."""
     kv_on_gpu: Union[bool, None] = None
-    """Whether cells and states are where their layer is; False: on the CPU; None: there, unless `auto` finds
-    that the CPU is faster."""
+    """True: KV cells and states are where their layer is; False: on the CPU. None: with their layer,
+    unless `auto` finds the CPU faster."""
     device: Union[str, None] = None
-    """Its name, such as `Vulkan0`; None: the first that computes."""
+    """Name such as `Vulkan0`, or None for the first device that computes."""
     given_up: Union[str, None] = None
-    """Why nothing goes to a device though it was asked for, as a clause; None: nobody has given it up."""
+    """Reason, as a clause, why a wanted device is not used; None if none was given up."""
 
     @property
     def wants_device(self) -> bool:
@@ -39,42 +41,39 @@ ON_CPU = Offload()
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """As ggml tells it."""
+    """Facts that ggml reports."""
 
     name: str
-    """Such as `Vulkan0`."""
     backend: str
     description: str
     kind: Literal["gpu", "integrated", "cpu"]
     """integrated: its memory is the machine's. cpu: a driver that computes on the CPU, for tests."""
     free_bytes: int
     total_bytes: int
-    """0: it does not tell."""
+    """0 if unknown."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """What went to a device, and what it takes there."""
+    """Parts of a model on a device, and their memory."""
 
     device: Union[Device, None]
-    """Its free memory is that from before. None: one was asked for, and there is none."""
+    """Device with its free memory from before, or None if the wanted device does not exist."""
     layers: int
-    """0: the CPU does all, and `why` says why."""
+    """0 if the CPU computes everything; `why` has the reason."""
     num_layers: int
-    """The output is one of them."""
+    """Layers of the model, with the output as one of them."""
     cpu_expert_layers: int
     """Layers on the device whose experts are on the CPU."""
     weights_bytes: int
     cells_bytes: int
-    """States are counted too."""
+    """KV cells and states."""
     compute_bytes: int
     cells_on_cpu: bool = False
-    """Cells and states are there, and attention is computed there. An encoder has neither anywhere."""
+    """KV cells, states and attention are on the CPU. An encoder has neither cells nor states."""
     why: Union[str, None] = None
-    """Why it is less than what was asked for, in a sentence."""
 
     @classmethod
     def nowhere(cls, why: str, device: Device | None = None) -> Placement:
-        """All is on the CPU though a device was asked for."""
         return cls(
             device=device,
             layers=0,
@@ -88,8 +87,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computes_in_one_go(self) -> bool:
-        """Whether most of a step goes on to its end once it is begun: nothing stops a device, and the CPU
-        stops between two operations. It has some in each layer whose experts or cells are there."""
+        """True if most of a step cannot be interrupted, because a device does not stop and the CPU stops
+        between two operations. The CPU has operations in each layer whose experts or cells it holds."""
         alone = 0 if self.cells_on_cpu else self.layers - self.cpu_expert_layers
         return 2 * alone > self.num_layers
 
@@ -99,7 +98,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def split(self) -> str | None:
-        """On which device is what, whatever it takes there; None: the CPU does all."""
+        """Description of what is on the device, without sizes, or None if the CPU computes everything."""
         if self.device is None or not (self.layers or self.weights_bytes):
             return None
         said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]

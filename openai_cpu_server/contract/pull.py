@@ -1,4 +1,4 @@
-"""How a model comes from the hub: what the process that fetches it says, and clients are told."""
+"""Progress of a model's download, as the downloading process and the API report it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ import msgspec
 
 
 class PullStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of `pull --json`, and an event of `POST /v1/models/pull`."""
+    """Line of `pull --json`, and event of `POST /v1/models/pull`."""
 
     status: str
     """`asking`, `asked`, `pulling`, `verifying` or `success`."""
     file: str | None = None
     digest: str | None = None
     total: int | None = None
-    """Bytes of the file."""
     completed: int | None = None
-    """Those that are here."""
     name: str | None = None
-    """What `--model` takes for the very file."""
+    """Value of `--model` that names exactly this file."""
     path: str | None = None
     projector: str | None = None
-    """The file that it sees pictures with."""
+    """File with the projector for pictures."""
     memory: str | None = None
-    """Whether it will fit into this machine's free memory, in words."""
+    """Sentence that says if the model will fit into this machine's free memory."""
     fits: bool | None = None
 
 
 class PullError(msgspec.Struct, frozen=True):
-    """The last line of one that failed."""
+    """Last line of a failed download."""
 
     error: str

@@ -1,5 +1,5 @@
-"""Names of computed prompt beginnings, equal on every machine: a router knows what a replica holds.
-And of who shares them."""
+"""Names of computed prefixes that are equal on every machine, so that a router knows what a replica holds;
+and the namespaces that share them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import msgspec
 from openai_cpu_server.contract.model_info import attended_pairs
 
 BLOCK_TOKENS = 64
-"""Tokens of a whole block of the prefix cache: a multiple of the pool's blocks."""
+"""Tokens of a whole block of the prefix cache, a multiple of the pool's blocks."""
 _HASH_BYTES = 8
-"""Two blocks of a million have the same name once in 37 million times. A router that is wrong sends a request
-to a replica that computes the prompt: engines compare tokens, not names."""
+"""Among a million blocks two have the same name once in 37 million times. The error is harmless: the
+replica compares tokens, not names, and computes the prompt."""
 
 
 def root_hash(namespace: str) -> int:
-    """The name of the empty beginning. `namespace` is `GenerationRequest.cells_namespace`."""
+    """Name of the empty prefix. `namespace` is `GenerationRequest.cells_namespace`."""
     return _number(blake2b(namespace.encode(), digest_size=_HASH_BYTES).digest())
 
 
 def block_hash(parent: int, tokens: Sequence[int]) -> int:
-    """The name of the beginning that ends with the block `tokens`, behind the one that is named `parent`."""
+    """Name of the prefix `parent` extended by the block `tokens`."""
     return _chained(parent, array("Q", tokens).tobytes())
 
 
 def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
-    """The names of all beginnings of `tokens` that are whole blocks, from the shortest to the longest."""
+    """Names of all prefixes of `tokens` in whole blocks, from the shortest to the longest."""
     data = array("Q", tokens)
     size = BLOCK_TOKENS * data.itemsize
     content, last = data.tobytes(), root_hash(namespace)
@@ -41,15 +41,13 @@ def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
 
 
 def key_identity(given: bytes | None) -> str | None:
-    """A digest that is equal for equal keys, and leads nowhere back; None where there is no key."""
+    """One-way digest of a key, or None without a key."""
     return None if given is None else sha256(given).hexdigest()
 
 
 def cache_namespace(*, salt: str | None, key: str | None) -> str:
-    """Equal for equal pairs of salt and key identity, else different; "" where there is neither.
-
-    It is a digest, for it may be written to a file beside the cached prompts.
-    """
+    """Digest of a pair of salt and key identity, or "" without either. Cache files may contain it, so it
+    reveals neither."""
     if salt is None and key is None:
         return ""
     return sha256(msgspec.json.encode([key, salt])).hexdigest()
@@ -73,29 +71,27 @@ class ByPriority(NamedTuple):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What newcomers may expect of an engine, as its scheduler estimates it. Times are in milliseconds."""
+    """Estimates by an engine's scheduler for new requests. Times are in milliseconds."""
 
     wait_ms: ByPriority = ByPriority()
-    """Until a newcomer has a slot, and the prompts before its own are read."""
+    """Time until a new request has a slot and the prompts before its own are computed."""
     token_ms: float
-    """For each token of its prompt that is not cached, beside those who run now."""
+    """Time for each uncached prompt token beside the requests that run now."""
     attended_ms: float = 0.0
-    """For each pair of such a token and a cell before it."""
+    """Time for each pair of such a token and a KV cell before it."""
     stream_ms: tuple[float, ...] = ()
-    """From one token to the next while 1, 2, 4, 8 and so on run, with contexts like those of now."""
+    """Inter-token latency while 1, 2, 4, 8 and so on sequences run, with contexts like the present ones."""
     work_ms: ByPriority = ByPriority()
-    """The time of all that was computed since the process started, had each step been full. Its rise in a
-    second is the share of the engine that is used."""
+    """Time of all computation since the start of the process, as if each step had been full. Its increase
+    per second is the used share of the engine."""
     num_live: ByPriority = ByPriority()
-    """Requests that run or wait."""
 
     def reading_ms(self, num_cached: int, num_tokens: int) -> float:
-        """The time to read a prompt of `num_tokens` behind the first `num_cached`, which are cached."""
         num_read = max(0, num_tokens - num_cached)
         return self.token_ms * num_read + self.attended_ms * attended_pairs(num_cached, num_read)
 
     def step_ms(self, num_running: int) -> float:
-        """From one token to the next while so many run; 0 where nobody does, or nothing is known."""
+        """Inter-token latency while `num_running` sequences run, or 0 if none run or nothing is known."""
         if num_running < 1 or not self.stream_ms:
             return 0.0
         place = min(num_running.bit_length() - 1, len(self.stream_ms) - 2)
@@ -104,18 +100,18 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
-    """How the engine's prefix cache has changed since the news before: names of blocks (`block_hashes`)."""
+    """Names of added and removed blocks (`block_hashes`) since the last message."""
 
     saved: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
 
 
 class HeldUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica holds, for a router that may know an older version of that."""
+    """Changes of a replica's prefixes since a version that the router may know."""
 
     version: int
-    """To be told with the next question."""
+    """Version to send with the next query."""
     is_whole: bool = False
-    """`saved` is all that it holds: what was known before counts no more."""
+    """`saved` is the complete set and replaces what the router knows."""
     saved: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()

@@ -1,11 +1,11 @@
-"""A generation request as the engine sees it: tokens, parameters without open defaults and their bounds, and
-the marks of its output's parts.
+"""A generation request as the engine sees it: tokens, resolved parameters and their bounds, and the marks of
+its output's parts.
 
-Each bound fits into what native code has for it, float32 or int32, and so does what is computed from it: a
-penalty of 1e-300 is 0 there, and divides.
+Bounds keep values, and results computed from them, within native float32 or int32: a penalty of 1e-300 would
+become 0 there, and a divisor.
 
-The engine alone looks for these marks: where it says what text is part of, and where it decides which tokens
-may come. Both follow the output with `Thoughts`, so that they agree.
+Only the engine looks for the marks, to label text and to decide which tokens are allowed. Both follow the
+output with `Thoughts`, so that they agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 from openai_cpu_server.contract.media import MediaItem, Medium, are_rows, is_row
 
 MOST_INT = 2**31 - 1
-"""The largest int32."""
 
 
 class Bounds(NamedTuple):
@@ -27,7 +26,7 @@ class Bounds(NamedTuple):
     most: float
 
     def hold(self, number: float) -> bool:
-        """Whether the number is within them; NaN never is."""
+        """True if the number is within the bounds; NaN never is."""
         return self.least <= number <= self.most
 
     def nearest(self, number: float) -> float:
@@ -43,36 +42,35 @@ class WholeBounds(NamedTuple):
 
 
 SMALLEST = 1e-6
-"""What is nearer to 0 is taken for 0: it would change nothing, or be too small for float32."""
+"""Smaller absolute values count as 0, because they have no effect or do not fit into float32."""
 COLDEST = 1e-5
-"""Lower temperatures are greedy, as with vLLM."""
+"""Lower temperatures are greedy, as in vLLM."""
 
 TEMPERATURE = Bounds(0.0, 2.0)
 SHARE = Bounds(0.0, 1.0)
-"""`top_p` and `min_p`."""
+"""Bounds of `top_p` and `min_p`."""
 TYPICAL_P = Bounds(0.001, 1.0)
 REPEAT_PENALTY = Bounds(0.01, 100.0)
 USAGE_PENALTY = Bounds(-2.0, 2.0)
-"""`presence_penalty` and `frequency_penalty`."""
+"""Bounds of `presence_penalty` and `frequency_penalty`."""
 LOGIT_BIAS = Bounds(-100.0, 100.0)
 TOP_N_SIGMA = Bounds(0.0, 100.0)
 DRY_MULTIPLIER = Bounds(0.0, 100.0)
 DRY_BASE = Bounds(1.0, 100.0)
 TOP_K = WholeBounds(1, MOST_INT)
 COUNT = WholeBounds(0, MOST_INT)
-"""Tokens, choices, items."""
+"""Bounds of counts, such as tokens, choices and items."""
 
 
 _LONGEST_CHARACTER = 4
-"""The most bytes of a character in UTF-8."""
+"""Bytes in UTF-8."""
 
 
 class OutputPart(enum.Enum):
-    """What a piece of an output's text is part of. Thoughts come before the answer, and never after it.
+    """Part of an output that a text belongs to. Reasoning comes before the answer, and never after it.
 
-    Tool calls are part of the answer: how they are written is data of rooms that the API knows
-    (`prompt/tool_formats`), and it reads them there. So are the thoughts of a format in channels, which stand
-    between its calls too.
+    Tool calls are part of the answer, because their formats are data of `prompt/tool_formats` that the API
+    reads. So is reasoning in formats with channels, where it also stands between calls.
     """
 
     THINKING = "thinking"
@@ -80,74 +78,67 @@ class OutputPart(enum.Enum):
 
 
 class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the parts of one output are marked. Marks, and white space around them, belong to no part."""
+    """Marks between the parts of one output. Marks, and white space around them, belong to no part."""
 
     begin: str = ""
-    """The mark with which the output may begin, behind white space; without it there are no thoughts.
-
-    "": the prompt has opened the thoughts, and the output begins within them.
-    """
+    """Mark with which the output may begin, behind white space; without it the output has no reasoning.
+    "": the prompt has opened the reasoning, and the output begins within it."""
     end: str = ""
-    """The mark behind the thoughts; "": there are none, the prompt has closed them."""
+    """Mark behind the reasoning, or "" if there is none because the prompt has closed it."""
     answer_begin: str = ""
-    """A mark that may stand between the thoughts and the answer."""
+    """Optional mark between the reasoning and the answer."""
     answer_end: str = ""
-    """A mark that may stand behind the answer."""
     has_channels: bool = False
-    """The text goes on as it is, for a reader of channels; only tokens are told apart."""
+    """Text is passed on unchanged for a reader of channels; only tokens are attributed to parts."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the thoughts of one output are marked. Marks name control tokens as the vocabulary does."""
+    """Marks of the reasoning in one output. They name control tokens as the vocabulary does."""
 
     end: str
-    """The mark behind the thoughts."""
     begin: str = ""
-    """As in `OutputMarks`."""
+    """Optional, as in `OutputMarks`."""
     opening: tuple[int, ...] = ()
-    """Tokens with which the output must begin: they spell `begin`. (): it may begin with it or not."""
+    """Tokens that spell `begin` and must begin the output; () if it may begin otherwise."""
     shown_behind: str = ""
-    """What is for the user begins behind this mark, which comes after the thoughts, for a format whose
-    messages have headers; "": right behind the thoughts."""
+    """Mark behind the reasoning after which text for the user begins, in formats whose messages have
+    headers. "": directly behind the reasoning."""
     budget: int | None = None
-    """The most tokens of the thoughts, marks not counted, before they are ended; None: any number.
-
-    A character that has begun is finished first.
-    """
+    """Maximum tokens of the reasoning without marks before it is ended, or None. A character that has
+    begun is finished first."""
     ends_at: int | None = None
-    """The thoughts are ended once the output has so many tokens, whatever the budget; None: nobody has asked
-    for that."""
+    """Number of output tokens at which the reasoning is ended on request, whatever the budget; None
+    without a request."""
     closing: tuple[int, ...] = ()
-    """Tokens that end the thoughts when that is due: they spell `end`, maybe behind last words."""
+    """Tokens that end the reasoning when due: they spell `end`, possibly behind closing words."""
 
 
 class Thoughts:
-    """Follows an output from its first token to the end of its thoughts. Where it stands depends on the
-    tokens alone. A shallow copy goes on by itself."""
+    """Tracker of an output from its first token to the end of its reasoning. Its state depends on the
+    tokens alone; a shallow copy is independent."""
 
     def __init__(
         self, begin: str, end: str, *, budget: int | None = None, ends_at: int | None = None
     ) -> None:
-        """As `Thinking` has them."""
         self._begin = begin.encode()
         self._end = end.encode()
         self._budget = budget
         self._ends_at = ends_at
         self._is_inside = not self._begin
         self._tail = b""
-        """What may be a part of the next mark, or of a character."""
+        """Possible beginning of the next mark or of a character."""
         self._num_read = 0
         self._num_inside = 0
-        """Tokens since the thoughts have begun."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the thoughts so far, their marks included; 0 if none have begun."""
+        """Tokens of the reasoning so far with their marks, or 0 before it begins."""
         return self._num_read if self._is_inside else 0
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the budget is, or somebody has ended the thoughts, so that `closing` must follow."""
+        """True if the budget is exhausted or the reasoning is ended on request, so that `closing` must
+        follow."""
         if not self._is_inside:
             return False
         by_budget = -1 if self._budget is None else self._num_inside - self._budget
@@ -158,10 +149,8 @@ class Thoughts:
         return num_over >= _LONGEST_CHARACTER - 1 or not _ends_within_character(self._tail)
 
     def read(self, piece: bytes) -> bytes | None:
-        """Read the next token's bytes. None: the answer has not begun; else what belongs to it already.
-
-        Nothing can be read behind that.
-        """
+        """Read the next token's bytes; return None until the answer begins, then its first bytes. Nothing
+        can be read afterwards."""
         self._num_read += 1
         if self._is_inside:
             self._num_inside += 1
@@ -191,39 +180,37 @@ def _ends_within_character(text: bytes) -> bool:
 
 
 class Priority(enum.IntEnum):
-    """The order of classes: the smaller value goes first."""
+    """Scheduling class. The smaller value goes first."""
 
     INTERACTIVE = 0
     BATCH = 1
 
     @property
     def label(self) -> str:
-        """The name that users write: `interactive` or `batch`."""
         return self.name.lower()
 
 
 class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a token loses that would go on repeating (DRY, as llama.cpp has it): `multiplier` * `base` ** (n -
-    `allowed_length`) behind n tokens that stood there before in the same order, if n is not less."""
+    """Penalty of a token that continues a repetition (DRY, as in llama.cpp). It is `multiplier` * `base`
+    ** (n - `allowed_length`) behind n repeated tokens, if n is not less than `allowed_length`."""
 
     multiplier: float
     base: float = 1.75
     allowed_length: int = 2
     last_n: int | None = None
-    """So many tokens are looked at, prompt included; None: all."""
+    """Number of last tokens to search, with the prompt, or None for all."""
     breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    """No repetition goes on over a token that has one of these."""
+    """Texts whose tokens end a repetition."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether its numbers are within their bounds."""
         last_n = 0 if self.last_n is None else self.last_n
         is_strong = DRY_MULTIPLIER.hold(self.multiplier) and DRY_BASE.hold(self.base)
         return is_strong and COUNT.hold(self.allowed_length) and COUNT.hold(last_n)
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose the next token. The defaults leave the model's distribution as it is."""
+    """Parameters for choosing the next token. The defaults leave the model's distribution unchanged."""
 
     seed: int
     """Every draw comes from a generator positioned by (seed, output position)."""
@@ -234,29 +221,29 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_p: float = 0.0
     typical_p: float = 1.0
     repeat_penalty: float = 1.0
-    """Divides the logits of the last `repeat_last_n` tokens, prompt included (llama.cpp's)."""
+    """Divisor of the logits of the last `repeat_last_n` tokens, with the prompt (llama.cpp's)."""
     repeat_last_n: int = 64
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token in the output so far (OpenAI's)."""
     frequency_penalty: float = 0.0
-    """Subtracted for each time that a token is in the output so far (OpenAI's)."""
+    """Subtracted for each occurrence of a token in the output so far (OpenAI's)."""
     logit_bias: dict[int, float] = {}
     top_n_sigma: float = 0.0
-    """Only tokens whose logit is at most so many standard deviations below the largest; 0: all."""
+    """Maximum standard deviations of a logit below the largest, or 0 for no limit."""
     xtc_probability: float = 0.0
-    """How often all tokens but the last of those with a probability of `xtc_threshold` are left out (XTC)."""
+    """Probability of removing all tokens with a probability of at least `xtc_threshold` but the last
+    (XTC)."""
     xtc_threshold: float = 0.1
     dry: DryPenalty | None = None
     min_tokens: int = 0
-    """No token ends the generation before so many."""
+    """Output tokens before which no token ends the generation."""
     stop_tokens: tuple[int, ...] = ()
-    """They end it as the model's own end tokens do."""
+    """Tokens that end the generation as the model's own end tokens do."""
     scored: tuple[int, ...] = ()
-    """Tokens that are told behind the likeliest ones, where log-probabilities are asked for."""
+    """Tokens reported behind the likeliest ones, if log-probabilities are requested."""
     ignore_eos: bool = False
-    """Never sample a token that ends the generation."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Rows of tokens, none of them empty: the last one of a row does not come behind the others."""
+    """Non-empty token sequences. The last token of one may not follow the others."""
 
 
 _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
@@ -276,40 +263,38 @@ _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the output must look like: first there may be thoughts, and behind them is the answer."""
+    """Form of the output: optional reasoning, then the answer."""
 
     grammar: str | None = None
-    """Lark that surely compiles in llguidance; None: the answer is free."""
+    """Lark that is known to compile in llguidance, or None for a free answer."""
     opening: tuple[int, ...] = ()
     """Tokens before the grammar with which the answer begins (the marker of a tool call)."""
     triggers: tuple[str, ...] = ()
-    """The answer is free until it contains one of these (control tokens by name); then the grammar begins.
+    """Control tokens by name. The answer is free until it contains one of them; then the grammar begins.
 
-    (): the grammar begins with the answer's first token. Thoughts must be certain then, or impossible.
+    (): the grammar begins with the answer's first token. Reasoning must be certain then, or impossible.
     """
     thinking: Thinking | None = None
-    """How the answer's beginning is found that the constraint waits for. Stop strings wait for it, too.
-    None: nothing waits."""
+    """Marks that lead to the answer's beginning, for which the constraint and stop strings wait. None:
+    nothing waits."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an engine is asked to do, whatever it is."""
-
     id: str
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
-    """Whom to be fair to: an opaque label, equal for requests of the same client."""
+    """Opaque label for fairness, equal for requests of the same client."""
     account: str = ""
-    """Who answers for what the engine dies of: an opaque label of a key or an address; "": nobody does."""
+    """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
     group: str = ""
-    """Clients of one group have one turn among all, and take turns for it: those of one address, who may call
-    themselves as they like. "": the client is alone."""
+    """Group whose clients share one turn among all, such as clients of one address, because they choose
+    their own names. "": the client is alone."""
     route: str = ""
-    """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
+    """Kind of call. Outputs of one kind are expected to have similar lengths."""
 
     @property
     def turns(self) -> tuple[str, str]:
-        """Whose turn it is, among all and then in the group."""
+        """Path of the request's turn: the group, then the client within it."""
         return self.group or self.client, self.client
 
 
@@ -317,64 +302,57 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """One sequence to generate, which is one choice of one API call."""
 
     tokens: tuple[int, ...]
-    """The prompt, which has at least one token. Rows of media are in it as `media.row_numbers`."""
+    """Prompt of at least one token. Rows of media are in it as `media.row_numbers`."""
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[Medium, ...] = ()
-    """Where their rows stand in the prompt, in order. Behind the last one there are tokens."""
+    """Places of the media rows in the prompt, in order. Tokens follow the last one."""
     borders: tuple[int, ...] = ()
-    """Lengths of beginnings of the prompt, ascending, behind which other prompts are likely to differ: the
-    system prompt and tools, all before the last user's text, all before the answer. The last may be all of
-    the prompt. (): nothing is known.
-    """
+    """Prefix boundaries: ascending lengths of prefixes behind which other prompts are likely to differ.
+    They are the ends of system prompt and tools, of the text before the last user's, and of the text
+    before the answer; the last may be the whole prompt."""
     max_tokens: int
-    """The most output tokens; 0 computes (and scores) the prompt only."""
+    """0 computes (and scores) the prompt only."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """How many alternatives get log-probabilities beside each sampled token;
-    None: no log-probabilities at all."""
+    """Number of alternatives with log-probabilities for each sampled token, or None for no
+    log-probabilities."""
     prompt_logprobs: bool = False
-    """Also report the log-probability of every prompt token but the first."""
+    """Includes every prompt token but the first."""
     scores_end: bool = False
-    """The token that ends the output is reported too, with its log-probability and no text."""
+    """Also report the token that ends the output, with its log-probability and without text."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None
-    """The adapter that changes its model; None: the model as it is. It is its name until the engine that
-    accepts the request puts its key in place of that.
-    """
+    """Name of the adapter, or None for the base model. The engine that accepts the request replaces the
+    name with the key."""
     constraint: Constraint | None = None
     marks: OutputMarks | None = None
-    """How thoughts are told from the answer; None: all of the output is the answer."""
+    """Marks of reasoning and answer, or None if the whole output is the answer."""
     show_control_tokens: bool = False
-    """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it;
-    else they are silent."""
+    """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
     tells_progress: bool = False
-    """It is told how far its prompt is computed, after each step until its first token."""
     pin: bool = False
-    """Keep the prompt in the prefix cache for good."""
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of its prompt."""
         return len(self.tokens)
 
     def item_of(self, medium: int) -> MediaItem:
-        """Whose rows they are; `medium`: a place in `media`."""
         return self.media_items[self.media[medium].item]
 
     @property
     def cells_namespace(self) -> str:
-        """Only requests of the same have cells that mean the same: those of an adapter are others."""
+        """Namespace within which KV cells are interchangeable. An adapter's cells differ from those of the
+        base model."""
         return self.cache_namespace if self.adapter is None else f"{self.cache_namespace}+{self.adapter}"
 
     @property
     def total_tokens(self) -> int:
-        """The most KV cells that the request can hold."""
         return len(self.tokens) + self.max_tokens
 
     def wrong_number(self, *, vocab_size: int) -> str | None:
-        """What of it no native code may see; None: nothing. The API lets none of that pass."""
+        """Name a field that no native code may see, or return None. The API already rejects all of them."""
         sampling = self.sampling
         for name, bounds in _SAMPLING_BOUNDS.items():
             if not bounds.hold(getattr(sampling, name)):

@@ -1,5 +1,4 @@
-"""How all engines of a server share their time between those who wait, and what a benchmark may have them
-leave undone."""
+"""Scheduling options of all engines of a server, and features that a benchmark may turn off."""
 
 from __future__ import annotations
 
@@ -9,56 +8,52 @@ import msgspec
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as users have it, or with features off: the benchmark's contestants and tests set these, and
-    nobody serves so."""
+    """Features that benchmarks and tests turn off. Served engines have the defaults."""
 
     tile_filling: bool = True
-    """Steps grow until they fill a kernel's tile, where that costs next to nothing or saves time."""
+    """Grow steps until they fill a kernel's tile, where that is almost free or saves time."""
     mixed_steps: bool = True
-    """Prompts and decoding sequences share steps."""
+    """Compute prompts and decoding sequences in the same steps."""
     continuous_batching: bool = True
-    """Newcomers join between steps; off: they wait until the whole batch is done."""
+    """Let new requests join between steps; without it they wait until the whole batch is done."""
     prefix_sharing: bool = True
-    """Running sequences share cells, and computed prompts are saved and restored."""
+    """Share KV cells between running sequences, and save and restore computed prompts."""
     always_drafts: bool = False
-    """Whatever can be drafted is computed, whether that pays or not."""
+    """Compute every draft, also where it does not pay."""
 
 
 AS_SERVED = Experiment()
-"""Nothing is left undone."""
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings, the scheduler and the page know these by the names of the command line, and their
-    defaults are here."""
+    """Settings of the scheduler with their defaults. The fields have the names of the command line."""
 
     policy: Literal["priority", "fifo", "sjf"] = "priority"
-    """Who goes first."""
     stream_rate: float = 2.5
-    """Tokens per second that an interactive stream keeps at least while others' prompts are read."""
+    """Minimum tokens per second of an interactive stream while other prompts are computed."""
     stall_ms: float = 520.0
-    """The longest gap between two of its tokens."""
+    """Longest gap between two tokens of such a stream."""
     batch_stall_ms: float = 800.0
-    """The longest step that no interactive stream waits for. A newcomer may have to."""
+    """Longest step while no interactive stream waits for it. A new request may have to wait for it."""
     batch_floor: float = 0.1
-    """The share of slots and time, 0 to 1, that batch work keeps, whatever comes."""
+    """Share of slots and time, 0 to 1, reserved for batch work."""
     preempt_threshold_ms: float = 60.0
-    """What an interactive newcomer waits for batch work: it interrupts a batch step that has longer than this
-    left; and beside interactive streams, where it may not, batch work makes no step longer.
-    """
+    """Longest wait of a new interactive request for batch work. It interrupts a batch step with more time
+    left; beside interactive streams, where it may not, batch work makes no step longer."""
 
     @property
     def pace_ms(self) -> float:
-        """The time between two tokens at the rate that streams keep."""
+        """Time between two tokens at the minimum rate of streams."""
         return min(1000 / self.stream_rate, self.stall_ms)
 
     @property
     def batch_beside_ms(self) -> float:
-        """What a step may take for the sake of batch work beside interactive work."""
+        """Longest step for the sake of batch work beside interactive work."""
         return min(self.preempt_threshold_ms, self.pace_ms)
 
     def without_interruption(self) -> Scheduling:
-        """Where a step cannot be thrown away: a newcomer waits as long as it would for one that can."""
+        """Return settings for steps that cannot be discarded: shorter batch steps keep the same wait for
+        new requests."""
         return msgspec.structs.replace(self, batch_stall_ms=min(self.batch_stall_ms, self.batch_beside_ms))
 
 

@@ -1,5 +1,4 @@
-"""One step of the engine as plain data, the `Backend` that executes it, and what those who watch are told of
-it."""
+"""One step of the engine as plain data, the `Backend` that executes it, and the trace of it for observers."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, Native
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
 POOL_BLOCK_TOKENS = 16
-"""The cells in which the scheduler's ledger counts the KV pool. Restored cells come in such parts, too."""
+"""Tokens of a block in which the scheduler accounts for the KV pool. Cells are restored in blocks, too."""
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Bind a free slot to a request's sampler. `output` is what a preemption or a crash interrupted."""
+    """Bind a free slot to a request's sampler. `output` is the output before a preemption or a crash."""
 
     slot: int
     sampling: Sampling
@@ -28,19 +27,17 @@ class Open(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[Medium, ...] = ()
-    """As in `GenerationRequest`, of which the prompt is, too."""
+    """Rows of the media, as in `GenerationRequest`."""
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Free the slot: its KV cells and its sampler."""
-
     slot: int
 
 
 class ShareCells(msgspec.Struct, frozen=True):
-    """Let the open, empty `slot` hold the cells of positions 0 .. end-1 of `source` too, without copying.
+    """Let the open, empty `slot` also hold the cells of positions 0 .. end-1 of `source`, without copying.
 
-    If `source` has computed just these, the slot gets its state, too.
+    If `source` has computed exactly these, the slot gets its state, too.
     """
 
     source: int
@@ -58,7 +55,7 @@ class Save(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Put a saved block's first `end - start` cells into the slot, behind the `start` that it holds."""
+    """Put a saved block's first `end - start` cells into the slot, behind the `start` cells that it holds."""
 
     block: int
     slot: int
@@ -83,40 +80,37 @@ class RestoreState(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """Free a saved block or state; they share their numbers."""
+    """Free a saved block or state, which share one range of numbers."""
 
     block: int
 
 
 Verb = Union[Open, Close, ShareCells, Save, Restore, SaveState, RestoreState, Drop]
-"""What happens to slots and saved blocks, in order, before the spans are computed."""
+"""Operations on slots and saved blocks, executed in order before the spans are computed."""
 
 
 class Span(msgspec.Struct, frozen=True):
     """Consecutive tokens of one slot to compute: `tokens[i]` is token `start + i` of its sequence.
 
-    Rows of media come in spans of their own, of one medium each, and all at once where it `is_whole`.
+    Rows of media come in separate spans of one medium each, and in a single span if the medium `is_whole`.
     """
 
     slot: int
     start: int
     tokens: tuple[int, ...]
     sample: bool
-    """Whether to sample a token after the last one."""
     targets: tuple[int, ...] = ()
     """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
     draft: tuple[int, ...] = ()
-    """Tokens that may follow. They are computed behind `tokens`, which saves steps if they turn out right.
+    """Draft tokens that are computed behind `tokens` and save steps if they are correct.
 
-    They are allowed only where a token is sampled, without targets, and at most `ModelInfo.max_draft`.
+    Only for spans that sample, without targets, and at most `ModelInfo.max_draft`.
     """
     num_to_draft: int = 0
-    """How many tokens the backend's draft model is to draft, at most. It is an alternative to `draft`."""
+    """Maximum tokens for the backend's draft model to draft, as an alternative to `draft`."""
     num_to_read: int | None = None
-    """How many of the slot's tokens the draft model may read for that; None: as many as it can.
-
-    While it has more to read it drafts nothing.
-    """
+    """Maximum tokens of the slot that the draft model may read before drafting, or None for no limit. It
+    drafts nothing while more is left to read."""
 
     @property
     def num_drafted(self) -> int:
@@ -124,58 +118,56 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that the span computes, its draft included."""
         return len(self.tokens) + self.num_drafted
 
 
 class Encode(msgspec.Struct, frozen=True):
-    """Go on making rows of a medium of an open slot. What else was being encoded is given up."""
+    """Continue encoding a medium of an open slot. Any other unfinished encoding is discarded."""
 
     slot: int
     medium: int
-    """Its place in the slot's `media`."""
+    """Index into the slot's `media`."""
     ms: float
-    """So long at most, but for the operation that is just being computed."""
+    """Time limit, which the current operation may exceed."""
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What the backend does in one go: the verbs in order, then all spans in one `llama_decode`."""
+    """Work of the backend: the verbs in order, then all spans in one `llama_decode`."""
 
     verbs: tuple[Verb, ...] = ()
     spans: tuple[Span, ...] = ()
     padding: int = 0
-    """Throw-away tokens to compute in a slot set aside, where a larger step is a faster one."""
+    """Padding tokens to compute in a reserved slot, where a larger step is a faster one."""
     adapter: str | None = None
-    """The key of the adapter that all spans are computed with; None: the model as it is."""
+    """Key of the adapter for all spans, or None for the base model."""
     may_be_interrupted: bool = False
-    """Whether `interrupt` may end it: the backend keeps what it needs to go back to the beginning."""
+    """Allow `interrupt` to end the step, so that the backend keeps what it needs to roll back."""
     encode: Encode | None = None
-    """Behind the spans. An interrupted step has not come to it."""
+    """Executed behind the spans. An interrupted step does not reach it."""
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all spans, with drafts but without padding."""
+        """Tokens of all spans, with drafts but without padding."""
         return sum(span.num_tokens for span in self.spans)
 
 
 class CacheFileLimit(msgspec.Struct, frozen=True):
-    """How much of a prefix cache is kept: what was used last, as far as it goes."""
+    """Limit of a saved prefix cache, which keeps the most recently used blocks."""
 
     num_bytes: int
     seconds: float
-    """The end of a server, or the next model, waits no longer for it."""
+    """Longest time that the server's end, or the next model, waits for it."""
 
 
 class SavedBlock(msgspec.Struct, frozen=True):
-    """A block of the prefix cache as its index has it: enough to rebuild the index from a file."""
+    """A block of the prefix cache with its place in the index, from which a file restores the index."""
 
     number: int
     parent: int | None
-    """The block before it; None for the first of its namespace's chain."""
+    """Number of the block before it, or None for the first of its namespace's chain."""
     namespace: str
     tokens: tuple[int, ...]
     state: int | None = None
-    """The number of the state that is saved at its end; None: there is none."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -184,139 +176,115 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The most probable alternatives, best first."""
+    """Best first."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The token that was sampled after a span."""
-
     token: int
     logprob: TokenLogprob | None = None
     forced: tuple[int, ...] = ()
-    """Tokens behind it to which the constraint leaves no alternative. They still have to be computed."""
+    """Tokens behind it without an alternative under the constraint. They still have to be computed."""
 
 
 def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
-    """How many tokens of the draft, from its beginning on, are the output's."""
     same = (token == right for token, right in zip(draft, output, strict=False))
     return sum(takewhile(bool, same))
 
 
 class Drafted(msgspec.Struct, frozen=True):
-    """The result of a span's draft, in tokens."""
+    """Result of a span's draft, in tokens."""
 
     num_computed: int = 0
-    """The draft's tokens that were computed: fewer than planned if a constraint forbids some, or fewer were
-    drafted.
-    """
+    """Draft tokens that were computed: fewer than planned if a constraint forbids some or fewer were
+    drafted."""
     num_accepted: int = 0
-    """The first of them that are the output's too. The slot holds the cells of these, and of no others."""
+    """First draft tokens that equal the output's. The slot holds the cells of exactly these."""
     num_known: int = 0
-    """The slot's tokens that the draft model has read; 0 without one."""
+    """Tokens of the slot that the draft model has read, or 0 without one."""
     num_thought: int = 0
-    """The tokens that the draft model tried, also an unsure last one and those that a constraint forbids.
-
-    It is 0 while the draft model is still reading.
-    """
+    """Tokens that the draft model tried, with an uncertain last one and those that a constraint forbids. 0
+    while the draft model is still reading."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """The result of a step. An interrupted one computed nothing: its spans left no trace in the slots."""
+    """Result of a step. An interrupted step computed nothing, and its spans left no trace in the slots."""
 
     samples: dict[int, Sample] = {}
-    """The sample of each slot whose span has `sample`, unless its constraint failed at once."""
     further: dict[int, tuple[Sample, ...]] = {}
-    """By slot, the samples behind draft tokens that the samples before them proved right.
-
-    Each is what a step of its own would have sampled.
-    """
+    """Samples by slot behind draft tokens that previous samples confirmed. Each equals the sample of a
+    separate step."""
     drafted: dict[int, Drafted] = {}
-    """By slot, the result of its draft, for every span that asked for one."""
     drafting_ms: float = 0.0
-    """Milliseconds of the step that the draft model took."""
     verbs_ms: float = 0.0
-    """Milliseconds of the step that the verbs took."""
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
-    """By slot, one score for each target, for every span with targets."""
     failures: dict[int, str] = {}
-    """By slot, why its constraint cannot be followed any further; nothing more is sampled there."""
+    """Reason by slot why its constraint cannot be followed any further. Nothing more is sampled there."""
     faults: dict[int, str] = {}
-    """By slot, what else went wrong while it was sampled or scored; nothing more is sampled there, either."""
+    """Other failures by slot during sampling or scoring. Nothing more is sampled there, either."""
     padding: int = 0
-    """The throw-away tokens that were computed: all of the step's, or 0 if there were no cells for them."""
+    """Padding tokens that were computed: all of the step's, or 0 if there were no cells for them."""
     interrupted: bool = False
     encoded: bool = False
-    """The step's `encode` is done: spans of these rows may come. What is wrong with it is a fault."""
+    """The step's `encode` is complete, so that spans of these rows may follow. An error of it is in
+    `faults`."""
     encoding_ms: float = 0.0
-    """Milliseconds of the step that `encode` took."""
 
 
 class Backend(NativeModel, Protocol):
-    """Owns a model that generates. `forced` and `check_adapter`, too, may be called from other threads."""
+    """Owner of a model that generates. Other threads may also call `forced` and `check_adapter`."""
 
     def execute(self, step: Step) -> StepResult: ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that a token adds to the output: b"" for control tokens, or their names if `special`.
-
-        Tokens that end the output add none in any case.
-        """
+        """Return the bytes that a token adds to the output: b"" for control tokens, or their names if
+        `special`. Tokens that end the output add none in any case."""
         ...
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        """The tokens that must follow this output of a request whatever its model says, also at the
-        beginning, after ().
-
-        Compiles what `Open` will need. Any thread. Raises `ConstraintFailed`.
-        """
+        """Compile the constraint and return the tokens that must follow this output, which may be empty.
+        Any thread may call it. Raises `ConstraintFailed`."""
         ...
 
     def check_adapter(self, adapter: Adapter) -> None:
-        """Look at an adapter's file before it is loaded. Any thread. Raises `AdapterFailed`."""
+        """Check an adapter's file before it is loaded. Any thread may call it. Raises `AdapterFailed`."""
         ...
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter that was checked, and whose key no loaded one has.
-
-        Raises `AdapterFailed`; then nothing has changed.
-        """
+        """Load a checked adapter whose key is not loaded yet. Raises `AdapterFailed`, and then nothing has
+        changed."""
         ...
 
-    def unload_adapter(self, key: str) -> None:
-        """Free an adapter that is loaded."""
-        ...
+    def unload_adapter(self, key: str) -> None: ...
 
     def export_cache(
         self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
     ) -> None:
-        """Write these saved blocks, index and cells, to a file: the first ones, as far as the limit lets it.
-        Without any there is no file. Raises OSError."""
+        """Write index and cells of the first of these blocks to a file, up to the limit; write no file
+        without blocks. Raises OSError."""
         ...
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Load what `export_cache` wrote, parents before children; () if the file is of no use here."""
+        """Load a file of `export_cache`, parents before children; return () if it is unusable."""
         ...
 
 
 class ShownPart(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence's part in a step. Counts are tokens; `draft` are those that may follow."""
+    """Part of one sequence in a step, in tokens. `draft` counts draft tokens."""
 
     id: str
     client: str
-    """As in `GenerationRequest`."""
     priority: Priority
     why: str
-    """For which reason most of its tokens are computed: one of few words, those of the step log."""
+    """Reason for most of its tokens, as a word of the step log."""
     prompt: int = 0
     decode: int = 0
     forced: int = 0
     draft: int = 0
     accepted: int = 0
-    """How many of the draft turned out right."""
     output: int = 0
-    """Output tokens that came of it, forced ones included."""
+    """Resulting output tokens, with forced ones."""
     encoding_ms: float = 0.0
-    """What a picture or a sound of it took in the step."""
+    """Time for encoding its media in the step."""
 
     @property
     def sound_ms(self) -> float:
@@ -324,40 +292,38 @@ class ShownPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShownHolding(msgspec.Struct, frozen=True, array_like=True):
-    """Which cells of the KV pool one sequence holds. Who else is told of the same tiles shares them."""
+    """KV cells of one sequence. Sequences with the same tiles share them."""
 
     id: str
     client: str
     priority: Priority
     runs: tuple[tuple[int, int], ...]
-    """Tiles of the pool, ascending: (first, how many in a row)."""
+    """Ascending runs of tiles of the pool: (first, length)."""
 
 
 class ShownWait(msgspec.Struct, frozen=True, array_like=True):
-    """Why a sequence near the head of the queue waits: for a `slot`, for `cells`, or for a `prefix` that
-    another one is just computing."""
+    """Reason why a sequence near the head of the queue waits: a `slot`, `cells`, or a `prefix` that
+    another sequence is computing."""
 
     id: str
     why: str
 
 
 class ShownState(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds what, and who waits for what. It is told now and then, and when the last sequence leaves."""
+    """Holdings and waits of all sequences, sent occasionally and when the last sequence leaves."""
 
     pool_tiles: int
-    """0: the model has no cells."""
+    """0 if the model has no cells."""
     tile_blocks: int
-    """Blocks of the pool in a tile: more than one in a pool of many blocks, which bounds the message."""
+    """Blocks of the pool in a tile: more than one in a large pool, which bounds the message."""
     holdings: tuple[ShownHolding, ...]
     waits: tuple[ShownWait, ...]
     cache_pinned_blocks: int
-    """Blocks of the prefix cache that are never evicted."""
 
 
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[ShownPart, ...] = ()
-    """Those of the step's spans."""
     adapter: str | None = None
-    """The key of the adapter that the step was computed with."""
+    """Key of the step's adapter."""
     state: ShownState | None = None
-    """None: it was told a moment ago."""
+    """Sent unless a recent trace had it."""

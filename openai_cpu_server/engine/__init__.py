@@ -1,11 +1,11 @@
-"""The program of the engine process, for any backend.
+"""Program of the engine process, for any backend.
 
-`python -m openai_cpu_server.engine.process` wires it with `llama`; `loop` takes commands from the API
-process, hands them to a core, and sends what comes of each step as one message. A core (`base`) marries a
-scheduler and a backend: `generating` or `embedding`. `output` makes events of tokens, `parts` says of which
-part of an output they are, `preparation` compiles grammars beside the loop, `turn` shares the cores with
+`python -m openai_cpu_server.engine.process` combines it with `llama`. `loop` takes commands from the API
+process, passes them to a core, and sends the result of each step as one message. A core (`base`) connects a
+scheduler and a backend: `generating` or `embedding`. `output` turns tokens into events, `parts` attributes
+them to parts of an output, `preparation` compiles grammars beside the loop, `turn` shares the cores with
 other engines.
 
-It promises: every request that was submitted gets exactly one event that ends it; what goes wrong with one
-request fails that one; who is in a step is told before it runs, so that a death accuses only those.
+Every submitted request gets exactly one event that ends it. An error of one request fails only that request.
+The requests of a step are announced before it runs, so that a crash is blamed only on those.
 """

@@ -1,7 +1,5 @@
-"""What an engine's core is, whatever its model does: it takes commands, computes steps, and tells of them.
-
-The loop drives one `Core`: `EngineCore` for models that generate, `EmbedCore` for those that embed.
-"""
+"""Common part of engine cores: commands, steps and their events. The loop drives one `Core`, which is
+`EngineCore` for models that generate and `EmbedCore` for those that embed."""
 
 from __future__ import annotations
 
@@ -41,32 +39,25 @@ from openai_cpu_server.engine.cores import CoreWatch
 NEVER = float("-inf")
 _QUEUE_NEWS_S = 0.5
 _SHORT_MS = 128.0
-"""Steps up to this are not told how long they may take: every engine is given more time than that."""
+"""Steps up to this duration are announced without it, because every engine is allowed more time than that."""
 
 
 class PreparedRequest(NamedTuple):
-    """A request that can be accepted."""
-
     submit: Submit
     beginning: tuple[int, ...]
-    """Output that its constraint forces before anything is sampled, to be computed with the prompt."""
+    """Output that the constraint forces before the first sample, to be computed with the prompt."""
 
 
 class RefusedRequest(NamedTuple):
-    """A request that cannot be accepted."""
-
     submit: Submit
     why: str
     is_own_fault: bool = False
-    """Its grammar is to blame."""
+    """True if the request's grammar is to blame."""
 
 
 class CheckedAdapter(NamedTuple):
-    """An adapter whose file was looked at."""
-
     adapter: Adapter
     why_not: str | None = None
-    """Why it cannot be loaded."""
 
 
 Work = (
@@ -82,20 +73,19 @@ Work = (
 )
 """Commands that a core handles."""
 Planned = TypeVar("Planned")
-"""A step that is to be computed."""
 
 
 _MEMORY_S = 2.0
-"""What was seen of steps counts for about so long."""
+"""Time constant of the observations."""
 _TRUST_S = 0.1
-"""So many seconds of steps that took what was predicted are taken for granted: a short one says little."""
+"""Seconds of steps with the predicted duration that are assumed, because a short step says little."""
 _LATEST = 20.0
 
 
 class _Lateness:
-    """How many times as long as predicted steps take lately; 1 where they are faster. The cost model learns
-    of a busy machine step by step, and nothing where cores are lost for the moment; who waits is told at
-    once."""
+    """Recent factor of actual to predicted step time, at least 1. The cost model learns about a busy
+    machine step by step, and nothing while cores are lost for a moment; estimates for waiting clients use
+    this factor at once."""
 
     def __init__(self, now_s: float) -> None:
         self._noted_s = now_s
@@ -114,22 +104,22 @@ class _Lateness:
 
 
 def scheduling_on(asked: Scheduling, info: ModelInfo) -> Scheduling:
-    """What a device does not let be interrupted is kept short."""
+    """Keep steps short if a device cannot interrupt them."""
     goes_on = info.placement is not None and info.placement.computes_in_one_go
     return asked.without_interruption() if goes_on else asked
 
 
 class StepTimer:
-    """Times one step after the other, and says whether the running one may be thrown away.
+    """Timer of successive steps, which also knows if the running step may be discarded.
 
-    Never are two in a row, so at most half of the work is wasted.
+    No two steps in a row are discarded, so at most half of the work is wasted.
     """
 
     def __init__(
         self, clock: Callable[[], float], cpu_clock: Callable[[], float], *, preempt_threshold_s: float
     ) -> None:
-        """`cpu_clock`: CPU seconds of all threads. A step that ends within the threshold is never thrown
-        away."""
+        """`cpu_clock`: CPU seconds of all threads. A step that ends within the threshold is never
+        discarded."""
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._preempt_threshold_s = preempt_threshold_s
@@ -141,11 +131,10 @@ class StepTimer:
         self.started_s = 0.0
         self.elapsed_ms = 0.0
         self.was_interrupted = False
-        """The last step was thrown away."""
 
     @property
     def is_interruptible(self) -> bool:
-        """Any thread."""
+        """True if the running step may be discarded, for any thread."""
         return self._clock() < self._interruptible_until
 
     def begin(self, predicted_ms: float, *, may_interrupt: bool) -> None:
@@ -164,18 +153,18 @@ class StepTimer:
 
     @property
     def lateness(self) -> float:
-        """How many times as long as predicted steps take lately, because others use the cores."""
+        """Recent factor of actual to predicted step time, because other processes use the cores."""
         return self._lateness.factor
 
     def cpu_ms(self) -> float:
-        """What the last step has cost up to now; a step that was thrown away is nobody's."""
+        """CPU time of the last step so far. A discarded step costs no client anything."""
         return 0.0 if self.was_interrupted else 1000 * (self._cpu_clock() - self._cpu_started_s)
 
 
 class Core(ABC, Generic[Planned]):
-    """Takes commands and computes steps. Every submitted request gets exactly one event that ends it.
+    """Handler of commands that computes steps. Every submitted request gets exactly one event that ends it.
 
-    All methods are for the loop's thread, but those that say otherwise.
+    Methods belong to the loop's thread unless they say otherwise.
     """
 
     def __init__(self, timer: StepTimer, cores: CoreWatch, clock: Callable[[], float]) -> None:
@@ -183,7 +172,6 @@ class Core(ABC, Generic[Planned]):
         self._cores = cores
         self._clock = clock
         self._events: list[TokenEvent] = []
-        """Events of the step that is being built."""
         self._announced = StepStarted(ids=())
         self._queue_told_at = NEVER
 
@@ -192,36 +180,36 @@ class Core(ABC, Generic[Planned]):
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """There is something to compute, or to tell."""
+        """True if there is something to compute or to send."""
 
     @property
     @abstractmethod
     def work(self) -> Priority | None:
-        """The best priority of what is to be computed; None: there is nothing."""
+        """Highest priority of the work to compute, or None without any."""
 
     @property
     def is_guessing(self) -> bool:
-        """It guesses what steps cost, and could measure it."""
+        """True if the cost of steps is estimated and could be measured."""
         return False
 
     def calibrate(self, is_wanted: Callable[[], bool]) -> None:
-        """Measure what steps cost, until that is known or something is wanted. Only without work."""
+        """Measure the cost of steps until it is known or `is_wanted`. Allowed only without work."""
         raise AssertionError("there is nothing to measure")
 
     @abstractmethod
     def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
-        """Make a request ready that has a constraint. Any thread."""
+        """Prepare a request that has a constraint, in any thread."""
 
     @abstractmethod
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
-        """Look at an adapter's file. Any thread."""
+        """Check an adapter's file, in any thread."""
 
     @abstractmethod
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
-        """Load an adapter; what happens is yielded when it happens. One that is loaded stays as it is."""
+        """Load an adapter, unless it is loaded already, and yield events as they happen."""
 
     def handle(self, command: Work) -> None:
-        """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""
+        """Execute a command. An error fails only the request that it is about."""
         try:
             with contained():
                 self._handle(command)
@@ -229,17 +217,16 @@ class Core(ABC, Generic[Planned]):
             self._abandon(command, error)
 
     def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
-        """Whether the running step should be thrown away for this command. Any thread."""
+        """Return True if the running step should be discarded for this command, in any thread."""
         return _is_urgent(command) and self._timer.is_interruptible
 
     def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
-        """While another engine computes: what needs no computing."""
+        """Yield events that need no computing, while another engine computes."""
         if self._has_events:
             yield self._done(None, None)
         yield from self._queue_news(sharing)
 
     def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
-        """Compute one step; what happens is yielded when it happens."""
         try:
             planned = self._plan(sharing)
         except BaseException:  # nobody knows with whom the planning could not cope: it may be any of them
@@ -252,27 +239,24 @@ class Core(ABC, Generic[Planned]):
 
     @abstractmethod
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
-        """End everything and write the prefix cache, if there is one, to a file; of a larger one what was
-        used last. Raises OSError."""
+        """End all requests and write the prefix cache to a file, the most recently used part within
+        `limit`. Raises OSError."""
 
     # -- what kinds of cores do in their own way -----------------------------------------------------------
 
     @property
     @abstractmethod
-    def _has_events(self) -> bool:
-        """There is something to tell that needs no computing."""
+    def _has_events(self) -> bool: ...
 
     @property
     @abstractmethod
-    def _everybody(self) -> tuple[str, ...]:
-        """The requests that have not ended."""
+    def _everybody(self) -> tuple[str, ...]: ...
 
     @abstractmethod
     def _handle(self, command: Work) -> None: ...
 
     @abstractmethod
-    def _abandon(self, command: Work, error: RequestFailed) -> None:
-        """Nothing stays of the request, however far the command had come."""
+    def _abandon(self, command: Work, error: RequestFailed) -> None: ...
 
     @abstractmethod
     def _plan(self, sharing: Sharing) -> Planned: ...
@@ -281,16 +265,13 @@ class Core(ABC, Generic[Planned]):
     def _members(self, planned: Planned) -> StepStarted: ...
 
     @abstractmethod
-    def _compute(self, planned: Planned) -> StepFigures | None:
-        """None: there was nothing to compute."""
+    def _compute(self, planned: Planned) -> StepFigures | None: ...
 
     @abstractmethod
-    def _done(self, planned: Planned | None, figures: StepFigures | None) -> StepDone:
-        """Take what is to be told; without a step: only what needed none."""
+    def _done(self, planned: Planned | None, figures: StepFigures | None) -> StepDone: ...
 
     @abstractmethod
-    def _queue_state(self, slowdown: float) -> QueueState | None:
-        """None: nobody waits."""
+    def _queue_state(self, slowdown: float) -> QueueState | None: ...
 
     def _take_events(self) -> tuple[TokenEvent, ...]:
         events = tuple(self._events)
@@ -314,25 +295,22 @@ class Core(ABC, Generic[Planned]):
 
 
 AnyCore = Core[Any]
-"""Whatever its steps are made of."""
 
 
 def step_of(ids: Iterable[str], predicted_ms: float) -> StepStarted:
-    """Who is in a step, and how long it may take: rounded up to a power of two, so that a time that grows a
-    little with every step is seldom news; 0 if it is short."""
+    """Return the announcement of a step. The time is rounded up to a power of two, so that a slowly
+    growing time is seldom news; 0 if it is short."""
     expected_ms = 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
     return StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 
 
 def submit_of(command: Work) -> Submit | None:
-    """The request that a command brings, if it brings one."""
     if isinstance(command, PreparedRequest | RefusedRequest):
         return command.submit
     return command if isinstance(command, Submit) else None
 
 
 def failure(request_id: str, why: str, output_tokens: int, *, is_own_fault: bool = False) -> TokenEvent:
-    """The last event of a generation that cannot go on."""
     finish = Finish(
         reason=FinishReason.ERROR, output_tokens=output_tokens, error=why, is_own_fault=is_own_fault
     )
@@ -340,10 +318,8 @@ def failure(request_id: str, why: str, output_tokens: int, *, is_own_fault: bool
 
 
 def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, float]:
-    """The milliseconds of each client: its part of the step's tokens is its part of the step's time.
-
-    `parts`: clients and numbers of tokens; a client may come several times. Padding is everybody's.
-    """
+    """Divide the step's time among clients by their tokens. `parts`: clients, also repeated, and their
+    numbers of tokens; padding is divided, too."""
     tokens: dict[str, int] = {}
     for client, num_tokens in parts:
         tokens[client] = tokens.get(client, 0) + num_tokens
@@ -352,7 +328,6 @@ def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, floa
 
 
 def _is_urgent(command: Work | ShortenTurn) -> bool:
-    """Whether an interactive request has come, here or at another engine."""
     if isinstance(command, ShortenTurn):
         return command.interrupts
     submit = submit_of(command)
@@ -360,7 +335,7 @@ def _is_urgent(command: Work | ShortenTurn) -> bool:
 
 
 def forget_file(path: str | None) -> None:
-    """What is to be forgotten must not come back from the prefix cache's file at the next start."""
+    """Delete the prefix cache's file, so that a dropped cache does not return at the next start."""
     if path is not None:
         with contextlib.suppress(OSError):
             Path(path).unlink()

@@ -1,5 +1,5 @@
-"""How many threads compute the next step: fewer where others take the cores, all of them again where these
-are free. Threads wait for each other after each operation, so one that has lost its core holds up all."""
+"""Choice of the number of compute threads: fewer while other processes take cores, all again when cores
+are free. Threads wait for each other after each operation, so one without a core delays all."""
 
 from __future__ import annotations
 
@@ -15,36 +15,33 @@ from openai_cpu_server.contract.model_info import ThreadControl
 logger = logging.getLogger(__name__)
 
 _LOST = 0.3
-"""A thread that waits for a core for this share of the time has lost it. A busy stranger takes a half, or two
-thirds where Linux shares cores between groups; what API process and clients take is 0.2 at most
+"""A thread has lost its core if it waits for one for this share of the time. A busy stranger takes a half,
+or two thirds where Linux shares cores between groups. API process and clients take at most 0.2
 (`scripts/regress.py stranger` prints it)."""
 _FREE = 0.6
-"""Cores that must have been idle for one more thread to be tried."""
+"""Idle cores that are necessary for trying another thread."""
 _NOT_SLOWER = 0.95
-"""What does at least this share of another's speed is as fast."""
+"""Share of another speed that counts as equally fast."""
 _WAIT_S, _MOST_WAIT_S = 0.25, 0.8
-"""Where idle cores were tried in vain they are not tried for so long, each time twice as long, up to the
-latter: cores that are free again are used within a second."""
+"""Initial pause after a failed trial of idle cores, and its maximum. The pause doubles each time, so free
+cores are used within a second."""
 _SELDOM, _SELDOM_S = 20.0, 1.0
-"""Where fewer threads were tried in vain they are not tried for so many times as long as that took, and for
-so many seconds at least. One more is tried as often though no core is idle: whoever uses it may give way."""
+"""Pause after a failed trial of fewer threads, as a multiple of the observed time, and its minimum.
+Another thread is tried as often although no core is idle, because the process on it may give way."""
 _MUCH_MORE = 1.5
-"""Times as much as is lost where fewer threads were tried in vain: that is another matter."""
+"""Ratio to the loss in a failed trial of fewer threads from which another trial is worthwhile."""
 
 
 class CoresSeen(NamedTuple):
-    """What was seen in the steps since the last look."""
-
     lost: tuple[float, ...]
-    """Of each thread, the share of the time in which it could have computed, and had no core."""
+    """Share of the time, by thread, in which it was ready and had no core."""
     free: float
-    """Cores that nobody used, those not counted that this engine did not use by itself."""
+    """Cores that no process used, except for those that this engine left idle."""
     speed: float
-    """Of what all threads would have done undisturbed, by the cost model."""
+    """Share of the undisturbed speed of all threads, by the cost model."""
     elapsed_s: float
-    """What these steps took."""
     throttled: float = 0.0
-    """The share of the time in which nothing ran because a quota was used up."""
+    """Share of the time in which no thread ran because a quota was exhausted."""
 
     @property
     def most_lost(self) -> float:
@@ -57,28 +54,25 @@ class CoresSeen(NamedTuple):
 
 @dataclass(frozen=True)
 class _Trial:
-    """Another number of threads, from which there is a way back."""
+    """Change of the number of threads, with the number and the observation before it."""
 
     threads: int
-    """Those before."""
     seen: CoresSeen
-    """With these."""
 
 
 class ThreadChoice:
-    """Decides. Each change is a trial: it stays if it was no slower."""
+    """Decision about the number of threads. Each change is a trial, which stays if it is not slower."""
 
     def __init__(self, most: int) -> None:
         self.most = self.threads = most
         self._trial: _Trial | None = None
         self._wait_s = _WAIT_S
         self._fewer_at_s = self._idle_at_s = self._more_at_s = -math.inf
-        """Before that fewer threads are not tried again, nor idle cores, nor cores that others use."""
+        """Times before which fewer threads, idle cores, and cores in use are not tried again."""
         self._lost_in_vain = 0.0
-        """What was lost where fewer threads did not help."""
+        """Loss at which fewer threads did not help."""
 
     def decide(self, seen: CoresSeen, now_s: float) -> int:
-        """How many threads are to compute from now on."""
         trial, self._trial = self._trial, None
         if trial is not None and self._has_failed(trial, seen):
             self._put_off(trial, seen, now_s)
@@ -94,7 +88,6 @@ class ThreadChoice:
         return self.threads
 
     def _put_off(self, failed: _Trial, seen: CoresSeen, now_s: float) -> None:
-        """The like of it is not tried for a while."""
         seldom_s = now_s + max(_SELDOM_S, _SELDOM * seen.elapsed_s)
         if self.threads < failed.threads:
             self._fewer_at_s, self._lost_in_vain = seldom_s, failed.seen.most_lost
@@ -117,21 +110,21 @@ class ThreadChoice:
         return min(self.most, self.threads + (now_s >= self._more_at_s))
 
     def _has_failed(self, trial: _Trial, seen: CoresSeen) -> bool:
-        """Of two that are as fast, fewer threads are right. More that get their cores are right, whatever
-        speed was seen: steps differ in it."""
+        """The smaller of two equally fast numbers is right. A larger one whose threads get their cores is
+        right at any observed speed, because steps differ in speed."""
         if self.threads < trial.threads:
             return seen.speed < _NOT_SLOWER * trial.seen.speed
         return seen.is_disturbed and _NOT_SLOWER * seen.speed < trial.seen.speed
 
 
 _LOOK_S = 0.06
-"""So long steps are watched before something is decided: some time slices of Linux, which are 3 ms."""
+"""Duration of observation before a decision: some time slices of Linux, which are 3 ms."""
 _TELL_S = 10.0
-"""The log tells of changes at most so often."""
+"""Minimum time between two log messages about changes."""
 
 
 class CoreWatch:
-    """Watches steps, and sets how many threads compute the next one."""
+    """Observer of steps that sets the number of threads for the next one."""
 
     def __init__(self, threads: ThreadControl, clock: Callable[[], float]) -> None:
         self._threads = threads
@@ -139,21 +132,19 @@ class CoreWatch:
         self._choice = ThreadChoice(threads.most)
         self._waits_s = threads.waits_s()
         self._is_crowded = False
-        """Cores are lost, and no other number of threads is better."""
+        """True if cores are lost and no other number of threads is better."""
         self.is_throttled = False
-        """By the last look, a control group's quota of CPU time takes cores."""
+        """True if a cgroup's quota of CPU time took cores at the last observation."""
         self._told, self._told_s = threads.most, -math.inf
         self._begin()
 
     @property
     def count(self) -> int:
-        """Threads that compute the next step."""
         return self._choice.threads
 
     def computed(self, elapsed_ms: float, alone_ms: float) -> bool:
-        """A step was computed, which would have taken `alone_ms` on all threads. Returns whether that
-        teaches what steps cost: not where cores were lost for the moment. The number of threads may be
-        another now."""
+        """Record a step that would have taken `alone_ms` on all threads, and possibly change their number.
+        Return True if it teaches the cost of steps, which is not so if cores were lost for a moment."""
         waits_s = self._threads.waits_s()
         lost_s = {thread: waited_s - self._waits_s.get(thread, 0.0) for thread, waited_s in waits_s.items()}
         self._waits_s = waits_s
@@ -169,7 +160,7 @@ class CoreWatch:
         return teaches
 
     def use_all(self) -> None:
-        """For steps that are timed while nobody wants anything."""
+        """Use all threads, for steps that are timed while the engine is idle."""
         self._choice = ThreadChoice(self._threads.most)
         self._threads.use(self._choice.threads)
         self._begin()

@@ -1,4 +1,4 @@
-"""The engine's heart where the model embeds: inputs of many requests go through it together."""
+"""Engine core for models that embed: inputs of many requests are computed together."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
 
 _ENOUGH_TOKENS = 256
-"""Steps of more are no faster, and others wait longer for their turn. MiniLM, inputs of 32 tokens, in 1,000
-tokens a second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5, 11.4, 11.1, 11.0;
-with ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of
-128 made a chat's first token beside endless embedding no earlier."""
+"""Larger steps are not faster, and other work waits longer. MiniLM, inputs of 32 tokens, in 1,000 tokens a
+second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5, 11.4, 11.1, 11.0; with
+ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of 128
+made a chat's first token beside endless embedding no earlier."""
 _PLACES_TOLD = 100
-"""Requests that wait behind so many others are not told their place."""
+"""Maximum waiting requests whose place is reported."""
 
 
 class EmbedCore(Core[list[EmbedPart]]):
-    """Marries the queue and the backend. Costs are learned while it serves: a guess is right after some
-    dozens of steps."""
+    """Core of queue and backend. Costs are learned while serving: an estimate is correct after some dozens
+    of steps."""
 
     def __init__(
         self,
@@ -78,10 +78,9 @@ class EmbedCore(Core[list[EmbedPart]]):
         self._cost = cost
         self._options = options
         self._embedded: list[Embedded] = []
-        """Events of the step that is being built; refusals of requests that are none of this model's are
-        those of generations."""
+        """Events of the next message. Rejections of generation requests, which this model cannot serve,
+        are in `_events`."""
         self._is_shown = False
-        """Somebody watches the steps."""
 
     @property
     def has_work(self) -> bool:
@@ -92,18 +91,16 @@ class EmbedCore(Core[list[EmbedPart]]):
         return self._queue.best_priority
 
     def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
-        """Nothing has to be prepared for an embedding: this is for requests of another kind of model."""
+        """Reject requests for another kind of model, because embeddings need no preparation."""
         return RefusedRequest(submit, _WRONG_MODEL)
 
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
 
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
-        """There are none for these models."""
         yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
 
-    def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
-        """There is none."""
+    def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None: ...
 
     # -- a step ------------------------------------------------------------------------------------------
 
@@ -135,7 +132,6 @@ class EmbedCore(Core[list[EmbedPart]]):
         )
 
     def _tokens_within(self, budget_ms: float) -> int:
-        """How many tokens, of short inputs, take so long."""
         most = min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
         return 1 + bisect_right(range(2, most + 1), budget_ms, key=self._cost.predict_ms)
 
@@ -163,8 +159,8 @@ class EmbedCore(Core[list[EmbedPart]]):
         )
 
     def _embed(self, parts: list[EmbedPart]) -> bool:
-        """Compute the parts; False if that was interrupted. If they fail together each is computed alone, and
-        whose part fails alone fails."""
+        """Return False if the computation was interrupted. If the parts fail together each is computed
+        separately, so that only broken ones fail."""
         for part in parts:
             part.pending.has_run = True
         try:
@@ -203,7 +199,8 @@ class EmbedCore(Core[list[EmbedPart]]):
         return QueueState(places=tuple(self._places(slowdown))) if self._queue.num_waiting else None
 
     def _places(self, slowdown: float) -> Iterator[QueuePlace]:
-        """Before each one's first input those of the others before it are computed, about."""
+        """Approximately, the first inputs of earlier requests are computed before each request's first
+        input."""
         tokens = 0
         for position, pending in enumerate(self._queue.waiting[:_PLACES_TOLD], 1):
             tokens += len(pending.request.inputs[pending.next])
@@ -262,13 +259,12 @@ def _inputs(parts: Iterable[EmbedPart]) -> list[tuple[int, ...]]:
 
 
 def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
-    """Tokens, and pairs of tokens that attend to one another."""
+    """Return tokens, and pairs of tokens that attend to each other."""
     lengths = [len(one) for one in inputs]
     return sum(lengths), sum(length**2 for length in lengths)
 
 
 def _is_batch(parts: Iterable[EmbedPart]) -> bool:
-    """Nobody waits for the step but batch work."""
     return all(part.pending.request.priority is Priority.BATCH for part in parts)
 
 
@@ -283,7 +279,6 @@ def _failed(request: EmbedRequest, why: str) -> Embedded:
 
 
 def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
-    """A core for a model that embeds. It goes by a guess of what steps cost, and learns while it serves."""
     return EmbedCore(
         EmbedQueue(batch_floor=options.scheduling.batch_floor),
         backend,

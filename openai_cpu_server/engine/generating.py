@@ -1,5 +1,5 @@
-"""The engine's heart where the model generates: it marries the scheduler and the backend. Cores are put
-together here, as options and model say."""
+"""Engine core for models that generate, which connects scheduler and backend, and the construction of
+cores from options and model."""
 
 from __future__ import annotations
 
@@ -76,12 +76,11 @@ from openai_cpu_server.scheduler.speculation.speculator import Speculator
 logger = logging.getLogger(__name__)
 
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
-"""Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
+"""Function that times steps. It returns None if its argument reports other work, and another call
+continues."""
 
 
 class EngineCore(Core[Step]):
-    """Marries the scheduler and the backend."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -95,9 +94,8 @@ class EngineCore(Core[Step]):
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`costs` are those that the scheduler plans with. `measure` is given where the cost of steps is only
-        guessed yet; the prefix cache's `journal` where somebody chooses between several engines.
-        `cache_file`: where the prefix cache is kept. `cpu_clock`: CPU seconds of all threads."""
+        """`measure`: set while the cost of steps is an estimate. `journal`: set if a router chooses
+        between several engines. `cpu_clock`: CPU seconds of all threads."""
         timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
         super().__init__(timer, CoreWatch(backend.threads, clock), clock)
         self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
@@ -110,14 +108,12 @@ class EngineCore(Core[Step]):
         self._cache_file = cache_file
         self._adapters = LoadedAdapters(scheduler, backend)
         self._slowdown = 1.0
-        """By other engines, in the step that is computed."""
         self._outputs = LiveOutputs(
             scheduler.sequences, backend, tell=self._events.extend, first_token_ms=self._first_token_ms
         )
         self._planned = Step()
-        """That which is to be executed next."""
         self._opened: list[Sequence] = []
-        """They have a slot, and were in no step since they got it."""
+        """Sequences that have a slot and have been in no step since."""
         self._preemptions_told = 0
         self._tracer = StepTracer(clock)
 
@@ -146,7 +142,6 @@ class EngineCore(Core[Step]):
             self._measure = None
 
     def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
-        """Compile a request's constraint, and find what its output begins with. Any thread."""
         request = submit.request
         if not isinstance(request, GenerationRequest):
             return RefusedRequest(submit, "does not go with a model that generates text")
@@ -249,7 +244,7 @@ class EngineCore(Core[Step]):
     def _note(
         self, step: Step, participants: Seq[Sequence], encoders: Seq[Sequence], result: StepResult
     ) -> None:
-        """For those who watch. Call it before the step is applied."""
+        """Must be called before the step is applied."""
         started_s, elapsed_ms = self._timer.started_s, self._timer.elapsed_ms
         reasons = self._scheduler.plan.reasons
         log_step(step, participants, reasons, result, started_s=started_s, elapsed_ms=elapsed_ms)
@@ -342,7 +337,7 @@ class EngineCore(Core[Step]):
 
 
 class LoadedAdapters:
-    """The adapters that requests may name, and those of them that go with their last request."""
+    """Adapters that requests may name, and adapters that are freed with their last request."""
 
     def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
         self._scheduler = scheduler
@@ -376,15 +371,12 @@ class LoadedAdapters:
         yield AdapterLoaded(self._loaded[key])
 
     def has(self, key: str | None) -> bool:
-        """Whether a request may name it; None is the model as it is."""
         return key is None or (key in self._loaded and key not in self._leaving)
 
     def leave(self, key: str) -> None:
-        """It goes as soon as no request uses it any more."""
         self._leaving.add(key)
 
     def free(self) -> None:
-        """Free those that are to go and that no request uses any more."""
         for key in [key for key in self._leaving if not self._scheduler.sequences.uses_adapter(key)]:
             self._leaving.remove(key)
             if key in self._loaded:
@@ -394,7 +386,6 @@ class LoadedAdapters:
 
 
 def _num_computed(span: Span, result: StepResult) -> int:
-    """The tokens that the span has cost, those of its draft included."""
     drafted = result.drafted.get(span.slot)
     return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
 
@@ -411,10 +402,8 @@ def build_core(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted.
-
-    Without a curve it goes by a guess, until it has found time to `measure`.
-    """
+    """Return a core with its saved prefix cache and submitted pinned prompts. `curve`: None to estimate
+    costs until there is time to `measure` them."""
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing
@@ -449,12 +438,11 @@ def build_core(
 
 
 def step_options(options: EngineOptions) -> StepOptions:
-    """How steps are to be composed."""
     return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
 
 
 def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
-    """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
+    """Drafts are off if the memory cannot take back wrong ones."""
     if options.speculation == "off" or info.max_draft == 0:
         return None
     return Speculator(

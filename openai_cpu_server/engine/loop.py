@@ -1,7 +1,5 @@
-"""The engine process from its first command to its end: it loads, computes, and tells what comes of it.
-
-One thread computes. Another takes commands in meanwhile, and may interrupt a step (`CommandReader`).
-"""
+"""Main program of the engine process: it loads the model, computes, and sends events. One thread computes;
+another one reads commands and may interrupt a step (`CommandReader`)."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineChannel:
-    """The engine process's end of the socket. Any thread may send while one receives; both block."""
+    """Engine side of the socket. Any thread may send while one receives; both block."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -52,7 +50,6 @@ class EngineChannel:
             self._sock.sendall(frame(event))
 
     def receive(self) -> Command | None:
-        """The next command; None when the other side is gone."""
         try:
             while (payload := read_frame(self._reader)) is not None:
                 if (command := self._joiner.join(read_command(payload))) is not None:
@@ -63,15 +60,14 @@ class EngineChannel:
 
 
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
-"""Steps are timed when nobody has wanted anything for so long. The time doubles, up to the latter, whenever
-somebody comes meanwhile: else all gaps of light traffic would be spent on that.
-"""
+"""Idle time after which steps are timed, and its maximum. It doubles whenever a request interrupts that,
+because the measurement would otherwise fill all gaps of light traffic."""
 
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
-"""The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
+"""The third argument is called with the progress, 0 to 1; the last one says if the core may compute."""
 MaySave = Callable[[], bool]
 
 
@@ -83,10 +79,10 @@ def run_engine(
     claim: Callable[[EngineOptions], MaySave] = lambda options: lambda: True,
     confine: Callable[[EngineOptions], None] = lambda options: None,
 ) -> None:
-    """Load the model as the first command says, then serve until the client is gone.
+    """Load the model of the first command, then serve until the client is gone.
 
-    `claim`: of several engines with one cache file it says which may write it. `confine`: called behind that,
-    before there is another thread, and before anything is loaded.
+    `claim`: decides which of several engines with one cache file may write it. `confine`: called after that,
+    before other threads exist and before anything is loaded.
     """
     start = channel.receive()
     if not isinstance(start, StartEngine):
@@ -128,7 +124,7 @@ def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], No
 
 
 def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
-    """Between two pieces of the load others may compute. What comes behind them needs no turn."""
+    """Other engines may compute between two pieces of the load. The rest of it needs no turn."""
     tell = _teller(channel, LoadingPhase.WEIGHTS)
 
     def loaded(fraction: float) -> None:
@@ -188,7 +184,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: AnyCore, turn: EngineTurn)
 
 
 def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Work) -> None:
-    """An adapter is tried with a token, so it is loaded as pieces of a model are: when it is our turn."""
+    """Loading an adapter tries it with a token, so it needs the turn like a piece of the model's load."""
     if not isinstance(command, CheckedAdapter):
         core.handle(command)
         return
@@ -200,21 +196,20 @@ def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Wo
 
 
 def _patience_s(core: AnyCore, turn: EngineTurn, quiet_s: float) -> float | None:
-    """How long to wait for commands; None: for ever, or until the turn comes."""
+    """Return the time to wait for commands, without a limit if None."""
     if core.has_work:
         return 0.0 if turn.is_held or core.work is None else None
     return quiet_s if core.is_guessing else None
 
 
 def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
-    """Whether it is this engine's turn. When it is quiet that is asked for, as for batch work."""
+    """An idle engine asks for the turn as for batch work."""
     if is_quiet:
         turn.settle(Priority.BATCH)
     return turn.is_held
 
 
 def _go_on(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
-    """Compute a step, if it is this engine's turn or if nothing has to be computed; else tell the news."""
     turn.settle(core.work)
     if turn.is_held or core.work is None:
         _step(channel, core, turn)
@@ -231,7 +226,7 @@ def _step(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
 
 
 class CommandReader:
-    """The thread that takes commands in while something is computed. It does nothing slow with them."""
+    """Thread that reads commands while the engine computes. It does nothing slow with them."""
 
     def __init__(self, channel: EngineChannel, inbox: Inbox, turn: EngineTurn, *, grace_s: float) -> None:
         self._channel = channel
@@ -239,20 +234,17 @@ class CommandReader:
         self._turn = turn
         self._grace_s = grace_s
         self._take: Callable[[Request], None] | None = None
-        """None: before the engine is ready there is nothing to take."""
+        """Set when the engine is ready."""
         self._backend: NativeModel | None = None
-        """What is interrupted; None: it is not loaded yet."""
         self._is_worth: Callable[[ShortenTurn], bool] = lambda recall: False
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def interrupts(self, backend: NativeModel, is_worth: Callable[[ShortenTurn], bool]) -> None:
-        """From now on the backend's step is interrupted where a recall asks for it, and is worth it."""
         self._is_worth, self._backend = is_worth, backend
 
     def serves(self, take: Callable[[Request], None]) -> None:
-        """From now on requests are taken."""
         self._take = take
 
     def _read(self) -> None:
@@ -298,8 +290,6 @@ def _save_cache(core: AnyCore, options: EngineOptions, may_save: MaySave) -> Non
 
 
 class Inbox:
-    """Commands on their way from other threads to the loop."""
-
     def __init__(self) -> None:
         self._commands: deque[Work] = deque()
         self._news = threading.Event()
@@ -307,7 +297,7 @@ class Inbox:
 
     @property
     def has_news(self) -> bool:
-        """A command has come, or it is known that no more will."""
+        """True if a command has arrived or none will arrive."""
         return self._news.is_set() or not self.is_open
 
     def put(self, command: Work) -> None:
@@ -315,7 +305,7 @@ class Inbox:
         self._news.set()
 
     def wake(self) -> None:
-        """Something else than a command has come."""
+        """Report something other than a command."""
         self._news.set()
 
     def close(self) -> None:
@@ -323,11 +313,10 @@ class Inbox:
         self._news.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for news, `None` as long as it takes. False: there was none in that time."""
+        """Return False after a timeout."""
         return not self.is_open or self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:
-        """Take out all commands that have come."""
         self._news.clear()
         while self._commands:
             yield self._commands.popleft()

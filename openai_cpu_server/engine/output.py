@@ -1,4 +1,5 @@
-"""Turns what sequences gain into events: text of whole tokens and characters, and of no stop string."""
+"""Conversion of sequences' progress into events: text of whole tokens and characters, without stop
+strings."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True)
 class ReleasedText:
-    """Text that may be shown, and how many of the held tokens it belongs to."""
+    """Text to send, and the number of held tokens that it belongs to."""
 
     num_tokens: int
     text: str
     stop: str | None = None
-    """The stop string that was found; `text` ends before it."""
+    """Stop string that was found; `text` ends before it."""
 
     @property
     def stopped(self) -> bool:
@@ -39,19 +40,19 @@ class ReleasedText:
 
 
 class TextStream:
-    """Takes each token's bytes, and releases text token by token.
+    """Buffer that takes each token's bytes and releases text token by token.
 
-    Held back are tokens that end within a character, or within what may become a stop string.
+    Tokens that end within a character, or within a possible stop string, are held back.
     """
 
     def __init__(self, stop: Iterable[str]) -> None:
         self.watch(stop)
         self._held = b""
         self._ends: list[int] = []
-        """Where each held token ends in `_held`."""
+        """End of each held token in `_held`."""
 
     def watch(self, stop: Iterable[str]) -> None:
-        """Look for these stop strings instead, in what comes from now on and in what is held."""
+        """Replace the stop strings, also for the held text."""
         self._stop = [s.encode() for s in stop]
 
     def push(self, piece: bytes) -> ReleasedText:
@@ -63,7 +64,7 @@ class TextStream:
         return self._release(self._num_releasable())
 
     def flush(self) -> ReleasedText:
-        """Release all that is held, at the end. An unfinished character becomes U+FFFD."""
+        """Release all held text at the end. An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
 
     def _cut(self, at: int, stop: bytes) -> ReleasedText:
@@ -86,7 +87,6 @@ class TextStream:
         return ReleasedText(num_tokens, text)
 
     def _unfinished_stop(self) -> int:
-        """Length of the longest end of the held bytes that some stop string begins with."""
         return max((overlap(self._held, s) for s in self._stop), default=0)
 
     def _unfinished_character(self) -> int:
@@ -112,10 +112,10 @@ class _Token:
 
 
 class SequenceOutput:
-    """Turns each advance of its sequence into events: none or one, and one for each part of the output where
-    a step goes from one to the next. The one with `finish` is the last.
+    """Converter of a sequence's progress into events. A step makes at most one event for each part of the
+    output; the one with `finish` is the last.
 
-    A sequence that resumes after a crash starts with nothing held: its first `num_told` output tokens were
+    A sequence that resumes after a crash holds nothing back, because its first `num_told` output tokens were
     all released.
     """
 
@@ -129,33 +129,29 @@ class SequenceOutput:
         num_told: int,
         first_token_ms: Callable[[Sequence], float],
     ) -> None:
-        """`piece`: what a token adds to the text; `name`: the same, with control tokens by their names.
-        `first_token_ms`: when the first token of a sequence that runs is expected."""
+        """`name`: like `piece`, with names of control tokens."""
         self._sequence = sequence
         self._first_token_ms = first_token_ms
         self._piece = piece
         self._end_tokens = end_tokens.union(sequence.request.sampling.stop_tokens)
         self._num_tokens = num_told
-        """Tokens of the output that were looked at; forced ones behind its end do not count."""
+        """Output tokens that were examined, without forced ones behind the end."""
         self._num_forced = 0
-        """How many of these were computed without sampling."""
         self._shield = _shield(sequence)
-        """Stop strings wait for what is for the user; None: that has begun."""
+        """Search for the text for the user, from which stop strings count. None once that has begun."""
         self._text = TextStream(sequence.request.stop if self._shield is None else ())
         marks = sequence.request.marks
         self._parts = OutputParts(marks, name) if marks is not None else None
-        """None: all is the answer."""
+        """Parts of the output, or None if all of it is the answer."""
         self._resume(sequence.output[:num_told])
         self._held: list[_Token] = []
-        """Tokens that are not told yet."""
         self._gained = _NOTHING
-        """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
         self._progress_told = sequence.request.num_tokens if num_told else -1
-        """So much of the prompt was told to be computed."""
 
     def begin(self, beginning: Iterable[int]) -> Events:
-        """Take what is forced before the first sample. It is told with that sample, unless it is all."""
+        """Take the tokens that are forced before the first sample. They are sent with that sample, unless
+        they are the whole output."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return () if reason is None else self._event(self._finish(reason))
 
@@ -164,7 +160,7 @@ class SequenceOutput:
         return (*told, *self._gained_by(advance))
 
     def _progress(self) -> Iterator[TokenEvent]:
-        """What was there before the first step is told behind it."""
+        """The cached part is reported after the first step."""
         sequence, total = self._sequence, self._sequence.request.num_tokens
         cached = sequence.cached_tokens or 0
         for processed in (cached, min(sequence.computed, total)):
@@ -185,7 +181,7 @@ class SequenceOutput:
         return ()
 
     def end(self, reason: FinishReason) -> Events:
-        """The last events, for a request that ends without another token. What is held is told where the
+        """Return the last events of a request that ends without another token. Held text is sent if the
         output is a result."""
         self._gained = _NOTHING
         if reason is FinishReason.STOP:
@@ -193,7 +189,7 @@ class SequenceOutput:
         return self._event(self._finish(reason))
 
     def _sampled(self, advance: SequenceAdvance) -> Events:
-        """What has failed behind the samples matters only if the output does not end before."""
+        """A failure behind the samples matters only if the output does not end before it."""
         reason = self._push(_tokens(advance.samples))
         if reason is not None:
             return self._event(self._finish(reason))
@@ -207,7 +203,6 @@ class SequenceOutput:
         return self._event(msgspec.structs.replace(finish, error=error, is_own_fault=is_own))
 
     def _push(self, tokens: Iterable[_Token]) -> FinishReason | None:
-        """Look at tokens up to the output's end; returns why it ends there, if it does."""
         for token in tokens:
             reason = self._push_one(token)
             if reason is not None:
@@ -236,14 +231,13 @@ class SequenceOutput:
         return None
 
     def _resume(self, told: Seq[int]) -> None:
-        """Read what an engine before this one has told."""
         for token in told:
             self._follow(self._piece(token))
         if self._parts is not None:
             self._parts.read(told, b"".join(map(self._piece, told)).decode(errors="replace"))
 
     def _follow(self, piece: bytes) -> None:
-        """Stop strings are looked for from the token on that follows thoughts, and headers behind them."""
+        """Stop strings count from the token after the reasoning, and after headers behind it."""
         if self._shield is not None and self._shield.ends_with(piece):
             self._shield = None
             self._text.watch(self._sequence.request.stop)
@@ -284,7 +278,7 @@ class SequenceOutput:
 
 
 class LiveOutputs:
-    """The outputs of all sequences that live: each is told until it ends, and then leaves the scheduler."""
+    """Outputs of all live sequences. Each sequence leaves the scheduler with its last event."""
 
     def __init__(
         self,
@@ -294,24 +288,21 @@ class LiveOutputs:
         tell: Callable[[Iterable[TokenEvent]], None],
         first_token_ms: Callable[[Sequence], float],
     ) -> None:
-        """`first_token_ms`: when the first token of a sequence that runs is expected."""
         self._sequences = sequences
         self._backend = backend
         self._tell = tell
         self._first_token_ms = first_token_ms
         self._outputs: dict[str, SequenceOutput] = {}
         self.num_forced = 0
-        """Output tokens that no figures have told of yet."""
+        """Forced output tokens since the last figures."""
 
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(self._outputs)
 
     def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
-        """What the constraint forces before anything is sampled, to be computed with the prompt. Any thread.
-
-        Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
-        """
+        """Return the tokens that the constraint forces before the first sample, or none if tokens are
+        scored one by one. Any thread may call it. Raises `ConstraintFailed`."""
         if request.constraint is None:
             return ()
         forced = self._backend.forced(request.constraint, output)
@@ -345,7 +336,7 @@ class LiveOutputs:
         self._take(sequence, events)
 
     def advance(self, advance: SequenceAdvance) -> None:
-        """What goes wrong with one sequence's output is the end of that sequence."""
+        """Send the events of a sequence's progress. An error ends only that sequence."""
         sequence = advance.sequence
         self.num_forced += sum(len(sample.forced) for sample in advance.samples)
         try:
@@ -358,13 +349,12 @@ class LiveOutputs:
         self._take(sequence, events)
 
     def end(self, request_id: str, reason: FinishReason) -> None:
-        """End a request that has not ended by itself already."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._take(sequence, self._outputs[request_id].end(reason))
 
     def drop(self, request_id: str) -> Sequence | None:
-        """Nothing stays of the request, and nothing is told; returns what there was, if anything."""
+        """Remove the request without an event, and return its sequence, if any."""
         self._outputs.pop(request_id, None)
         sequence = self._sequences.get(request_id)
         if sequence is not None:
@@ -376,7 +366,6 @@ class LiveOutputs:
         return forced
 
     def _take(self, sequence: Sequence, events: Events) -> None:
-        """Tell what a sequence has gained; it leaves with its last event."""
         if events and (finish := events[-1].finish) is not None:
             del self._outputs[sequence.request.id]
             (self._sequences.complete if finish.is_good else self._sequences.finish)(sequence)

@@ -1,7 +1,5 @@
-"""Tells thoughts from the answer in one output: by tokens, and by the text that they make.
-
-`Output` asks it, for requests whose thoughts are marked. Nobody behind the engine looks for marks again.
-"""
+"""Separation of reasoning and answer in one output, by tokens and by their text. `SequenceOutput` uses it
+for requests with marks. No code behind the engine looks for these marks again."""
 
 from __future__ import annotations
 
@@ -15,30 +13,27 @@ from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking, Thoughts
 
 _BLANKS = string.whitespace
-"""What may stand before the thoughts: the same as for `Thoughts`, which reads bytes."""
+"""White space that may precede the reasoning, as in `Thoughts`, which reads bytes."""
 _HEADER = b"<|"
-"""Every header of a format with channels begins so."""
+"""Beginning of every header in a format with channels."""
 
 
 class PartText(NamedTuple):
-    """A piece of an output's text."""
-
     part: OutputPart
     text: str
 
 
 class OutputParts:
-    """Follows what is told of one output."""
-
     def __init__(self, marks: OutputMarks, name: Callable[[int], bytes]) -> None:
-        """`name`: a token's bytes, control tokens by their names."""
+        """`name`: bytes of a token, control tokens by name."""
         self._name = name
         self._tokens = AnswerSearch(marks) if marks.end else None
-        """None: there are no thoughts."""
+        """Search for the answer, or None without reasoning."""
         self._text = PartReader(marks)
 
     def cut(self, event: TokenEvent) -> tuple[TokenEvent, ...]:
-        """An event of the whole output, as one for each part. What ends badly is not cut: nobody reads it."""
+        """Split an event of the whole output into one for each part. A failed output is not split, because
+        its parts are not read."""
         finish = event.finish
         if finish is not None and not finish.is_good:
             return (event,)
@@ -54,14 +49,12 @@ class OutputParts:
         return (*before, replace(last, finish=finish))
 
     def read(self, tokens: Iterable[int], text: str) -> list[PartText]:
-        """The next tokens, and the text that they release; returns those pieces whose part is known."""
         if self._tokens is not None:
             for token in tokens:
                 self._tokens.read(self._name(token))
         return self._text.feed(text)
 
     def _rest(self) -> list[PartText]:
-        """What was held back, once the output has ended."""
         if self._tokens is not None:
             self._tokens.finish()
         return self._text.finish()
@@ -72,35 +65,28 @@ class OutputParts:
 
     @property
     def answer_start(self) -> int | None:
-        """As `TokenEvent` has it."""
         return self._tokens.start if self._tokens is not None else 0
 
 
 class AnswerSearch:
-    """Looks for the first token of an output's answer."""
-
     def __init__(self, marks: OutputMarks) -> None:
         self._thoughts = Thoughts(marks.begin, marks.end)
         self._are_over = False
         self._mark = marks.answer_begin.encode()
-        """It may stand between thoughts and answer."""
         self._read: list[bytes] = []
-        """The tokens before the end of the thoughts, as long as there may be none."""
+        """Tokens before the end of the reasoning, while the output may turn out to have none."""
         self._num_read = 0
         self._candidate = 0
-        """The first token that may be the answer's."""
+        """First token that may be the answer's."""
         self._text = b""
-        """What has come from that one on."""
         self.start: int | None = None
-        """How many tokens stand before the answer; None: it has not begun for sure."""
+        """Number of tokens before the answer, or None until it has certainly begun."""
 
     @property
     def num_thoughts(self) -> int:
-        """Tokens of the thoughts so far, their marks included."""
         return self._thoughts.num_tokens
 
     def read(self, piece: bytes) -> None:
-        """Read the next token's bytes."""
         if self.start is not None:
             return
         if self._are_over:
@@ -109,7 +95,7 @@ class AnswerSearch:
             self._think(piece)
 
     def finish(self) -> None:
-        """The output has ended; one that ends within its thoughts has no answer."""
+        """End the output. One that ends within its reasoning has no answer."""
         if self.start is None:
             is_cut = not self._are_over and self.num_thoughts > 0
             self.start = self._num_read + len(self._read) if is_cut else self._candidate
@@ -131,7 +117,7 @@ class AnswerSearch:
                 self.read(one)
 
     def _look_at(self, piece: bytes) -> None:
-        """White space and the mark belong to nobody."""
+        """White space and the mark belong to no part."""
         self._num_read += 1
         self._text = (self._text + piece).lstrip()
         if not self._text:
@@ -143,15 +129,13 @@ class AnswerSearch:
 
 
 class PartReader:
-    """Cuts the text of one output into parts while it comes. The parts are the same however the text was cut
-    into pieces."""
+    """Incremental splitter of one output's text into parts. The parts do not depend on how the text
+    arrives in pieces."""
 
     def __init__(self, marks: OutputMarks) -> None:
         self._marks = marks
         self._held = ""
-        """Text that cannot be told yet."""
         self._has_begun = False
-        """Some of the thoughts were given."""
         self._read = self._first(marks)
 
     @property
@@ -165,7 +149,6 @@ class PartReader:
         return self._read(held + text)
 
     def finish(self) -> list[PartText]:
-        """What was held back, once the output has ended."""
         held, self._held = self._held, ""
         if self._read == self._within:
             return self._thought(held.rstrip())
@@ -198,7 +181,7 @@ class PartReader:
         return self._thought(text[:safe])
 
     def _behind(self, text: str) -> list[PartText]:
-        """Many models close their thoughts once more where somebody else has done it for them."""
+        """Many models close their reasoning again after it was closed for them."""
         head, begin, end = text.lstrip(), self._marks.answer_begin, self._marks.end
         if head.startswith(end):
             return self._go_on(self._behind, head[len(end) :])
@@ -213,7 +196,7 @@ class PartReader:
         return self._go_on(self._in_answer, head) if head else []
 
     def _in_answer(self, text: str) -> list[PartText]:
-        """A mark of its end is dropped where the output ends with it."""
+        """A mark at the end of the output is dropped."""
         end = self._marks.answer_end
         if not end:
             return _answer(text)
@@ -223,7 +206,6 @@ class PartReader:
         return _answer(text[:safe])
 
     def _is_end(self, text: str) -> bool:
-        """Whether nothing follows a mark of the answer's end in it."""
         end = self._marks.answer_end
         return bool(end) and text.rstrip().endswith(end)
 
@@ -243,17 +225,17 @@ class PartReader:
 
 
 class StopShield:
-    """Follows an output to where it is for the user: stop strings are looked for from there on."""
+    """Search for the text for the user in an output, from which stop strings count."""
 
     def __init__(self, thinking: Thinking) -> None:
         self._thoughts: Thoughts | None = Thoughts(thinking.begin, thinking.end)
-        """None: they have ended."""
+        """Reasoning that has not ended, or None."""
         self._mark = thinking.shown_behind.encode()
         self._text = b""
-        """What has come behind the thoughts, as far as it may matter."""
 
     def ends_with(self, piece: bytes) -> bool:
-        """Read the next token's bytes. True: what follows it is for the user. Nothing can be read then."""
+        """Read the next token's bytes; return True if the text after it is for the user. Nothing can be
+        read afterwards."""
         answer: bytes | None = piece
         if self._thoughts is not None:
             answer = self._thoughts.read(piece)
@@ -263,7 +245,7 @@ class StopShield:
         return not self._mark or self._is_behind_mark(answer)
 
     def _is_behind_mark(self, piece: bytes) -> bool:
-        """An output that has no headers is for the user at once."""
+        """An output without headers is for the user at once."""
         self._text += piece
         head = self._text.lstrip()[:2]
         if not _HEADER.startswith(head) or self._mark in self._text:
@@ -277,11 +259,10 @@ def _answer(text: str) -> list[PartText]:
 
 
 def _safe(text: str, mark: str) -> int:
-    """How much of the text can belong neither to the mark nor to white space before it."""
     return len(text[: len(text) - overlap(text, mark)].rstrip())
 
 
 def overlap(text: AnyStr, mark: AnyStr) -> int:
-    """Length of the longest end of the text that the mark begins with, and goes on behind."""
+    """Return the length of the longest end of the text that is a proper prefix of the mark."""
     longest = min(len(text), len(mark) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,7 +1,7 @@
-"""Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler.
+"""Preparation of constraints beside the loop and the reader, so that neither waits for a compiler.
 
-So are adapters, whose files may be large. What stands for pictures and sounds in prompts is found in another
-thread, for libmtmd takes the spectrum of a sound to know: half a second of the cores for a minute.
+Adapters are checked here, too, because their files may be large. Media are measured in another thread,
+because libmtmd computes the spectrum of a sound for that: half a second of the cores for a minute.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ Request = (
 """Commands that are taken once the engine is ready."""
 Prepared = Submit | LoadAdapter
 _END = (-2, 0, None)
-"""It sorts before all requests."""
+"""Sorts before all requests."""
 _BEHIND_REQUESTS = max(Priority) + 1
 _MEASURING_NICENESS = 10
-"""A thread of it gets a tenth of what a step's gets beside it."""
+"""Gives the thread a tenth of the CPU time of a step's thread beside it."""
 
 
 class Preparation:
-    """Hands commands on: requests with a constraint when that is prepared, adapters when their files are
-    looked at, everything else at once.
+    """Filter of commands: requests with a constraint pass when that is prepared, adapters when their files
+    are checked, other commands at once.
 
     One thread prepares, interactive requests first. It announces each request before it begins, because
-    native code may kill the process there. Another measures media. `with` it: leaving waits until the threads
-    have ended.
+    native code may kill the process there. Another thread measures media. Leaving the context waits until the
+    threads have ended.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Preparation:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._cancelled: dict[str, CancelRequest | None] = {}
-        """The requests that are not handed on yet, and how they were cancelled meanwhile."""
+        """Requests in preparation, and how they were cancelled in the meantime."""
         self._sizes = SimpleQueue[MediaSize | None]()
-        """To be measured; None: that is all."""
+        """Sizes to be measured; None ends the thread."""
         self._threads = [
             threading.Thread(target=self._work, name="prepare", daemon=True),
             threading.Thread(target=self._measure_all, name="measure", daemon=True),
@@ -92,7 +92,6 @@ class Preparation:
             thread.join()
 
     def take(self, command: Request) -> None:
-        """Never blocks for long."""
         match command:
             case Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
@@ -109,7 +108,7 @@ class Preparation:
                 self._hand_on(command)
 
     def _is_put_off(self, cancel: CancelRequest) -> bool:
-        """A request that is not handed on yet is cancelled right after that."""
+        """A request in preparation is cancelled directly after it has passed."""
         with self._lock:
             if cancel.id not in self._cancelled:
                 return False
@@ -157,7 +156,6 @@ class Preparation:
 
 
 def pinned_request(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
-    """A prompt that is computed at the start and never forgotten."""
     return GenerationRequest(
         id=f"pinned/{number}",
         tokens=tokens,

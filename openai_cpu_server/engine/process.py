@@ -1,7 +1,5 @@
-"""The engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`.
-
-Wires llama, scheduler and core.
-"""
+"""Engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`. It combines llama, scheduler
+and core."""
 
 from __future__ import annotations
 
@@ -41,18 +39,14 @@ from openai_cpu_server.storage.private_files import SoleWriter
 logger = logging.getLogger(__name__)
 
 _STACK_BYTES = 64 * 2**20
-"""Each thread may have so much; what is not used takes no memory. llguidance recurses over clients'
-grammars in threads, and 8 MiB suffice for all that `structured` lets pass."""
+"""Maximum stack of each thread; unused parts take no memory. llguidance recurses over clients' grammars in
+threads, and 8 MiB suffice for all grammars that `structured` accepts."""
 _MOST_TURNS = 60
-"""A measurement at start is given up after so many turns.
-
-They are of a second beside batch work, and 40 s is what it takes for the largest models.
-"""
+"""Turns after which a measurement at start is given up. A turn is a second beside batch work, and the
+largest models take 40 s."""
 
 
 def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> LlamaBackend | LlamaEmbedder:
-    """What the model's file says that it is for decides. Raises `StartupError`."""
-
     def loaded(options: EngineOptions) -> LlamaBackend | LlamaEmbedder:
         if model_kind(GgufHeader(Path(options.model_path))) is ModelKind.GENERATES:
             return LlamaBackend.load_cold(with_fastest_split(options, on_progress), on_progress)
@@ -85,7 +79,6 @@ def calibrated(
     on_progress: Callable[[float], None],
     turn: EngineTurn | None = None,
 ) -> EngineCore:
-    """A core that knows what steps cost from an earlier start, or measures it as `calibrate` says."""
     turn = turn or EngineTurn()
     if options.cost_dir is None:
         return build_core(options, backend, None)
@@ -101,10 +94,8 @@ def calibrated(
 
 
 def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
-    """The curve, measured in turns with the loads of others; None if others have more to do than that.
-
-    Then the measurement goes on when nobody wants anything.
-    """
+    """Measure in turns with the loads of other engines. Return None if those have more work; the
+    measurement then continues while the engine is idle."""
     for _ in range(_MOST_TURNS):
         curve = calibrator.measure(lambda: turn.is_wanted)
         if curve is not None or turn.sharing.beside_interactive:
@@ -114,7 +105,6 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
 
 
 def _confine(options: EngineOptions) -> None:
-    """Keep what the options name, with a word in the log."""
     if options.wants_device and options.cost_dir is not None:
         keep_shaders_in(Path(options.cost_dir) / "shaders")
     if options.sandbox == "off":
@@ -139,7 +129,8 @@ def _confine(options: EngineOptions) -> None:
 
 
 def _claim(options: EngineOptions) -> MaySave:
-    """One engine writes a cache file, the first that asks. A folder that nobody has named is made here."""
+    """The first engine that asks may write the cache file. A folder that the user has not named is
+    created."""
     if options.cache_file is None:
         return lambda: False
     path = Path(options.cache_file)

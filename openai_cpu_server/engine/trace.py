@@ -1,5 +1,4 @@
-"""What is told of steps beside their events: to the log, to those who watch, and to those who choose between
-several engines."""
+"""Reports about steps beside their events: for the log, for observers, and for routers between engines."""
 
 from __future__ import annotations
 
@@ -31,11 +30,8 @@ def log_step(
     started_s: float,
     elapsed_ms: float,
 ) -> None:
-    """Call it before the step is applied.
-
-    `participants` as its spans; `reasons`: how many tokens of each sequence are in it for which reason;
-    `started_s` of the monotonic clock.
-    """
+    """Log the step before it is applied. `participants`: in the order of the spans; `reasons`: tokens of
+    each sequence by reason; `started_s`: on the monotonic clock."""
     if not logger.isEnabledFor(logging.DEBUG) or not step.spans:
         return
     why = reasons()
@@ -68,12 +64,12 @@ def log_step(
 
 
 _STATE_S = 0.5
-"""Who holds what is told twice a second at most: it takes a fraction of a millisecond to collect."""
+"""Minimum time between two reports of the memory, because collecting it takes a fraction of a millisecond."""
 _LONG_AGO = float("-inf")
 
 
 class StepTracer:
-    """Off until `ShowSteps`. While it is off, nobody may call `note` or `take`, and it costs nothing."""
+    """Off until `ShowSteps`, without any cost. `note` and `take` must not be called while it is off."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -84,7 +80,7 @@ class StepTracer:
 
     @property
     def is_owed(self) -> bool:
-        """Who began to watch was told nothing yet."""
+        """True if a new observer has received nothing yet."""
         return self.is_on and self._state_told_s == _LONG_AGO
 
     def heard(self, command: ShowSteps | HideSteps) -> None:
@@ -98,8 +94,7 @@ class StepTracer:
         reasons: Mapping[Sequence, Mapping[StepReason, int]],
         result: StepResult,
     ) -> None:
-        """A step was executed. Call it before the step is applied; `participants` as its spans. `encoders`:
-        whose media item it encoded."""
+        """Record an executed step before it is applied."""
         self._adapter = step.adapter
         parts = [
             _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
@@ -110,7 +105,6 @@ class StepTracer:
         self._parts = tuple(parts)
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
-        """What is to be told behind a step; None: there is nothing."""
         parts, self._parts = self._parts, ()
         is_due = self._clock() - self._state_told_s >= _STATE_S or not scheduler.has_work
         if is_due:
@@ -151,14 +145,13 @@ def _encoding(sequence: Sequence, step: Step, result: StepResult) -> ShownPart:
 
 
 def _num_output(slot: int, result: StepResult) -> int:
-    """Tokens that were sampled or forced behind the span."""
     first = result.samples.get(slot)
     samples = ((first,) if first is not None else ()) + result.further.get(slot, ())
     return sum(1 + len(sample.forced) for sample in samples)
 
 
 _TELL_S = 0.1
-"""A forecast takes up to a millisecond; told ten times a second that is 1 % of a core at most."""
+"""Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
 
 
 class ForecastNews(NamedTuple):
@@ -167,7 +160,7 @@ class ForecastNews(NamedTuple):
 
 
 class ForecastTeller:
-    """Tells the forecast ten times a second at most, and always when there is nothing more to compute."""
+    """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
 
     def __init__(self, scheduler: Scheduler, journal: PrefixJournal, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -176,7 +169,6 @@ class ForecastTeller:
         self._told_at = float("-inf")
 
     def news(self) -> ForecastNews:
-        """What is to be told with the present step."""
         now_s = self._clock()
         if self._scheduler.has_work and now_s - self._told_at < _TELL_S:
             return ForecastNews()

@@ -1,4 +1,4 @@
-"""The engine's side of the turn: with it an engine computes, where several share the cores."""
+"""Engine side of the turn to compute, where several engines share the cores."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, S
 from openai_cpu_server.contract.request import Priority
 
 PIECE_S = 0.05
-"""After so much of its load an engine lets others compute."""
+"""Time of loading after which an engine lets others compute."""
 _MEMORY_S = 5.0
-"""What was seen of the others counts for about so long, in time in which this engine wanted to compute."""
+"""Time constant of observations, in time in which this engine wanted to compute."""
 _SLOWEST = 20.0
-"""Estimates are made longer by this factor at most."""
+"""Maximum factor of estimates."""
 _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
 class EngineTurn:
-    """The turn of an engine that shares its cores with no other: it always has it, and says nothing.
+    """Turn of an engine that shares its cores with no other: it always has the turn and sends nothing.
 
-    All methods but those of `SharedTurn` for the reader are for the thread that computes.
+    All methods but those of `SharedTurn` for the reader belong to the thread that computes.
     """
 
     @property
     def is_held(self) -> bool:
-        """The engine may compute."""
         return True
 
     @property
     def is_wanted(self) -> bool:
-        """Somebody else's turn is due. Any thread."""
+        """True if another engine's turn is due. Any thread may read it."""
         return False
 
     @property
@@ -40,27 +39,23 @@ class EngineTurn:
         return ALONE
 
     def settle(self, work: Priority | None) -> None:
-        """Between two steps: the engine wants this now. Gives the turn back if there is nothing to compute,
-        or if it is somebody else's."""
+        """Report the present work between two steps. Return the turn if there is nothing to compute or
+        another engine's turn is due."""
 
-    def computed(self) -> None:
-        """A step has ended."""
+    def computed(self) -> None: ...
 
-    def give_back(self) -> None:
-        """If it is held; the engine wants nothing for the moment."""
+    def give_back(self) -> None: ...
 
     def load_on(self) -> None:
-        """Wait for the turn, to load a piece; let others compute first if it has just had one.
-
-        Raises ConnectionError if the turn never comes, for the client is gone.
-        """
+        """Wait for the turn to load a piece, letting others compute first after a piece. Raises
+        ConnectionError if the client is gone."""
 
     def pass_on(self) -> None:
-        """Let others compute, and wait for the next turn. Raises ConnectionError as `load_on`."""
+        """Let others compute, and wait for the next turn. Raises ConnectionError if the client is gone."""
 
 
 class SharedTurn(EngineTurn):
-    """The turn of one of several engines. Every turn is for one step at least."""
+    """Turn of one of several engines. Every turn is for at least one step."""
 
     def __init__(
         self,
@@ -69,18 +64,17 @@ class SharedTurn(EngineTurn):
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wake` is called when a turn has come."""
         self._send = send
         self._wake = wake
         self._clock = clock
         self._changed = threading.Condition()
-        """Guards what the reader thread changes too: all up to `_is_closed`."""
+        """Guards the fields up to `_is_closed`, which the reader thread also changes."""
         self._is_held = False
         self._granted_s = 0.0
         self._until_s = math.inf
         self._is_beside_interactive = False
         self._has_computed = False
-        """A step of this turn has ended, or none is to begin."""
+        """True if a step of this turn has ended or none is to begin."""
         self._is_closed = False
         self._told = EngineWants()
         self._slowness = _Slowness(clock())
@@ -103,7 +97,6 @@ class SharedTurn(EngineTurn):
                 self._until_s = self._clock() + recall.after_ms / 1000
 
     def close(self) -> None:
-        """No turn will come any more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -171,14 +164,14 @@ class SharedTurn(EngineTurn):
 
 
 class _Slowness:
-    """How much longer work takes because others compute too."""
+    """Factor by which work takes longer because other engines compute, too."""
 
     def __init__(self, now_s: float) -> None:
         self._noted_s = now_s
         self._wanted_s = self._held_s = _MEMORY_S / 5
 
     def note(self, now_s: float, *, wants: bool, has: bool) -> None:
-        """How it was since the last note; a time before that says nothing."""
+        """Record the state since the last note. A time before that is ignored."""
         seconds = max(0.0, now_s - self._noted_s)
         self._noted_s += seconds
         if wants:

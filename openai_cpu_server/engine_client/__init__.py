@@ -1,10 +1,11 @@
-"""The asyncio side of an engine process: for the API process an `Engine`, for the engine its only parent.
+"""Asyncio side of an engine process: an `Engine` for the API process, and the parent of the engine process.
 
-`server` makes a `Supervisor` and an `EngineClient` for each model; the API's generation service calls the
-client, and a replica's host (`replicas/host`) the parts below it. A request is accepted (`admission`), lives
-(`live`), is sent to whichever process is ready (`replay`), and is told of as it goes on (`answers`).
-Promises: every accepted request has exactly one end; a process that dies or hangs is replaced, and what it
-had goes on with the tokens so far, nothing lost and nothing twice; a request fails only for what it did
-itself (`culprits`). All belongs to one event loop's thread, and nothing blocks it. It knows no scheduler and
-no llama.
+`server` makes a `Supervisor` and an `EngineClient` for each model. The API's generation service calls the
+client, and a replica's host (`replicas/host`) the parts below it. A request is accepted (`admission`), is
+live (`live`), is sent to the present process (`replay`), and gets its events (`answers`).
+
+Every accepted request ends exactly once. A process that dies or hangs is replaced, and its requests continue
+with their tokens so far, without losses or repetitions. A request fails only for what it caused itself
+(`culprits`). All objects belong to one event loop's thread, and no call blocks it. The package does not
+import the scheduler or llama.
 """

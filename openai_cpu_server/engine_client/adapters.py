@@ -1,4 +1,4 @@
-"""Which adapters an engine is to have, how each of them stands, and who waits for one."""
+"""Adapters that an engine should have, their states, and the callers that wait for them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ logger = logging.getLogger(__name__)
 class AdapterTable:
     """Adapters by key.
 
-    Of one name there may be several: one that requests may name, one that is to take its place once it is
-    loaded, and old ones with which some requests still run.
+    One name may have several: the one that requests may name, a successor that is being loaded, and old ones
+    that are still in use.
     """
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self._statuses: dict[str, AdapterStatus] = {}
         self._named: dict[str, str] = {}
-        """The key of the one that requests get for a name."""
+        """Key of the adapter that requests get for a name."""
         self._being_loaded: str | None = None
-        """What the present process says that it is loading."""
         for adapter in adapters:
             self.add(adapter)
             self._named[adapter.name] = adapter.key
 
     @property
     def wanted(self) -> tuple[Adapter, ...]:
-        """Those that an engine process is to have: all but those that were refused."""
+        """Adapters that an engine process should have: all but rejected ones."""
         statuses = self._statuses.values()
         return tuple(status.adapter for status in statuses if status.state is not AdapterState.FAILED)
 
     @property
     def unanswered(self) -> tuple[Adapter, ...]:
-        """Those of them of which the present process has said nothing."""
+        """Wanted adapters that the present process has not reported yet."""
         return tuple(
             status.adapter for status in self._statuses.values() if status.state is AdapterState.LOADING
         )
@@ -56,12 +55,12 @@ class AdapterTable:
 
     @property
     def offered(self) -> tuple[AdapterStatus, ...]:
-        """Those that requests may name, and those that were refused at the start."""
+        """Adapters that requests may name, and those that were rejected at the start."""
         return tuple(self._statuses[key] for key in self._named.values())
 
     @property
     def retired(self) -> tuple[str, ...]:
-        """The keys of those that no new request gets: they go with their last one."""
+        """Keys of adapters that no new request gets. They are freed with their last request."""
         named = self._named.values()
         return tuple(
             key
@@ -73,18 +72,16 @@ class AdapterTable:
         return self._statuses.get(key)
 
     def named(self, name: str) -> AdapterStatus | None:
-        """The one that requests get for this name."""
         return self._statuses.get(self._named.get(name, ""))
 
     def has_name(self, key: str) -> bool:
         return key in self._named.values()
 
     def add(self, adapter: Adapter) -> None:
-        """It is to be loaded. Nobody gets it before it is named."""
+        """Add an adapter to be loaded. Requests do not get it until it is named."""
         self._statuses[adapter.key] = AdapterStatus(adapter=adapter, state=AdapterState.LOADING)
 
     def give_name(self, key: str) -> None:
-        """Requests get this one for its name from now on."""
         name = self._statuses[key].adapter.name
         former = self._named.get(name)
         self._named[name] = key
@@ -92,24 +89,21 @@ class AdapterTable:
             del self._statuses[former]
 
     def take_name(self, name: str) -> None:
-        """No request may name it any more."""
         key = self._named.pop(name)
         if self._statuses[key].state is AdapterState.FAILED:
             del self._statuses[key]
 
     def drop(self, key: str) -> None:
-        """Nobody needs it any more. It has no name."""
         del self._statuses[key]
 
     def process_started(self) -> None:
-        """Another engine process begins to load all that is wanted."""
         self._being_loaded = None
         for key, status in self._statuses.items():
             if status.state is AdapterState.READY:
                 self._statuses[key] = AdapterStatus(adapter=status.adapter, state=AdapterState.LOADING)
 
     def heard(self, news: AdapterNews) -> str | None:
-        """Returns the key of the adapter that is loaded, or refused, now."""
+        """Return the key of an adapter that has now been loaded or rejected."""
         match news:
             case LoadingAdapter(key=key):
                 self._being_loaded = key
@@ -120,7 +114,6 @@ class AdapterTable:
                 return self._settle(refused.key, AdapterState.FAILED, reason=refused.reason)
 
     def process_died(self, message: str) -> str | None:
-        """The adapter, by key, that it has died of, which is not loaded again; None: it has died of none."""
         key = self._being_loaded
         if key is None:
             return None
@@ -145,31 +138,28 @@ class AdapterTable:
 
 
 class AdapterControl:
-    """Takes what the server wants of adapters, and tells the engine process, whichever runs."""
+    """Interface to the adapters of an engine across its successive processes."""
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self.table = AdapterTable(adapters)
         self._send: Callable[..., None] | None = None
         self._awaited: dict[str, asyncio.Future[AdapterStatus]] = {}
         self.is_used: Callable[[str], bool] = lambda key: False
-        """Whether a live request computes with the adapter of this key. The client knows."""
+        """Set by the client: True if a live request uses the adapter with this key."""
 
     @property
     def is_awaited(self) -> bool:
-        """Somebody waits for one to be loaded."""
         return bool(self._awaited)
 
     @property
     def is_owed(self) -> bool:
-        """The engine process is to load one."""
         return bool(self.table.unanswered)
 
     # -- for the engine's client -------------------------------------------------------------------------
 
     async def load(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter; then requests get it for its name, and an older one of that name goes with its
-        last request. Raises `AdapterFailed`; then everything is as before.
-        """
+        """Load an adapter and give it its name; an older one of that name is freed with its last request.
+        Raises `AdapterFailed`, and then nothing has changed."""
         key, table = adapter.key, self.table
         status = table.status(key)
         if status is not None and status.state is AdapterState.FAILED:
@@ -191,7 +181,7 @@ class AdapterControl:
         return status
 
     def unload(self, name: str) -> bool:
-        """No new request gets it; False if there is none of that name."""
+        """Withhold the adapter from new requests. Return False if there is none of this name."""
         if self.table.named(name) is None:
             return False
         self.table.take_name(name)
@@ -199,7 +189,6 @@ class AdapterControl:
         return True
 
     def free(self) -> None:
-        """Drop those that no new request gets and no live one uses."""
         for key in self.table.retired:
             if not self.is_used(key):
                 self.table.drop(key)
@@ -209,12 +198,11 @@ class AdapterControl:
     # -- for the supervisor ------------------------------------------------------------------------------
 
     def process_started(self) -> tuple[Adapter, ...]:
-        """What another engine process is to load."""
         self.table.process_started()
         return self.table.wanted
 
     def ready(self, send: Callable[..., None]) -> None:
-        """The process can be sent commands. It has loaded what it was told at its start."""
+        """Start sending commands. The process has loaded the adapters of its start."""
         self._send = send
         late = self.table.unanswered
         if late:
@@ -226,18 +214,15 @@ class AdapterControl:
             self._settled(key)
 
     def lost(self) -> None:
-        """The process hears nothing any more."""
         self._send = None
 
     def died(self, message: str) -> bool:
-        """Whether the process has died of an adapter, which is not loaded again."""
         key = self.table.process_died(message)
         if key is not None:
             self._settled(key)
         return key is not None
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """No engine will load them any more."""
         while self._awaited:
             future = self._awaited.popitem()[1]
             if not future.done():
@@ -245,7 +230,6 @@ class AdapterControl:
                 future.exception()  # nobody may wait for it any more
 
     def _settled(self, key: str) -> None:
-        """It is loaded or refused."""
         status = self.table.status(key)
         assert status is not None
         awaited = self._awaited.pop(key, None)

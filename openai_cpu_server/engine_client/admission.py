@@ -1,4 +1,4 @@
-"""What an engine accepts: calls that its model can answer, and no more of them than may wait."""
+"""Acceptance of calls that the model can serve, within the limits of the queue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedReques
 from openai_cpu_server.errors import AdapterNotFound, InvalidRequest, QueueFull, RequestCancelled
 
 UNKNOWN_S = 1.0
-"""The answer where nothing is expected yet: the scheduler tells twice a second."""
+"""Default before the first estimate, which the scheduler sends twice a second."""
 
 
 def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
-    """Seconds until `num` have left the queue. `expected_s` says when the first, the second, ... will.
-
-    Those of whom nothing is known are taken to leave at the same rate.
-    """
+    """Return the seconds until `num` requests have left the queue, given the times of the first ones.
+    Later ones are assumed to leave at the same rate."""
     if not expected_s:
         return UNKNOWN_S
     if num <= len(expected_s):
@@ -33,30 +31,28 @@ def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
 
 
 class RequestCarrier(Protocol):
-    """Brings live requests to an engine or a replica, and its events back."""
+    """Transport of live requests to an engine or a replica, and of its events back."""
 
     @property
     def live(self) -> AcceptedRequests: ...
 
-    def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        """The sequences of one API call, or its inputs."""
-        ...
+    def accept(self, call: Sequence[AcceptedRequest]) -> None: ...
 
     def cancel(self, *request_ids: str) -> None:
-        """They are not to be computed any more. Who reads them knows, or is still to be told."""
+        """Stop computing these requests, without a notification of their readers."""
         ...
 
     def stop(self, live: AcceptedRequest) -> None:
-        """It ends as it is: who reads it is told so by whoever computes it."""
+        """Finish the request with its output so far. The engine that computes it notifies the reader."""
         ...
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """Its thoughts end behind the output that it has, as the constraint in place of its own says."""
+        """End the reasoning behind the present output, with `ending` as the request's new constraint."""
         ...
 
 
 class RequestAdmission:
-    """Makes live requests of API calls, in front of an engine here and of replicas elsewhere."""
+    """Creation of live requests from API calls, for a local engine or for remote replicas."""
 
     def __init__(
         self,
@@ -68,8 +64,8 @@ class RequestAdmission:
         max_held_bytes: int,
         clock: Callable[[], float],
     ) -> None:
-        """`adapters`: those that requests may name, and those that were refused. `max_queue` requests of each
-        priority may wait. `max_held_bytes` is for each call: events that its client has not taken."""
+        """`adapters`: adapters that requests may name, and rejected ones. `max_queue`: waiting requests of
+        each priority. `max_held_bytes`: unread events of each call."""
         self._carrier = carrier
         self._culprits = culprits
         self._adapters = adapters
@@ -78,7 +74,8 @@ class RequestAdmission:
         self._clock = clock
 
     def generate(self, info: ModelInfo, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
-        """Raises CulpritsLimited, QueueFull, AdapterNotFound, InvalidRequest."""
+        """Accept the sequences of an API call. Raises CulpritsLimited, QueueFull, AdapterNotFound,
+        InvalidRequest."""
         if info.kind is not ModelKind.GENERATES:
             raise _wrong_kind(info, "generate text")
         self._check(requests[0], len(requests))
@@ -90,8 +87,8 @@ class RequestAdmission:
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
-        """Raises CulpritsLimited, QueueFull, and InvalidRequest also for an input that is empty or too
-        long."""
+        """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for
+        an empty or too long input."""
         _check_embeds(info, request)
         self._check(request, 1)
         embedding = EmbeddingAnswer(request, cancel=self._carrier.cancel, clock=self._clock)
@@ -99,20 +96,20 @@ class RequestAdmission:
         return embedding
 
     def cancel(self, name: str) -> bool:
-        """End the API call that has this id, or of which this is one sequence; False: there is none here."""
+        """End the API call with this id, or with this sequence. Return False if there is none here."""
         call = self._carrier.live.call_of(name)
         end_cancelled(self._carrier, call)
         return bool(call)
 
     def stop(self, name: str) -> bool:
-        """End as it is what `cancel` would end; False: there is none here."""
+        """Finish with its output what `cancel` would end. Return False if there is none here."""
         call = self._carrier.live.call_of(name)
         for live in call:
             self._carrier.stop(live)
         return bool(call)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """False: there is no such sequence here, or it is to end anyway."""
+        """Return False if the sequence is not here or is about to end."""
         live = self._carrier.live.get(request_id)
         if live is None or live.is_stopping:
             return False
@@ -120,7 +117,8 @@ class RequestAdmission:
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
-        """Raises CulpritsLimited, InvalidRequest for more than may ever wait at once, and QueueFull."""
+        """Check the limits for a call. Raises CulpritsLimited, InvalidRequest for more sequences than may
+        ever wait, and QueueFull."""
         self._culprits.check(request.account)
         if num_new > self._max_queue:
             message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
@@ -133,8 +131,8 @@ class RequestAdmission:
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
 
     def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
-        """The requests with the key of their adapter in place of its name: what it is called by may change
-        while they run. Raises `AdapterNotFound`."""
+        """The name is replaced by the key, because the name may move to another adapter meanwhile. Raises
+        `AdapterNotFound`."""
         name = requests[0].adapter
         if name is None:
             return requests
@@ -147,7 +145,6 @@ class RequestAdmission:
 
 
 def end_cancelled(carrier: RequestCarrier, call: Sequence[AcceptedRequest]) -> None:
-    """Whoever reads these is told that somebody has ended them."""
     if call:
         carrier.cancel(*[live.request.id for live in call])
     for live in call:
@@ -155,7 +152,6 @@ def end_cancelled(carrier: RequestCarrier, call: Sequence[AcceptedRequest]) -> N
 
 
 def _check_embeds(info: ModelInfo, request: EmbedRequest) -> None:
-    """Raises InvalidRequest, also for an input that is empty or too long."""
     if info.kind is ModelKind.GENERATES:
         raise _wrong_kind(info, "embed")
     limit = info.max_input_tokens

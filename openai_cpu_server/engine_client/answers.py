@@ -1,4 +1,4 @@
-"""What an API call waits for: events or vectors, when they came, and what it fails with."""
+"""Results that an API call waits for: events or vectors, their times, and errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from openai_cpu_server.errors import ConstraintFailed, GenerationFailed, ReaderT
 
 Item = TypeVar("Item")
 Arrived = tuple[Union[Item, QueuePlace, ModelLoading, ServerError], float]
-"""What the engine told, and when it came in."""
+"""Item from the engine, and the time of its arrival."""
 
 
 class CallTimes:
-    """Notes when things first happened to an API call; times in seconds on the clock."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started: float | None = None
@@ -41,7 +39,7 @@ class CallTimes:
         self._ended = self._clock()
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
-        """Up to the end, or up to now while it has not ended. `num_tokens` are those of the rate."""
+        """`num_tokens`: tokens for the rate."""
         end = self._clock() if self._ended is None else self._ended
         started = end if self._started is None else self._started
         first = end if self._first_token is None else self._first_token
@@ -56,13 +54,11 @@ class CallTimes:
 
 
 class EngineAnswer(Generic[Item]):
-    """What the engine tells of one API call's requests. Leaving its context cancels what still runs."""
-
     def __init__(
         self, request_ids: Iterable[str], *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self.arrived_s = clock()
-        """When what was taken last came in, on `clock`."""
+        """Arrival of the last item that was taken, on `clock`."""
         self._unfinished = set(request_ids)
         self._cancel = cancel
         self._clock = clock
@@ -94,11 +90,10 @@ class EngineAnswer(Generic[Item]):
 
     @property
     def _is_over(self) -> bool:
-        """It has ended, and all was taken."""
         return not self._unfinished and self._queue.empty()
 
     async def _take(self) -> Union[Item, QueuePlace, ModelLoading]:
-        """The next of what came in. Raises what the call failed with."""
+        """Return the next item. Raises the error that the call failed with."""
         item, self.arrived_s = await self._queue.get()
         if isinstance(item, ServerError):
             raise item
@@ -124,20 +119,20 @@ class EngineAnswer(Generic[Item]):
 
 
 _GRACE_S = 1.0
-"""A reader may be given much at once, such as the scores of a long prompt, and gets so long to take it."""
+"""Time for a reader to take a large amount, such as the scores of a long prompt."""
 _EVENT_BYTES = 300
 _LOGPROB_BYTES = 100
 
 
 class EventBacklog:
-    """Estimates the bytes of the events that wait for their reader."""
+    """Estimated bytes of the events that wait for their reader."""
 
     def __init__(self, clock: Callable[[], float], *, max_bytes: int) -> None:
         self._clock = clock
         self._max_bytes = max_bytes
         self._held_bytes = 0
         self._since_s = 0.0
-        """Since then the reader has been behind without a pause."""
+        """Time since which the reader has been behind without a pause."""
 
     def add(self, event: TokenEvent) -> None:
         if not self._held_bytes:
@@ -162,10 +157,10 @@ def _scores_bytes(logprobs: Iterable[TokenLogprob]) -> int:
 
 
 class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
-    """The events of one API call's sequences, as they come. `async with` it: leaving cancels what still runs.
+    """Events of one API call's sequences as they arrive. Leaving its context cancels unfinished ones.
 
-    Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` where that is
-    its own grammar's, `RequestCancelled` when somebody else ended it.
+    Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` if the error is
+    its grammar's, and `RequestCancelled` if it was cancelled from elsewhere.
     """
 
     def __init__(
@@ -176,7 +171,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
         clock: Callable[[], float],
         max_held_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        """It ends with `ReaderTooSlow` when more than `max_held_bytes` of events wait for their reader."""
+        """`max_held_bytes`: unread events beyond which the call ends with `ReaderTooSlow`."""
         super().__init__((request.id for request in requests), cancel=cancel, clock=clock)
         self._finishes: list[Finish] = []
         self._backlog = EventBacklog(clock, max_bytes=max_held_bytes)
@@ -198,7 +193,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
 
     @property
     def figures(self) -> Figures:
-        """Up to the end, or up to now while it has not ended; counts are of the sequences that have ended."""
+        """Figures so far. Counts are those of finished sequences."""
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
@@ -220,20 +215,18 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
             self._drop()
 
     def _drop(self) -> None:
-        """Keep nothing more for a reader so slow."""
         self._end(ReaderTooSlow())
         self._queue = asyncio.Queue()
         self._put(ReaderTooSlow())
 
 
 def _failure(finish: Finish) -> ServerError:
-    """What a sequence has ended with."""
     kind = ConstraintFailed if finish.is_own_fault else GenerationFailed
     return kind(finish.error or "the engine gave no reason")
 
 
 class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
-    """The vectors of one API call. `async with` it: leaving cancels what still runs."""
+    """Vectors of one API call. Leaving its context cancels the call if it is unfinished."""
 
     def __init__(
         self, request: EmbedRequest, *, cancel: Callable[[str], None], clock: Callable[[], float]
@@ -246,8 +239,8 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
         return self
 
     async def vectors(self) -> bytes:
-        """All rows, in the order of the inputs; to be called once. Raises `GenerationFailed`, and what else
-        ended it, such as `RequestCancelled`."""
+        """Return all rows in the order of the inputs; may be called once. Raises `GenerationFailed`, and
+        other errors that ended the call, such as `RequestCancelled`."""
         rows = []
         while not self._is_over:
             item = await self._take()
@@ -257,7 +250,6 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
 
     @property
     def figures(self) -> Figures:
-        """Times up to the end, or up to now while it has not ended."""
         return self._times.figures(sum(map(len, self._request.inputs[: self._num_embedded])))
 
     # -- called by `Replay` ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One engine process, from its start to its death, and this side of the socket to it."""
+"""One engine process from its start to its death, and this side of its socket."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from openai_cpu_server.contract.framing import LENGTH, MediaPart, Sent, frame, i
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, StartEngine, Submit
 
 _AT_ONCE = 1_000_000
-"""Tokens, or bytes of media: some milliseconds of framing. A call may have 1,024 sequences of a whole context
-each."""
+"""Tokens, or bytes of media, that take some milliseconds to frame. A call may have 1,024 sequences of a
+whole context each."""
 
 
 class ClientChannel:
-    """Sends commands and receives events. No method blocks."""
+    """Sender of commands and receiver of events. No method blocks."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._waiting: deque[Sent] = deque()
-        """Messages that are sent when the loop has looked after others, and the engine has read the last."""
+        """Messages that are sent when the loop has done other work and the engine has read the previous
+        ones."""
         self._resuming: asyncio.Task[None] | None = None
 
     @classmethod
@@ -35,10 +36,10 @@ class ClientChannel:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, *commands: Command) -> None:
-        """Send commands in one piece, so that the engine sees them together. Very many tokens, and pictures
-        and sounds, go in several, with other work of the loop between them.
+        """Send commands together, or in several pieces with other work of the loop between them if they have
+        very many tokens or media.
 
-        Commands to an engine that has died are lost, as they would be a moment later.
+        Commands to a dead engine are lost, as they would be a moment later.
         """
         is_waiting = bool(self._waiting)
         for command in commands:
@@ -67,7 +68,7 @@ class ClientChannel:
         self._send_some()
 
     async def receive(self) -> Event | None:
-        """The next event; None when the engine is gone. Raises `msgspec.DecodeError`."""
+        """Return the next event, or None when the engine is gone. Raises `msgspec.DecodeError`."""
         try:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             payload = await self._reader.readexactly(length)
@@ -87,12 +88,13 @@ def _size(message: Sent) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _process(pid: int | None) -> psutil.Process:
-    """Finding a process takes five times as long as reading its memory, and gateways ask all the time."""
+    """Cached because finding a process takes five times as long as reading its memory, and gateways ask
+    all the time."""
     return psutil.Process(pid)
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """The memory of a process, of this one by default; 0 if it is dead or nothing can be read about it."""
+    """Return the memory of a process, by default this one; 0 if it is dead or unreadable."""
     try:
         return int(_process(pid).memory_info().rss)
     except (psutil.Error, OSError):
@@ -100,13 +102,13 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 class EngineProcess:
-    """Owns a child process and the socket to it. The child ends when the socket does."""
+    """Owner of a child process and its socket. The child ends when the socket does."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, channel: ClientChannel, *, grace_s: float
     ) -> None:
         self.is_closing = False
-        """It has been told to end: what it still says does not matter."""
+        """The process was asked to end, so that its further messages are ignored."""
         self.send, self.receive = channel.send, channel.receive
         self._process = process
         self._channel = channel
@@ -114,10 +116,8 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
-        """Start `command` with its socket's file descriptor as last argument, and tell it the options.
-
-        Raises OSError, and RuntimeError where no thread can be had to wait for its end.
-        """
+        """Start `command` with its socket's file descriptor as last argument, and send it the options.
+        Raises OSError, and RuntimeError if no thread is available to wait for its end."""
         ours, theirs = socket.socketpair()
         with theirs:
             channel = await ClientChannel.open(ours)
@@ -138,21 +138,18 @@ class EngineProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it lives. A negative one is the number of the signal that killed it."""
+        """Exit status, or None while it lives. A negative one is the number of the signal that killed it."""
         return self._process.returncode
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory, the mapped model file included; 0 once it is dead."""
         return resident_bytes(self.pid)
 
     def kill(self) -> None:
-        """End it at once, whatever it does; a stopped process too."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """Tell it to end, and kill it if it does not."""
         self.is_closing = True
         self._channel.close()
         try:

@@ -1,4 +1,4 @@
-"""The `Engine` that the API knows, in front of an engine process of this server's own."""
+"""The `Engine` of the API for a local engine process."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from openai_cpu_server.errors import GenerationFailed
 
 
 class Residency:
-    """Whether one model is in memory or out of it."""
-
     def __init__(
         self, supervisor: Supervisor, replay: RequestReplay, status: Callable[[], EngineStatus]
     ) -> None:
@@ -43,23 +41,23 @@ class Residency:
 
     @property
     def process_state(self) -> EngineState:
-        """The state, whether the server is about to end or not."""
+        """State regardless of a shutdown of the server."""
         return self._supervisor.state
 
     @property
     def is_at_work(self) -> bool:
-        """Its process has some requests."""
         return self._replay.is_owed
 
     @property
     def has_requests(self) -> bool:
-        """Some live, in its process or waiting for one, or somebody waits for what is no request."""
+        """True if requests are live, in the process or waiting for one, or callers wait for adapters or
+        media."""
         news = self._supervisor.news
         return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 
     @property
     def last_use_s(self) -> float:
-        """When a request last came or ended, or it became ready, on the clock."""
+        """Time on the clock when a request last arrived or ended, or the engine became ready."""
         return self._replay.delivery.last_use_s
 
     @property
@@ -67,8 +65,8 @@ class Residency:
         return self._supervisor.failed_s
 
     async def sleep(self) -> None:
-        """End the process, which must not be at work. Returns when it is gone; requests that come meanwhile
-        wait for the next."""
+        """End the process, which must not be at work, and wait for that. Requests that arrive meanwhile
+        wait for the next process."""
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
@@ -79,10 +77,10 @@ _ABOUT_TO_END = "the server is about to end"
 
 
 class EngineClient:
-    """Accepts requests within limits, and answers what becomes of them. An `Engine`.
+    """`Engine` that accepts requests within limits and delivers their results.
 
-    `supervisor` keeps the process alive; `RequestReplay` carries requests and events to and fro. All methods
-    belong to one event loop's thread.
+    `supervisor` keeps the process alive; `RequestReplay` transports requests and events. All methods belong
+    to one event loop's thread.
     """
 
     def __init__(
@@ -94,11 +92,11 @@ class EngineClient:
         culprits: CulpritLedger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_queue` requests of each priority may wait. `max_held_bytes` is for each API call: events that
-        its client has not taken. `culprits`: those of all engines; None: it is the only one."""
+        """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API
+        call. `culprits`: shared by all engines, or None if this is the only one."""
         self.on_wanted: Callable[[], None] | None = None
-        """Called where a request needs an engine that is not loaded: it must see to it that this one is
-        woken, or raise what the request fails with. None: such requests are refused."""
+        """Called when a request needs an engine that is not loaded. It must arrange that this one is
+        woken, or raise the request's error. None: such requests are rejected."""
         culprits = culprits or CulpritLedger(clock)
         self._supervisor = supervisor
         self._news, self._adapters = supervisor.news, supervisor.news.adapters
@@ -195,10 +193,8 @@ class EngineClient:
         await self._supervisor.run(self._replay)
 
     async def drain(self, seconds: float) -> None:
-        """Accept nothing more, and give what runs or waits this long to end.
-
-        Batch work that has not begun is refused at once: it can be sent again.
-        """
+        """Reject new requests, and give running and waiting ones this long to end. Waiting batch work is
+        rejected at once, because it can be sent again."""
         self._is_draining = True
         waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
@@ -209,18 +205,17 @@ class EngineClient:
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
-        """End all requests and the process."""
         self._supervisor.stop()
         self._replay.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
         await self._supervisor.wait_for_end()
 
     def kill(self) -> None:
-        """For a `close` that is not to wait, not even if it waits already."""
+        """Kill the process, also while `close` waits for it."""
         self._supervisor.kill()
 
     def _serving(self) -> ModelInfo:
-        """The facts about the model, which is wanted. Raises EngineUnavailable where nothing is accepted, or
-        what `on_wanted` raises."""
+        """Return the model's facts, and request its loading if necessary. Raises EngineUnavailable, or the
+        error of `on_wanted`."""
         state, info = self.state, self.info
         if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
             return info

@@ -1,4 +1,4 @@
-"""What engine processes died of, how many did, and whether they are too many."""
+"""Causes and counts of engine deaths, and the limit at which they are too many."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ _NOT_STARTED, _BAD_MESSAGE = "not_started", "bad_message"
 
 class DeathKind(enum.Enum):
     FAULT = "fault"
-    """The process's own doing: a fault or an abort in native code, an exit."""
+    """Fault or abort in native code, or an exit."""
     HANG = "hang"
-    """It made no progress, and was killed for it."""
     MEMORY = "memory"
-    """The system killed it because memory ran out."""
     KILL = "kill"
-    """Somebody else's signal: an operator's, a guard's; the system's, where it does not say."""
+    """Signal from outside: from an operator, a guard, or the system without a stated reason."""
 
     @property
     def is_from_outside(self) -> bool:
@@ -46,48 +44,43 @@ class DeathKind(enum.Enum):
 
 
 class SearchProgress(enum.Enum):
-    """What a death has done for the search for a culprit among the requests."""
+    """Effect of a death on the search for a culprit among the requests."""
 
     NOTHING = "nothing"
     CLOSER = "closer"
-    """The search needed it, and has come closer."""
+    """The search needed the death and has come closer."""
     FOUND = "found"
-    """It has shown the culprit, who explains the deaths before, too."""
+    """The death has shown the culprit, which explains the previous deaths, too."""
 
 
 class Death(msgspec.Struct, frozen=True):
     kind: DeathKind
     message: str
-    """A clause for people: `the engine process was killed (SIGKILL: ...)`."""
+    """Clause for people: `the engine process was killed (SIGKILL: ...)`."""
     cause: str
     """One of few words, for counters."""
 
     @property
     def verdict(self) -> str:
-        """For a request that is to blame."""
         return f"The engine died each time that it computed this request; the last time {self.message}."
 
     @property
     def may_be_device(self) -> bool:
-        """Whether a device's driver may be to blame."""
         return not self.kind.is_from_outside and self.cause not in (_NOT_STARTED, _BAD_MESSAGE)
 
     @classmethod
     def not_started(cls, error: Exception) -> Death:
-        """No process could be started."""
         return cls(DeathKind.FAULT, f"the engine process could not be started ({error})", _NOT_STARTED)
 
     @classmethod
     def of_bad_message(cls, error: str) -> Death:
-        """It was killed because one of its messages cannot be read, as happens between two versions."""
+        """Classify an unreadable message, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", _BAD_MESSAGE)
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
-        """`exit_status`: negative is a signal's number. `hang_s`: it was killed after so long a silence.
-
-        `ran_out_of_memory`: the system was killing for want of memory at that time.
-        """
+        """Classify a death. `exit_status`: negative is a signal's number. `hang_s`: silence for which it
+        was killed. `ran_out_of_memory`: the system killed for lack of memory at that time."""
         if hang_s is not None:
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")
@@ -107,14 +100,14 @@ class Death(msgspec.Struct, frozen=True):
 _VMSTAT = Path("/proc/vmstat")
 _COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _LOOKS = 20
-"""How many looks are kept: freeing memory may take seconds, and only then the death is noticed."""
+"""Number of remembered readings, because freeing memory may take seconds until the death is noticed."""
 
 
 class MemoryKiller:
-    """Watches the kernel's count of its kills during one engine process's life, by a look now and then.
+    """Observer of the kernel's count of out-of-memory kills during one engine process's life.
 
-    Linux counts (since 4.13), over the whole machine, whatever container the victim was in. A guard in user
-    space (earlyoom, systemd-oomd) counts nowhere.
+    Linux counts them (since 4.13) over the whole machine, in any container. A guard in user space (earlyoom,
+    systemd-oomd) is not counted.
     """
 
     def __init__(self, vmstat: Path = _VMSTAT) -> None:
@@ -123,12 +116,12 @@ class MemoryKiller:
         self.look()
 
     def look(self) -> None:
-        """Read the count. To be called every half second or so; it takes 0.1 ms."""
+        """Read the count, which takes 0.1 ms. Should be called about every half second."""
         self._seen.append(self._count())
 
     @property
     def has_struck(self) -> bool:
-        """The count has grown since the oldest look that is kept. False too where there is no count."""
+        """True if the count has grown since the oldest remembered reading. False also without a count."""
         before, now = self._seen[0], self._count()
         return before is not None and now is not None and now > before
 
@@ -145,12 +138,13 @@ _MINUTE_S = 60.0
 
 
 class CrashRecord:
-    """Deaths that say something is wrong here; `max_a_minute` of them are too many.
+    """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many.
 
-    Those by which the search for a culprit comes closer to it do not count: there are only few of them. The
-    first of a search does, until the culprit is found: that explains it, and the record begins anew.
+    Deaths that bring the search for a culprit closer do not count, because there are only few. The first one
+    of a search does, until the culprit is found; that explains it, and the record starts anew.
 
-    So are `max_a_minute` starts in a row that fail, however long they take: a large model loads for minutes.
+    `max_a_minute` failed starts in a row are also too many, however long they take: a large model loads for
+    minutes.
     """
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
@@ -159,19 +153,18 @@ class CrashRecord:
         self._times: deque[float] = deque(maxlen=max_a_minute)
         self._failed_starts = 0
         self._in_a_row = 0
-        """The deaths that count since the last one that does not."""
+        """Counted deaths since the last one that did not count."""
 
     def note(self) -> None:
-        """The engine has died."""
         self._in_a_row += 1
         self._times.append(self._clock())
 
     def excuse(self) -> None:
-        """The engine has died, but nothing is wrong here: the next start need not wait."""
+        """Record a death without a fault, so that the next start need not wait."""
         self._in_a_row = 0
 
     def start_failed(self) -> None:
-        """It died by itself before it was ready. (That is a death to note, too.)"""
+        """Record a death by itself before the process was ready, in addition to `note`."""
         self._failed_starts += 1
 
     def started(self) -> None:
@@ -179,7 +172,6 @@ class CrashRecord:
 
     @property
     def why_too_many(self) -> str | None:
-        """None: they are not."""
         if self._recent() >= self.max_a_minute:
             return f"{self.max_a_minute} crashes within a minute"
         if self._failed_starts >= self.max_a_minute:
@@ -188,8 +180,8 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s; doubled with each failed start in a row, and with each death in a row that counts and came
-        within the last minute, up to 6.4 s."""
+        """0.1 s, doubled with each failed start in a row and with each counted death in a row within the
+        last minute, up to 6.4 s."""
         doublings = max(min(self._recent(), self._in_a_row), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 
@@ -198,23 +190,18 @@ class CrashRecord:
 
 
 _MOST_KNOWN = 10
-"""So many are remembered for those who watch."""
+"""Deaths remembered for observers."""
 
 
 class DeathRecord:
-    """Counts those of processes that another was to replace."""
-
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
         self.num = 0
         self.crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
-        """Those of them that count."""
         self._clock = clock
         self._known: deque[tuple[Death, float]] = deque(maxlen=_MOST_KNOWN)
-        """The last ones, and when they were."""
 
     @property
     def known(self) -> tuple[LastDeath, ...]:
-        """The last ones, the oldest first."""
         now_s = self._clock()
         return tuple(
             LastDeath(cause=death.cause, message=death.message, age_s=now_s - died_s)
@@ -222,13 +209,13 @@ class DeathRecord:
         )
 
     def forgive(self) -> None:
-        """None of them counts any more: they are explained, or it is tried again on purpose."""
+        """Restart the count, because the deaths are explained or a new attempt was requested."""
         self.crashes = CrashRecord(max_a_minute=self.crashes.max_a_minute, clock=self._clock)
 
     def book(
         self, death: Death, *, search: SearchProgress, has_advanced: bool, while_restarting: bool
     ) -> None:
-        """`has_advanced`: the process had brought tokens or vectors."""
+        """`has_advanced`: the process had produced tokens or vectors."""
         self.num += 1
         self._known.append((death, self._clock()))
         if search is SearchProgress.FOUND:

@@ -1,7 +1,6 @@
-"""Requests that were accepted and have not ended, and those who wait for them.
+"""Accepted requests that have not ended, and the receivers of their results.
 
-It does not matter which engine tells of a request, or where it runs: whoever carries requests to engines owns
-one.
+The engine that computes them may be local or remote. Each carrier of requests to engines owns one `Delivery`.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
 class AnswerSink(ABC):
-    """All methods return at once."""
+    """Receiver of a request's events. All methods return at once."""
 
     @abstractmethod
     def start(self) -> None:
-        """It is in a step. May be told several times."""
+        """Report that the request is in a step. May be called several times."""
 
     @abstractmethod
-    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
-        """It waits: in the queue, or for its model."""
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None: ...
 
     @abstractmethod
     def fail(self, request_id: str, error: ServerError) -> None: ...
@@ -54,50 +52,44 @@ class VectorSink(AnswerSink):
 
 
 def names_of(request_id: str) -> tuple[str, str]:
-    """What a request may be called by: its own id, and its API call's, of which it is one sequence."""
     return request_id, request_id.partition("/")[0]
 
 
 class ExpectedStart(msgspec.Struct, frozen=True):
-    """What a request that waits can expect."""
-
     position: int
     first_token_s: float
-    """On the clock of whoever carries requests."""
+    """Time on the carrier's clock."""
 
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """An accepted request that has not ended, with what it has produced."""
-
     request: GenerationRequest | EmbedRequest
     answer: AnswerSink
     submitted_s: float
     output: list[int] = field(default_factory=list)
     num_embedded: int = 0
-    """How many inputs of an `EmbedRequest` have their vectors."""
     suspicion: int = 0
-    """How much it is suspected of killing the engine, in the points of `trials`."""
+    """Suspicion of crashing the engine, in the points of `culprits`."""
     has_advanced: bool = False
-    """It has gained tokens or vectors in the engine process that now runs."""
+    """True if it has gained tokens or vectors in the present engine process."""
     state: RequestState = RequestState.WAITING
     expected: ExpectedStart | None = None
     is_stopping: bool = False
-    """Somebody has ended it as it is."""
+    """True if it was asked to finish with its output so far."""
     num_replaced: int = 0
-    """So often its engine was sent it anew and has not told the end of the one before: until then all that it
-    tells is of that one."""
+    """Number of resubmissions whose predecessor has not finished. Until then all events belong to the
+    predecessor."""
 
     @property
     def call(self) -> str:
-        """The id of the API call that it belongs to."""
         return names_of(self.request.id)[1]
 
     def submit(self) -> Submit:
         return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
 
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
-        """What an engine is sent that is to compute it. `request_id`: what it calls the request."""
+        """Yield the commands for an engine that should compute the request. `request_id`: the engine's
+        name for it."""
         submit = self.submit()
         name = request_id or self.request.id
         yield msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, id=name))
@@ -105,7 +97,6 @@ class AcceptedRequest:
             yield CancelRequest(id=name, reason=FinishReason.STOP)
 
     def end_thinking(self, ending: Constraint) -> None:
-        """From now on it is a request with this constraint, whose thoughts end here."""
         assert isinstance(self.request, GenerationRequest), "who embeds does not think"
         assert ending.thinking is not None, "it says how"
         thinking = msgspec.structs.replace(ending.thinking, ends_at=len(self.output))
@@ -114,14 +105,14 @@ class AcceptedRequest:
 
     @property
     def num_inputs(self) -> int | None:
-        """None: it generates."""
+        """Number of inputs, or None for a generation."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
     def run(self) -> None:
         self.state, self.expected = RequestState.RUNNING, None
 
     def wait(self) -> None:
-        """Its place is not known, and it may be outside the engine."""
+        """Return to waiting without a known place, possibly outside the engine."""
         self.state, self.expected = RequestState.WAITING, None
 
     def wait_at(self, place: QueuePlace, now_s: float) -> None:
@@ -147,7 +138,7 @@ class AcceptedRequest:
 
 
 class AcceptedRequests:
-    """In the order of their arrival."""
+    """Live requests in the order of their arrival."""
 
     def __init__(self) -> None:
         self._live: dict[str, AcceptedRequest] = {}
@@ -168,39 +159,34 @@ class AcceptedRequests:
         return self._live.get(request_id)
 
     def call_of(self, name: str) -> list[AcceptedRequest]:
-        """All of the API call that has this id, or of which this is one sequence (`CALL/0`)."""
+        """Return the requests of the API call with this id, or with this sequence (`CALL/0`)."""
         answers = {live.answer for live in self if name in names_of(live.request.id)}
         return [live for live in self if live.answer in answers]
 
     def count(self, state: RequestState) -> dict[str, int]:
-        """How many are in this state, by the label of their priority."""
         counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
         return {priority.label: counts[priority] for priority in Priority}
 
     def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
-        """Times from now to the first tokens of those at the head of the queue, in ascending order."""
+        """Return times from now to the first tokens of requests near the head of the queue, ascending."""
         waiting = [live for live in self if live.request.priority is priority and live.expected]
         return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
     def computing(self, ids: tuple[str, ...]) -> list[AcceptedRequest]:
-        """These are in the step that now runs."""
         computing = [self._live[i] for i in ids if i in self._live]
         for live in computing:
             live.run()
         return computing
 
     def preempted(self, ids: Iterable[str]) -> None:
-        """These have run and wait again, wherever in the queue."""
         for live in [self._live[i] for i in ids if i in self._live]:
             live.wait()
 
     def waiting(
         self, places: Iterable[QueuePlace], now_s: float, *, among: Iterable[AcceptedRequest] | None = None
     ) -> dict[AnswerSink, QueuePlace]:
-        """The head of the queue. Returns the first place of every call that waits as a whole.
-
-        `among`: those who wait there, where there are several queues; None: all.
-        """
+        """Update the head of the queue, and return the first place of every call that waits as a whole.
+        `among`: requests of this queue if there are several, or None for all."""
         foremost: dict[AnswerSink, QueuePlace] = {}
         for live in self._live.values() if among is None else among:
             live.expected = None
@@ -213,13 +199,11 @@ class AcceptedRequests:
         return {answer: place for answer, place in foremost.items() if answer not in running}
 
     def advanced(self, event: TokenEvent) -> None:
-        """The request has gained tokens or ended."""
         self._live[event.id].output.extend(event.tokens)
         if event.finish is not None:
             del self._live[event.id]
 
     def embedded(self, event: Embedded) -> None:
-        """The request has gained vectors or ended."""
         live = self._live[event.id]
         live.num_embedded += event.count
         if event.error is not None or live.num_embedded == live.num_inputs:
@@ -232,32 +216,27 @@ class AcceptedRequests:
         return live
 
     def answers(self) -> set[AnswerSink]:
-        """Those of the API calls that they belong to."""
         return {live.answer for live in self._live.values()}
 
 
 class ServedTotals(msgspec.Struct):
-    """What has been served since the start."""
-
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
 
 
 class Delivery:
-    """Owns the live requests from their acceptance to their one end."""
+    """Owner of the live requests from their acceptance to their end."""
 
     def __init__(self, clock: Callable[[], float], has_left: Callable[[AcceptedRequest], None]) -> None:
-        """`has_left` is told of each request that does not live any more."""
         self.live = AcceptedRequests()
         self.totals = ServedTotals()
         self.last_use_s = clock()
-        """When a request last came or ended, on the clock; at first: when this was made."""
+        """Time on the clock when a request last arrived or ended, at first the time of construction."""
         self._clock = clock
         self._has_left = has_left
 
     def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        """The sequences of one API call, or its inputs."""
         for live in call:
             self.live.add(live)
         self.totals.requests += 1
@@ -265,11 +244,10 @@ class Delivery:
         self.used()
 
     def used(self) -> None:
-        """It is in use at this moment."""
         self.last_use_s = self._clock()
 
     def deliver(self, event: TokenEvent | Embedded) -> AcceptedRequest | None:
-        """Returns who has gained tokens or vectors; None: it has left while they were on their way."""
+        """Return the request that gained tokens or vectors, or None if it has left in the meantime."""
         live = self.live.get(event.id)
         if live is None or self._is_of_former(live, event):
             return None
@@ -297,13 +275,13 @@ class Delivery:
         return True
 
     def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
-        """`error` makes a new one for each, for each is raised somewhere else."""
+        """Fail these requests. `error`: makes a new error for each, because each is raised elsewhere."""
         for live in requests:
             self.forget(live.request.id)
             live.answer.fail(live.request.id, error())
 
     def forget(self, request_id: str) -> None:
-        """Who reads it knows, or is still to be told."""
+        """Remove a request without a notification of its reader."""
         live = self.live.remove(request_id)
         if live is not None:
             self._gone(live)
@@ -315,5 +293,5 @@ class Delivery:
 
 
 def _prompt(live: AcceptedRequest) -> tuple[int, ...] | str:
-    """The choices of a call mostly share one, which counts once."""
+    """The choices of a call usually share one prompt, which counts once."""
     return live.request.tokens if isinstance(live.request, GenerationRequest) else live.request.id

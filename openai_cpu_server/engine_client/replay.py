@@ -1,4 +1,4 @@
-"""Requests on their way to whichever engine process is ready, and its events on their way back."""
+"""Transport of requests to the present engine process, and of its events back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecoveryTimer:
-    """Begins with the first death, and ends when all whom deaths concerned are back; then it is logged."""
+    """Time from a first death until all affected requests have progressed or left, which is logged."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -37,7 +37,6 @@ class RecoveryTimer:
         self._num_suspects = 0
 
     def died(self, concerned: Iterable[str], *, num_suspects: int) -> None:
-        """`concerned`: the requests that ran, and the suspects among them."""
         if not self._missing:
             self._since_s, self._num_deaths, self._num_suspects = self._clock(), 0, 0
         self._missing.update(concerned)
@@ -45,7 +44,6 @@ class RecoveryTimer:
         self._num_suspects = max(self._num_suspects, num_suspects)
 
     def is_back(self, request_id: str) -> None:
-        """The request has gained a token, or has left for whatever reason."""
         if request_id not in self._missing:
             return
         self._missing.remove(request_id)
@@ -59,10 +57,10 @@ class RecoveryTimer:
 
 
 class RequestReplay:
-    """What a dead engine process has left is sent to the next one, with the output so far."""
+    """Resubmission of the requests of a dead engine process to the next one, with their output so far."""
 
     def __init__(self, clock: Callable[[], float], left: Callable[[], None], culprits: CulpritLedger) -> None:
-        """`left` is told when a request with an adapter does not live any more."""
+        """`left`: called when a request with an adapter has ended."""
         self._left = left
         self._culprits = culprits
         self._absent = AbsentSuspects(culprits)
@@ -70,7 +68,7 @@ class RequestReplay:
         self.delivery = Delivery(clock, self._has_left)
         self._outside = OutsideRequests(self.delivery.live)
         self._send: Callable[..., None] | None = None
-        """To the engine process; None: none is ready, and requests wait in `live`."""
+        """Sender to the engine process, or None while none is ready and requests wait in `live`."""
         self._is_held_back = False
         self._recovery = RecoveryTimer(clock)
 
@@ -87,7 +85,7 @@ class RequestReplay:
         self._send_due()
 
     def cancel(self, *request_ids: str) -> None:
-        """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
+        """Stop computing these requests, without a notification of their readers."""
         self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
         for request_id in request_ids:
             self.delivery.forget(request_id)
@@ -97,14 +95,12 @@ class RequestReplay:
         self._send_due()
 
     def stop(self, live: AcceptedRequest) -> None:
-        """It ends as it is, and whoever reads it is told so by the engine that has it, or by the next one."""
         live.is_stopping = True
         if self._send is not None and self._outside.has_sent(live):
             self._send(CancelRequest(id=live.request.id, reason=FinishReason.STOP))
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """What the engine has told is its output; all that it tells from now on of the request as it was is
-        dropped, and comes in another way."""
+        """Resubmit the request behind its present output. Later events of its previous form are dropped."""
         live.end_thinking(ending)
         if self._send is not None and self._outside.has_sent(live):
             live.num_replaced += 1
@@ -114,16 +110,14 @@ class RequestReplay:
         return any(live.request.adapter == key for live in self.live)
 
     def hold_back(self) -> None:
-        """The engine is sent nothing new until the next one is ready: it is to end what it has."""
+        """Send no new requests until the next process is ready, so that this one can finish."""
         self._is_held_back = True
 
     def release(self) -> None:
-        """What was held back is sent after all."""
         self._is_held_back = False
         self._send_due()
 
     def tell_of_loading(self, fraction: float) -> None:
-        """Tells all who wait for the model."""
         for answer in self.live.answers():
             answer.wait_at(ModelLoading(fraction))
 
@@ -131,7 +125,7 @@ class RequestReplay:
 
     @property
     def is_owed(self) -> bool:
-        """The engine has some of the requests, and something to do."""
+        """True if the engine has requests to compute."""
         return not self._outside.is_everybody
 
     @property
@@ -140,17 +134,15 @@ class RequestReplay:
 
     @property
     def best_priority(self) -> Priority | None:
-        """The best priority of the requests that live; None: there are none."""
         return min((live.request.priority for live in self.live), default=None)
 
     def ready(self, send: Callable[..., None]) -> None:
-        """An engine process is ready, and can be sent commands until it dies."""
         self._send, self._is_held_back = send, False
         self.delivery.used()
         self._send_due()
 
     def lost(self) -> None:
-        """The engine process hears nothing any more. `died` follows, if another is to take its place."""
+        """Stop sending. `died` follows if the process is to be replaced."""
         self._send = None
 
     def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
@@ -170,12 +162,11 @@ class RequestReplay:
                     answer.wait_at(place)
 
     def has_explained(self) -> bool:
-        """Whether the deaths before were those of requests that have left since, before it could be shown.
-        Asked before `died`; then it is told no more."""
+        """Return True, once, if the deaths so far were caused by requests that have left since. Must be
+        called before `died`."""
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:
-        """What the death has done for the search for a culprit."""
         for live in self.live:
             live.num_replaced = 0
         ran = {live for live in self.live if live.state is RequestState.RUNNING}
@@ -191,7 +182,6 @@ class RequestReplay:
         return SearchProgress.CLOSER if verdict.is_closer else SearchProgress.NOTHING
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """No engine will serve what lives."""
         self._recovery = RecoveryTimer(self._clock)  # there is none
         self.delivery.fail(list(self.live), error)
 

@@ -1,4 +1,4 @@
-"""Carries turns between the engine processes of one server, which share the machine's cores."""
+"""Exchange of turns with the engine processes of one server, which share the machine's cores."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ Send = Callable[[Command], None]
 
 
 class SharedCores:
-    """The cores of this machine. All methods belong to one event loop's thread, and return at once."""
+    """Cores of this machine. All methods belong to one event loop's thread and return at once."""
 
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`batch_floor`: the share of the time that batch work keeps beside interactive work of others."""
         self.turns = CoreTurns(batch_floor=batch_floor)
-        """For partners: who have told it something let it `act`."""
+        """For partners, which call `act` after each change."""
         self.clock = clock
         self._sends: dict[str, Send] = {}
-        """By the name of each process that lives."""
         self._numbers = count(1)
 
     def join(self, name: str) -> CoresPartner:
-        """One engine's part, for its `Supervisor`. Several may have one name, as when a model is reloaded."""
+        """Return one engine's part, for its `Supervisor`. Engines may share a name, as when a model is
+        reloaded."""
         return CoresPartner(self, f"{name}#{next(self._numbers)}")
 
     @property
     def holder(self) -> str | None:
-        """The engine that computes."""
         return self.turns.holder
 
     # -- for partners ------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
-        """The process of this name lives."""
         return name in self._sends
 
     def enter(self, name: str, send: Send) -> None:
@@ -48,46 +45,37 @@ class SharedCores:
         self.turns.join(name, self.clock())
 
     def leave(self, name: str) -> None:
-        """The process hears nothing any more: whatever it held is free."""
         if self._sends.pop(name, None) is not None:
             self.turns.leave(name, self.clock())
             self.act()
 
     def act(self) -> None:
-        """Tell processes what follows of what has happened."""
         decision = self.turns.decide(self.clock())
         if decision is not None:
             self._sends[decision.name](decision.command)
 
 
 class CoresPartner:
-    """One engine's part in the sharing: its processes enter and leave, one after the other."""
+    """One engine's part in the sharing. Its successive processes enter and leave."""
 
     def __init__(self, cores: SharedCores, name: str) -> None:
-        """Use `SharedCores.join`."""
         self.name = name
         self._cores = cores
         self._used_before_s = dict.fromkeys(Priority, 0.0)
-        """The time that processes before the present one have used."""
         self._loads_as: Priority | None = None
-        """The class in which its process loads; None: it does not."""
 
     def enter(self, send: Send) -> None:
-        """A process has started, and can be sent commands until it leaves."""
         self._cores.enter(self.name, send)
 
     def leave(self) -> None:
-        """The process has died, or hears nothing any more. May be called twice."""
+        """Remove a dead or ending process. May be called twice."""
         self._used_before_s = {work: self.used_s(work) for work in Priority}
         self._loads_as = None
         self._cores.leave(self.name)
 
     def heard(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
-        """What the process says.
-
-        `loads_for`: the best request that waits for it, where it loads; None: nobody does, and it loads as
-        batch work.
-        """
+        """Handle an event. `loads_for`: highest priority of requests that wait for the load; None: it
+        loads as batch work."""
         wants = event.wants if isinstance(event, TurnBack) else event
         work = wants.work
         if wants.is_loading and work is not None:
@@ -99,8 +87,8 @@ class CoresPartner:
         self._cores.act()
 
     def request_came(self, priority: Priority) -> None:
-        """While its process waits to load a piece as batch work, or loads one, that becomes interactive work:
-        between two pieces a busy machine may have other work for seconds."""
+        """Make the load interactive work if it is batch work. A busy machine may have other work for
+        seconds between two pieces."""
         if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
             self._loads_as = priority
             self._cores.turns.wants(self.name, priority, self._cores.clock())
@@ -108,16 +96,16 @@ class CoresPartner:
 
     @property
     def is_waiting(self) -> bool:
-        """It wants the turn, and another engine has it."""
+        """True if it wants the turn and another engine has it."""
         return self.name in self._cores and self._cores.turns.is_waiting(self.name)
 
     @property
     def is_awaited(self) -> bool:
-        """It has the turn, and another engine wants it."""
+        """True if it has the turn and another engine wants it."""
         return self.name in self._cores and self._cores.turns.is_awaited(self.name)
 
     def used_s(self, work: Priority) -> float:
-        """The time that its processes have had the turn for work of this class; it never falls."""
+        """Time for which its processes have had the turn for this priority. Never falls."""
         cores = self._cores
         now_used_s = cores.turns.used_s(self.name, work, cores.clock()) if self.name in cores else 0.0
         return self._used_before_s[work] + now_used_s

@@ -1,4 +1,4 @@
-"""What an engine process tells: kept as long as it is so, and passed on to whom it concerns."""
+"""Latest facts from an engine process, and forwarding of its events."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ logger = logging.getLogger(__name__)
 
 
 class EngineObserver(Protocol):
-    """Called in the event loop, so it must be quick."""
+    """Observer, called in the event loop, so it must be quick."""
 
     def step_done(self, figures: StepFigures) -> None: ...
 
     def engine_died(self, cause: str) -> None:
-        """It had served, and another is started unless it dies too often. `cause`: as `Death.cause`."""
+        """Report the death of a process that had served. Another is started unless deaths are too
+        frequent; `cause`: as `Death.cause`."""
         ...
 
 
@@ -66,17 +67,15 @@ NOBODY: EngineObserver = _Nobody()
 
 
 _REMEMBERED = 256
-"""Changes that are remembered one by one, ten a second at most. Who has not asked for longer gets all."""
+"""Remembered changes, at most ten a second. A router with an older version gets the whole set."""
 
 
 class CachedBlocks:
-    """A set of blocks with its last changes."""
-
     def __init__(self) -> None:
         self._held: set[int] = set()
         self._changes: deque[PrefixNews] = deque(maxlen=_REMEMBERED)
         self._version = 0
-        """Changes so far; `_changes` are the last ones of them."""
+        """Number of all changes, of which `_changes` has the last ones."""
 
     def heard(self, news: PrefixNews) -> None:
         self._held.difference_update(news.dropped)
@@ -85,13 +84,12 @@ class CachedBlocks:
         self._version += 1
 
     def clear(self) -> None:
-        """The process that held them is gone."""
         self._held.clear()
         self._changes.clear()
         self._version += 1
 
     def since(self, version: int | None) -> HeldUpdate:
-        """What has changed since this version; None: it is asked for the first time."""
+        """Return the changes since this version, or the whole set if it is None or too old."""
         missed = self._version - version if version is not None else None
         if missed is None or not 0 <= missed <= len(self._changes):
             return HeldUpdate(version=self._version, is_whole=True, saved=tuple(self._held))
@@ -109,16 +107,16 @@ def _changes(news: PrefixNews) -> list[tuple[int, bool]]:
 
 
 class LoadProgress:
-    """Shares of the work, 0 to 1, as of the last process that told them."""
+    """Progress, 0 to 1, of the last process that reported it."""
 
     def __init__(self, model_path: str) -> None:
         self.loaded = 0.0
         self.timed: float | None = None
-        """None: the timing of steps has not begun, or is not needed."""
+        """Timed share of the steps, or None before it begins or if it is not needed."""
         self._model_path = model_path
 
     def heard(self, event: Loading) -> bool:
-        """Whether a further tenth of the model is loaded."""
+        """Return True if another tenth of the model is loaded."""
         if event.phase is LoadingPhase.COSTS:
             self.timed = event.fraction
             return False
@@ -129,7 +127,6 @@ class LoadProgress:
         return is_news
 
     def failure(self, death: Death) -> str:
-        """Why the server cannot start, where the first process has died."""
         if self.timed is None:
             return f"the model could not be loaded: {death.message}"
         return f"{death.message} while it timed steps (--calibrate never leaves that out)"
@@ -137,11 +134,11 @@ class LoadProgress:
 
 _MOST_KNOWN = 4096
 _MOST_DEATHS = 2
-"""A size in whose measuring so many processes have died is asked of no other."""
+"""Number of processes that may die while measuring a size before it is rejected."""
 
 
 class MediaShapes:
-    """Asks for each size once. All methods belong to one event loop's thread."""
+    """Cache of measured media sizes. All methods belong to one event loop's thread."""
 
     def __init__(self) -> None:
         self._known: dict[MediaSize, MeasuredMedia] = {}
@@ -151,7 +148,6 @@ class MediaShapes:
 
     @property
     def is_owed(self) -> bool:
-        """The engine process is to measure some."""
         return bool(self._awaited) and self._send is not None
 
     @property
@@ -159,7 +155,8 @@ class MediaShapes:
         return bool(self._awaited)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Raises `InvalidRequest`, `EngineUnavailable`."""
+        """Return the tokens and rows of media of these sizes. Raises `InvalidRequest`,
+        `EngineUnavailable`."""
         known = await self.measured(sizes)
         for one in known:
             if one.why_not:
@@ -168,16 +165,14 @@ class MediaShapes:
         return tuple(one.shape for one in known)
 
     async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
-        """Raises `EngineUnavailable`."""
+        """Return the measurements of these sizes. Raises `EngineUnavailable`."""
         return [await self._one(size) for size in self._asked(sizes)]
 
     def ready(self, send: Callable[..., None]) -> None:
-        """The process can be sent commands."""
         self._send = send
         self.ask_again(send)
 
     def ask_again(self, send: Callable[..., None]) -> None:
-        """Of what nobody has told yet."""
         if self._awaited:
             send(MeasureMedia(tuple(self._awaited)))
 
@@ -186,7 +181,6 @@ class MediaShapes:
             self._settle(one)
 
     def lost(self) -> None:
-        """The process hears nothing any more."""
         if self._send is None:
             return
         self._send = None
@@ -196,7 +190,6 @@ class MediaShapes:
                 self._settle(MeasuredMedia(size, why_not=f"The engine cannot take {size.words}."))
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """No engine will measure them any more."""
         while self._awaited:
             future = self._awaited.popitem()[1]
             if not future.done():
@@ -204,7 +197,6 @@ class MediaShapes:
                 future.exception()  # nobody may wait for it any more
 
     def _asked(self, sizes: Sequence[MediaSize]) -> Sequence[MediaSize]:
-        """These, of which those that are not known yet are on their way."""
         new = [size for size in dict.fromkeys(sizes) if size not in self._known and size not in self._awaited]
         for size in new:
             self._awaited[size] = asyncio.get_running_loop().create_future()
@@ -230,8 +222,8 @@ class MediaShapes:
 
 
 class EngineNews:
-    """What is known of one engine, whose processes come one after the other. The `Supervisor` tells it what
-    the present one says; the engine's client looks at what is kept."""
+    """Latest facts about one engine across its successive processes. The `Supervisor` passes events in;
+    the engine's client reads the facts."""
 
     def __init__(
         self,
@@ -241,33 +233,29 @@ class EngineNews:
         foretold: ModelInfo | None,
         partner: CoresPartner | None,
     ) -> None:
-        """`foretold` and `partner` as the `Supervisor`'s."""
         self.adapters = AdapterControl(options.adapters)
         self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
         self.kv_stats: KVStats | None = None
-        """As of the last step; None while the present process has not made any."""
+        """Statistics of the last step, or None before the present process's first."""
         self.forecast: Forecast | None = None
-        """What newcomers may expect, where the options ask for that; None before the first is told."""
+        """Estimates for new requests if the options want them, or None before the first."""
         self.threads: int | None = None
-        """Those that have computed the last step; None while the present process has computed none."""
+        """Threads of the last step, or None before the present process's first."""
         self.is_throttled = False
-        """A quota took cores from it."""
         self.held_blocks = CachedBlocks()
         self.has_advanced = False
-        """The present process has brought tokens or vectors."""
+        """True if the present process has produced tokens or vectors."""
         self._model_path = options.model_path
         self._info = foretold
         self._observer = observer
         self._partner = partner
         self._see: SeeStep | None = None
-        """Who watches the steps; None: nobody does."""
         self._send: Callable[..., None] | None = None
-        """To the process; None: none is ready."""
 
     @property
     def info(self) -> ModelInfo | None:
-        """Facts about the model and the adapters that it now has; None until it was loaded."""
+        """Facts about the model with its present adapters, or None until they are known."""
         if self._info is None:
             return None
         loaded = self.adapters.table.loaded
@@ -276,7 +264,6 @@ class EngineNews:
     # -- for the engine's client -------------------------------------------------------------------------
 
     def show_steps(self, see: SeeStep) -> None:
-        """To be told of each step who was in it, of this process and of those after it."""
         self._see = see
         self._tell(ShowSteps())
 
@@ -285,38 +272,31 @@ class EngineNews:
         self._tell(HideSteps())
 
     def request_came(self, priority: Priority) -> None:
-        """A process that loads is in more of a hurry where somebody waits for it."""
         if self._partner is not None:
             self._partner.request_came(priority)
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
     def is_owed(self, replay: RequestReplay) -> bool:
-        """The process has something to do, for whomever."""
         is_awaited = self._partner is not None and self._partner.is_awaited
         return replay.is_owed or self.adapters.is_owed or self.shapes.is_owed or is_awaited
 
     @property
     def is_waiting(self) -> bool:
-        """It has something to do, and may not: another engine computes."""
         return self._partner is not None and self._partner.is_waiting
 
     def loads_again(self) -> None:
-        """The model is to be loaded from the beginning."""
         self.progress = LoadProgress(self._model_path)
 
     def next_process(self) -> tuple[Adapter, ...]:
-        """Another one is to be started, and to load these adapters."""
         self.has_advanced = False
         return self.adapters.process_started()
 
     def started(self, send: Callable[..., None]) -> None:
-        """The process runs, and loads."""
         if self._partner is not None:
             self._partner.enter(send)
 
     def ready(self, info: ModelInfo, replay: RequestReplay, send: Callable[..., None]) -> None:
-        """It can be sent commands until it is lost."""
         self._info, self._send = info, send
         self.adapters.ready(send)
         self.shapes.ready(send)
@@ -325,7 +305,6 @@ class EngineNews:
         replay.ready(send)
 
     def heard(self, event: Event, replay: RequestReplay) -> None:
-        """All that does not change whether there is an engine."""
         match event:
             case Loading():
                 if self.progress.heard(event):
@@ -346,7 +325,6 @@ class EngineNews:
                 replay.heard(event)
 
     def lost(self, replay: RequestReplay) -> None:
-        """The process hears nothing any more."""
         self._send = None
         if self._partner is not None:
             self._partner.leave()
@@ -355,18 +333,15 @@ class EngineNews:
         self.shapes.lost()
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """No engine will load or measure anything any more."""
         self.adapters.end(error)
         self.shapes.end(error)
 
     def forget(self) -> None:
-        """The process is gone: what it has told of itself is not so any more."""
         self.kv_stats, self.forecast, self.threads = None, None, None
         self.is_throttled = False
         self.held_blocks.clear()
 
     def died(self, cause: str) -> None:
-        """Another is to take its place, unless that happens too often."""
         self.forget()
         self._observer.engine_died(cause)
 

@@ -1,4 +1,4 @@
-"""Keeps an engine process alive: starts it, watches it, and starts another when it has died."""
+"""Supervision of an engine process: start, watchdog, and replacement after a death."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _STARTING = (EngineState.LOADING, EngineState.RESTARTING)
 
 
 class EngineLifecycle:
-    """Moves through one door, which refuses illegal ones."""
+    """State of the engine. All changes go through `move`, which rejects illegal ones."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._stopped = asyncio.Event()
         self._is_wanted_again = asyncio.Event()
-        """It sleeps or has failed, and is to go on: awake, or to its end."""
+        """Set unless the engine sleeps or has failed."""
         self._settled = asyncio.Event()
-        """It neither loads nor restarts."""
+        """Set while the engine neither loads nor restarts."""
 
     @property
     def state(self) -> EngineState:
@@ -51,7 +51,6 @@ class EngineLifecycle:
 
     @property
     def is_wanted(self) -> bool:
-        """There is to be a process."""
         return self._state not in _UNWANTED
 
     @property
@@ -73,22 +72,20 @@ class EngineLifecycle:
             self._settled.set()
 
     async def wanted_again(self) -> None:
-        """Returns when it is to go on: awake, or to its end."""
         await self._is_wanted_again.wait()
 
     async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
         await self._settled.wait()
         return self._state
 
     async def pause(self, seconds: float) -> None:
-        """Returns earlier where it is stopped."""
+        """Sleep, or return earlier if the engine is stopped."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
 
 class NextOptions:
-    """What the next engine process is told: what was asked for, without what processes have died of."""
+    """Wanted options without features that processes died of."""
 
     def __init__(self, wished: EngineOptions) -> None:
         self.options = self._wished = wished
@@ -97,8 +94,8 @@ class NextOptions:
         self.options = msgspec.structs.replace(self.options, calibrate="never")
 
     def without_device(self, death: Death) -> bool:
-        """Whether this death ends the use of devices: a driver takes the process with it where its device is
-        lost, or full."""
+        """Return True if this death ends the use of devices. A driver kills the process when its device is
+        lost or full."""
         if not (self.options.wants_device and death.may_be_device):
             return False
         logger.warning("%s, with a device: the CPU serves from here on", death.message)
@@ -106,7 +103,6 @@ class NextOptions:
         return True
 
     def with_devices(self) -> None:
-        """As was asked for."""
         wished = self._wished
         self.options = msgspec.structs.replace(
             self.options, offload=wished.offload, draft_offload=wished.draft_offload
@@ -117,8 +113,8 @@ _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
 class Supervisor:
-    """Owns the engine process: starts it, ends it, and decides what its death means. What the process tells
-    goes to `news`. All methods belong to one event loop's thread."""
+    """Owner of the engine process, which starts and ends it and decides about its deaths. Events of the
+    process go to `news`. All methods belong to one event loop's thread."""
 
     def __init__(
         self,
@@ -134,19 +130,17 @@ class Supervisor:
         foretold: ModelInfo | None = None,
         partner: CoresPartner | None = None,
     ) -> None:
-        """`command` starts the engine; the number of its socket's file descriptor is appended.
-
-        `begins_asleep`: until `wake`, and a model that cannot be loaded is a state; else it is loaded at
-        once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
-        where engines share the cores.
-        """
+        """`command`: starts the engine; the number of its socket's file descriptor is appended.
+        `begins_asleep`: sleep until `wake`, and treat a model that cannot be loaded as a state instead of
+        an error. `foretold`: facts about the model before it is loaded. `partner`: set if engines share
+        the cores."""
         self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
-        """Why there is no engine, or none for the moment."""
+        """Explanation of a missing engine."""
         self.failed_s: float | None = None
-        """When it failed, on the clock; None: it has not, or is tried again."""
+        """Time of the failure on the clock, or None without one or after a new attempt."""
         self._must_start = not begins_asleep
-        """That no process has been ready yet is a reason to give up the server."""
+        """True until a first process is ready, if a failure to start ends the server."""
         self._command = tuple(command)
         self._next = NextOptions(msgspec.structs.replace(options, shares_cores=partner is not None))
         self._clock = clock
@@ -156,13 +150,11 @@ class Supervisor:
         self._life = EngineLifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
         self.settled = self._life.settled
         self._process: EngineProcess | None = None
-        """None: there is none that listens."""
         self._last_process: EngineProcess | None = None
-        """It may still be on its way out."""
+        """Process that may still be exiting."""
         self._start_failure: str | None = None
-        """What the present process has said about it."""
         self._gone = asyncio.Event()
-        """There is no process, and none is being started."""
+        """Set while no process exists or is being started."""
         self._gone.set()
 
     @property
@@ -174,7 +166,6 @@ class Supervisor:
         return self._process.pid if self._process else None
 
     def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
-        """`count`: how many requests are in a state, by the label of their priority."""
         info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths.known
         engine_rss_bytes = self._process.rss_bytes if self._process else 0
         return EngineStatus(
@@ -200,19 +191,17 @@ class Supervisor:
         )
 
     def forget_cache_file(self) -> None:
-        """For a model that sleeps: there is no process that could."""
         if self._next.options.cache_file is not None:
             with contextlib.suppress(OSError):
                 Path(self._next.options.cache_file).unlink()
 
     def send(self, *commands: Command) -> None:
-        """To the engine process, if there is one."""
         if self._process is not None:
             self._process.send(*commands)
 
     async def run(self, replay: RequestReplay) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
-        first one cannot start and must."""
+        first one must start and cannot."""
         while self.state is not EngineState.STOPPED:
             if not self._life.is_wanted:
                 await self._life.wanted_again()
@@ -222,7 +211,7 @@ class Supervisor:
                 await self._replace(death, replay)
 
     def wake(self) -> None:
-        """Load the model again. It must be asleep, or have failed."""
+        """Load the model of an engine that is asleep or has failed."""
         self._life.move(EngineState.LOADING)
         self.news.loads_again()
         self.reason, self.failed_s = None, None
@@ -230,7 +219,7 @@ class Supervisor:
         self._next.with_devices()
 
     async def sleep(self) -> None:
-        """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
+        """End the process until `wake`, and wait for that. It must not serve any request."""
         if self.state is EngineState.ASLEEP:
             return
         self._life.move(EngineState.ASLEEP)
@@ -241,24 +230,22 @@ class Supervisor:
         await self._gone.wait()
 
     def fail(self, reason: str) -> None:
-        """No process is to be started, unless it is woken."""
+        """Start no process until `wake`."""
         self.reason, self.failed_s = reason, self._clock()
         self._life.move(EngineState.FAILED)
 
     def stop(self) -> None:
-        """No other process is started. One that loads has nothing to save and is not waited for."""
+        """Start no further process. One that loads has nothing to save and is killed."""
         is_loading = self._life.is_starting
         self._end()
         if is_loading and self._process is not None:
             self._process.kill()
 
     async def wait_for_end(self) -> None:
-        """After `stop`: let the process go, or kill it if it stays."""
         if self._process is not None:
             await self._process.close()
 
     def kill(self) -> None:
-        """For a `wait_for_end` that is not to wait, not even if it waits already."""
         self._end()
         if self._last_process is not None:
             self._last_process.kill()
@@ -268,7 +255,7 @@ class Supervisor:
         self.news.end(lambda: EngineUnavailable("The server is shutting down."))
 
     async def _live_once(self, replay: RequestReplay) -> Death | None:
-        """One engine process from spawn to death; None: it was told to end."""
+        """Return None if the process was asked to end."""
         self._gone.clear()
         try:
             return await self._one_life(replay)
@@ -331,7 +318,6 @@ class Supervisor:
         self._start_failure = message
 
     async def _replace(self, death: Death, replay: RequestReplay) -> None:
-        """Decide what the death means, and wait before the next start."""
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
         if is_own_fault and self.news.adapters.died(death.message) and self.state is EngineState.LOADING:
             return  # the next process does not load it
@@ -361,13 +347,12 @@ class Supervisor:
         await self._life.pause(self._deaths.crashes.backoff_s)
 
     def _why_not_loaded(self, death: Death) -> str | None:
-        """None: somebody has killed it, and the next may come further."""
+        """Return None for a kill from outside, because the next process may get further."""
         if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
             return None
         return self._start_failure or self.news.progress.failure(death)
 
     def _not_loaded(self, why: str, replay: RequestReplay) -> None:
-        """Raises `StartupError` where the model must be loaded."""
         if self._must_start:
             raise StartupError(why)
         logger.error("%s is not loaded: %s", self._next.options.model_path, why)
@@ -386,7 +371,6 @@ class Supervisor:
         )
 
     def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
-        """By itself, ready, and with nothing else to do."""
         is_idle = self.state is EngineState.READY and not replay.num_live
         return is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle"
 

@@ -1,8 +1,8 @@
-"""Decides which of several engines computes: one at a time, for they share a machine's cores.
+"""Decision about which of several engines computes: one at a time, because they share a machine's cores.
 
-No I/O and no clock: time is an argument, in seconds. The rules are those within one model. Interactive work
-goes first, batch work keeps a share of the time, and within a class engines take turns by the time that they
-have used.
+Pure: no I/O and no clock. Times are arguments in seconds. The rules are those within one model. Interactive
+work goes first, batch work keeps a share of the time, and within a priority engines take turns by their used
+time.
 """
 
 from __future__ import annotations
@@ -15,87 +15,76 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
 
 INTERACTIVE_TURN_S = 0.02
-"""A turn between interactive work of several engines ends after the step in which this time passes.
+"""Time after which a turn between interactive work of several engines ends with the current step.
 
-Engines of short steps do not pay a hand-over for each step, and nobody reads so fast that the pause is seen.
-Measured with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
+Engines with short steps do not pay a hand-over for each step, and the pause is too short to see. Measured
+with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
 """
 BATCH_TURN_S = 1.0
-"""The same between batch work: one or two of its longest steps."""
+"""The same for batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13
-"""What a turn of batch work beside interactive work is expected to take before one was seen: a little more
-than a step may, which is `--preempt-threshold-ms`."""
+"""Initial estimate of a turn of batch work beside interactive work."""
 LONGEST_COURTESY_S = 2.0
-"""So long batch work whose turn is due lets interactive newcomers go first.
-
-It bounds its wait where newcomers come without end; one of these then waits for a short step.
-"""
+"""Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow
+of new requests, one of which then waits for a short step."""
 
 
 _NOT_WORTH_TELLING_S = 1e-3
-"""By so much a limit must change to be told again; it is less than any step."""
+"""Minimum change of a limit that is sent, less than any step."""
 
 
 class Decision(NamedTuple):
-    """What one participant is to be told: the turn is its, or shorter than it knows."""
-
     name: str
     command: GrantTurn | ShortenTurn
 
 
 class TurnTaker:
-    """One engine that shares the cores."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.work: Priority | None = None
-        """What it wants to compute, or computes."""
+        """Priority of its present or wanted work."""
         self.is_newcomer = False
-        """Its interactive work has had no turn yet since there was none."""
+        """True if its interactive work has had no turn since it began."""
         self.used_s = dict.fromkeys(Priority, 0.0)
-        """The time that it has held the turn for work of each class."""
+        """Time with the turn, by the priority of the work."""
         self.price_s = FIRST_PRICE_S
-        """What a turn of batch work beside interactive work has taken, the last time."""
+        """Duration of its last turn of batch work beside interactive work."""
 
 
 class CoreTurns:
-    """Who holds the turn, and who is next. Tell it what happens, and do what it `decides`.
+    """Holder of the turn and its successor. Call a method for each event, then `decide`.
 
-    Batch work earns credit while it contends with interactive work of another engine. When that pays for a
-    turn, which is one short step, the turn is due. It lets newcomers go first, for a while. The credit lapses
-    when batch work gets a turn otherwise; not when it wants nothing, as it does between the requests of one
-    who sends them one after the other.
+    Batch work earns credit while it contends with interactive work of another engine. When the credit pays
+    for a turn of one short step, the turn is due. It lets new interactive work go first for a while. The
+    credit lapses when batch work gets a turn otherwise. It stays while batch work wants nothing, as between
+    the requests of a client that sends them one after the other.
     """
 
     def __init__(self, *, batch_floor: float) -> None:
-        """`batch_floor`: a share of the time, 0 to 1; 0: none beside interactive work of others."""
+        """`batch_floor`: share of the time for batch work beside interactive work of others, 0 to 1."""
         self._participants: dict[str, TurnTaker] = {}
         self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
-        """Those that want or compute work of each class, by the seconds that they had the turn for it."""
         self._holder: TurnTaker | None = None
         self._granted_s = 0.0
-        """When the holder got the turn."""
         self._until_s = math.inf
-        """How long the holder may keep it, as it was told."""
+        """End of the holder's turn as it was last sent."""
         self._has_interrupted = False
-        """The holder was told to throw a step away."""
+        """True if the holder was asked to discard a step."""
         self._is_floor_turn = False
-        """The holder computes batch work though interactive work waits."""
+        """True if the holder computes batch work although interactive work waits."""
         self._credit = Credit(batch_floor)
-        """What batch work has earned, in seconds."""
+        """Savings of batch work in seconds."""
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 
     # -- what happens ------------------------------------------------------------------------------------
 
     def join(self, name: str, now_s: float) -> None:
-        """An engine has started. It wants nothing yet."""
         assert name not in self._participants, f"there is a {name} already"
         self._book(now_s)
         self._participants[name] = TurnTaker(name)
 
     def leave(self, name: str, now_s: float) -> None:
-        """An engine has died or ended: it holds nothing any more."""
         self._book(now_s)
         participant = self._participants.pop(name)
         if self._holder is participant:
@@ -104,12 +93,10 @@ class CoreTurns:
             turns.leave(participant)
 
     def wants(self, name: str, work: Priority | None, now_s: float) -> None:
-        """What the participant would compute, or computes, from now on; None: nothing."""
         self._book(now_s)
         self._set_work(self._participants[name], work)
 
     def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
-        """The holder has given the turn back, and wants this next."""
         participant = self._participants[name]
         assert self._holder is participant, f"{name} gives back what it does not hold"
         self._book(now_s)
@@ -121,7 +108,7 @@ class CoreTurns:
     # -- what follows ------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision | None:
-        """What the carrier must do now; it counts as done. None: nothing."""
+        """Return the command to send now, which counts as sent, or None."""
         self._book(now_s)
         if self._holder is None:
             return self._grant(now_s)
@@ -132,18 +119,15 @@ class CoreTurns:
         return self._holder.name if self._holder is not None else None
 
     def used_s(self, name: str, work: Priority, now_s: float) -> float:
-        """The time that the participant has held the turn for work of this class."""
         participant = self._participants[name]
         is_at_it = participant is self._holder and participant.work is work
         return participant.used_s[work] + (now_s - self._booked_s if is_at_it else 0.0)
 
     def is_waiting(self, name: str) -> bool:
-        """Whether it wants the turn, and another has it."""
         participant = self._participants[name]
         return participant.work is not None and participant is not self._holder
 
     def is_awaited(self, name: str) -> bool:
-        """Whether it holds the turn, and another wants it."""
         others = (p for p in self._participants.values() if p is not self._holder)
         return self.holder == name and any(p.work is not None for p in others)
 
@@ -164,7 +148,6 @@ class CoreTurns:
         return Decision(chosen.name, GrantTurn(limit_ms=limit_ms, beside_interactive=others_interactive))
 
     def _recall(self, holder: TurnTaker, now_s: float) -> Decision | None:
-        """Tell the holder if it must end earlier than it knows."""
         if holder.work is None:
             return None  # it is about to give the turn back by itself
         until_s = self._deadline_s(holder, now_s)
@@ -177,8 +160,8 @@ class CoreTurns:
         return Decision(holder.name, ShortenTurn(after_ms=after_ms, interrupts=interrupts))
 
     def _must_interrupt(self, holder: TurnTaker) -> bool:
-        """A turn that batch work has saved for is short and is left alone: else newcomers that come often
-        would take its share."""
+        """A turn that batch work has saved for is short and left alone, because frequent new requests
+        would otherwise take its share."""
         is_batch = holder.work is Priority.BATCH and not self._is_floor_turn
         return is_batch and bool(self._waiting(Priority.INTERACTIVE))
 
@@ -189,14 +172,12 @@ class CoreTurns:
         return interactive[0]
 
     def _is_batchs_turn(self, interactive: list[TurnTaker], now_s: float) -> bool:
-        """Whether batch work computes though interactive work waits."""
         if self._due_since_s is None:
             return False
         has_newcomer = any(p.is_newcomer for p in interactive)
         return not has_newcomer or now_s - self._due_since_s >= LONGEST_COURTESY_S
 
     def _deadline_s(self, holder: TurnTaker, now_s: float) -> float:
-        """How long the holder may keep the turn, as things stand; infinity: as long as it has work."""
         if holder.work is Priority.BATCH:
             if self._waiting(Priority.INTERACTIVE):
                 return now_s
@@ -206,19 +187,16 @@ class CoreTurns:
         return fair_s if price_s is None else min(fair_s, now_s + self._credit.due_in(price_s))
 
     def _fair_until_s(self, holder: TurnTaker, work: Priority, least_s: float) -> float:
-        """When another of its class is next, if there is one that waits."""
         waiting = self._waiting(work)
         if not waiting:
             return math.inf
         return max(self._granted_s + least_s, self._booked_s + self._by_class[work].lead(waiting[0], holder))
 
     def _price_s(self) -> float | None:
-        """What the next turn of batch work will take; None: none is wanted."""
         waiting = self._waiting(Priority.BATCH)
         return waiting[0].price_s if waiting else None
 
     def _waiting(self, work: Priority) -> list[TurnTaker]:
-        """Who is next of this class comes first."""
         return [participant for participant in self._by_class[work].order if participant is not self._holder]
 
     # -- books -------------------------------------------------------------------------------------------
@@ -234,7 +212,6 @@ class CoreTurns:
         participant.is_newcomer = work is Priority.INTERACTIVE and participant is not self._holder
 
     def _book(self, now_s: float) -> None:
-        """Book the time since the last booking, in which nothing has changed."""
         seconds, self._booked_s = now_s - self._booked_s, now_s
         holder = self._holder
         work = holder.work if holder is not None else None

@@ -1,7 +1,7 @@
-"""Kills an engine process that hangs or cannot be read, and tells what it died of.
+"""Watchdog that kills an engine process that hangs or sends unreadable messages, and classifies its death.
 
-The limits are generous on purpose: a busy machine makes a step ten or a hundred times slower, and a healthy
-engine that is killed costs everybody a restart. A hang is rare, and waiting a minute for it is bearable.
+The limits are generous because a busy machine makes a step ten or a hundred times slower, and killing a
+healthy engine costs every client a restart. A hang is rare, and a wait of a minute is acceptable.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""How often to ask."""
+"""Interval of the checks."""
 _FACTOR = 300.0
-"""How much slower than expected a step may be."""
+"""Factor by which a step may exceed its expected time."""
 
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = 60.0
-    """Longest silence while something is computed; or 300 times what the step should take, if that is longer.
-    None: there is no limit."""
+    """Longest silence while the engine computes, or 300 times the step's expected time if that is longer.
+    None: no limit."""
     load_s: float | None = 1800.0
-    """Longest silence while the model is loaded and its steps are measured. None: there is no limit."""
+    """Longest silence while the model is loaded and its steps are measured. None: no limit."""
 
 
 class HangDetector:
-    """Times the silence of one engine process. It is told of all news, and asked every `TICK_S`."""
+    """Timer of one engine process's silence. It gets all events and is checked every `TICK_S`."""
 
     def __init__(self, limits: HangLimits, *, now_s: float) -> None:
         self.silence_s = 0.0
-        """Counts while something was owed, and only time in which this process itself ran."""
+        """Silence while the engine had work, counting only time in which this process itself ran."""
         self.handling_s: float | None = None
-        """How long one request has been handled outside of steps, whatever else is heard; None: none is."""
+        """Time for which one request has been handled outside of steps, regardless of other events, or
+        None."""
         self._limits = limits
         self._asked_s = now_s
         self._expected_s = 0.0
@@ -51,20 +52,16 @@ class HangDetector:
         self._expected_s = expected_ms / 1000
 
     def handling(self, request_id: str | None) -> None:
-        """Another request is being handled outside of steps, or none any more."""
         self.handling_s = None if request_id is None else 0.0
 
     @property
     def stuck_s(self) -> float:
-        """The longer of both."""
         return max(self.silence_s, self.handling_s or 0.0)
 
     def is_hung(self, now_s: float, *, is_loading: bool, owes: bool, is_waiting: bool = False) -> bool:
-        """`owes`: it has something to do. `is_waiting`: but it may not, for another engine computes.
-
-        A gap between two questions counts as one short wait: this process was stopped or had no CPU then, and
-        neither had the engine.
-        """
+        """`owes`: the engine has work. `is_waiting`: another engine computes, so that it may not. A long
+        gap between two checks counts as a short one, because this process was stopped or had no CPU then,
+        and neither had the engine."""
         waited = min(now_s - self._asked_s, 2 * TICK_S)
         self._asked_s = now_s
         is_due = (is_loading or owes) and not is_waiting
@@ -82,7 +79,7 @@ class HangDetector:
 
 
 class Watchdog:
-    """Hears what the process says, and looks at it every `TICK_S` until `stop`."""
+    """Receiver of the process's events, which also checks it every `TICK_S` until `stop`."""
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class Watchdog:
         owes: Callable[[], bool],
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_waiting`: for its turn on cores that another engine computes on. That is no hang."""
+        """`is_waiting`: for its turn on cores that another engine uses, which is not a hang."""
         self._process = process
         self._detector = HangDetector(limits, now_s=clock())
         self._killer = killer
@@ -104,13 +101,13 @@ class Watchdog:
         self._owes = owes
         self._is_waiting = is_waiting
         self._hung_s: float | None = None
-        """The silence for which it was killed."""
+        """Silence for which it was killed."""
         self._unreadable: str | None = None
-        """Why it was killed for what it said."""
+        """Error of the message for which it was killed."""
         self._task = asyncio.create_task(self._watch())
 
     async def receive(self) -> Event | None:
-        """The process's next event; None when it is gone, or was killed for one that cannot be read."""
+        """Return None when the process is gone or was killed for an unreadable message."""
         try:
             event = await self._process.receive()
         except msgspec.DecodeError as error:
@@ -130,7 +127,6 @@ class Watchdog:
         self._task.cancel()
 
     def death(self) -> Death:
-        """What the process has died of, when it has ended."""
         if self._unreadable is not None:
             return Death.of_bad_message(self._unreadable)
         return Death.of(
@@ -138,7 +134,6 @@ class Watchdog:
         )
 
     async def _watch(self) -> None:
-        """If it hangs it is killed, and then dead like any other."""
         while not self._is_hung():
             self._killer.look()
             await asyncio.sleep(TICK_S)

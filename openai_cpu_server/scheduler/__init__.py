@@ -1,12 +1,11 @@
-"""Decides what each step computes. Pure: no clock, no threads, no I/O; times are arguments, and what a step
-costs is a prediction that learns.
+"""Decision about what each step computes. Pure: no clock, threads or I/O. Times are arguments, and the cost
+of a step is a prediction that learns.
 
-Called by the engine's core alone, in its loop: `step = scheduler.schedule()`, the backend executes it,
-`scheduler.apply(step, result)`. Requests come and go between steps (`scheduler.sequences`); those who wait,
-and who chooses between engines, are told what to expect (`scheduler.expectations`). `EmbedQueue` is its
-smaller sister where the model embeds.
+Only the engine's core calls it, in its loop: `step = scheduler.schedule()`, the backend executes the step,
+`scheduler.apply(step, result)`. Requests arrive and end between steps (`scheduler.sequences`), and
+`scheduler.expectations` estimates waiting times. `EmbedQueue` is the counterpart for models that embed.
 
-It promises: every sequence that is submitted ends or goes on; none fails because the pool is full;
-interactive work is never behind batch work, which keeps its share; output does not depend on the schedule.
-Ledger, index and sequences check themselves (`Scheduler.check`), which tests ask for after every step.
+Every submitted sequence ends or continues, and none fails because the pool is full. Interactive work never
+waits behind batch work, which keeps its share. Output does not depend on the schedule. `Scheduler.check`
+verifies ledger, index and sequences; tests call it after every step.
 """

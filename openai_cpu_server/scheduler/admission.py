@@ -1,4 +1,4 @@
-"""Who waits, who of them gets a slot and cells, and who has to give theirs back."""
+"""Queue of waiting sequences, their admission to slots and KV cells, and preemption."""
 
 from __future__ import annotations
 
@@ -17,38 +17,34 @@ from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 _Entry = tuple[float, int, Sequence]
 """(policy's key, arrival, sequence): sorts without ever comparing sequences."""
 _Group = OrderedDict[str, list[_Entry]]
-"""The clients of one group in the order of their turns, each with its sequences sorted."""
+"""Clients of one group in the order of their turns, each with its sorted sequences."""
 _Lane = OrderedDict[str, _Group]
-"""The groups of one lane in the order of their turns."""
+"""Groups of one lane in the order of their turns."""
 
 
 class WaitingRoom:
-    """Sequences that hold no slot.
+    """Sequences without a slot.
 
-    Here a turn is an admission, and one is worth as much as another: queues that move to the end are enough,
-    and need no books of what each has used (`fairness.FairTurns`).
+    A turn here is an admission, and all admissions count equally. So queues that move to the end suffice,
+    without the accounts of `fairness.FairTurns`.
     """
 
     def __init__(self, policy: PriorityPolicy) -> None:
         self._policy = policy
         self._lanes: dict[int, _Lane] = {}
         self._sizes: Counter[int] = Counter()
-        """Sequences in each lane."""
 
     def __len__(self) -> int:
         return self._sizes.total()
 
     @property
     def lanes(self) -> list[int]:
-        """The lanes in which somebody waits, the best first."""
         return sorted(self._lanes)
 
     def num_behind(self, lane: int) -> int:
-        """Sequences that wait in worse lanes."""
         return sum(size for other, size in self._sizes.items() if other > lane)
 
     def num_in(self, lane: int) -> int:
-        """Sequences that wait in this lane."""
         return self._sizes[lane]
 
     def enter(self, sequence: Sequence) -> None:
@@ -58,8 +54,8 @@ class WaitingRoom:
         self._sizes[self._policy.lane(sequence)] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """Take it out, wherever it stands. The next turn of its group comes after that of all others, and in
-        the group its client's."""
+        """Remove a sequence at any place. Its group goes to the end of the lane, and its client to the end
+        of the group."""
         number, (group, client) = self._policy.lane(sequence), self._policy.turns(sequence)
         lane = self._lanes[number]
         entries = lane[group][client]
@@ -77,16 +73,14 @@ class WaitingRoom:
             del self._lanes[number]
 
     def in_turn(self, lane: int) -> Iterator[Sequence]:
-        """Everybody's first, then everybody's second, ...; no more is looked at than is taken.
-
-        The room must not change meanwhile.
-        """
+        """Yield the first sequence of each client, then the second of each, and so on; do not read ahead.
+        The queue must not change meanwhile."""
         groups = self._lanes[lane].values()
         for _, _, sequence in alternating([alternating(group.values()) for group in groups]):
             yield sequence
 
     def in_order(self) -> Iterator[Sequence]:
-        """All who wait, lane by lane, as they take turns. The room must not change meanwhile."""
+        """Yield all sequences lane by lane. The queue must not change meanwhile."""
         for lane in self.lanes:
             yield from self.in_turn(lane)
 
@@ -95,33 +89,26 @@ class WaitingRoom:
 
 
 _LOOK_AHEAD = 32
-"""Waiting sequences of a lane that are looked at for each step: those before may wait for someone's prefix.
-A bound on the work: each costs a prefix match, some 20 microseconds.
-"""
+"""Maximum waiting sequences of a lane examined per step, because the first ones may wait for another's
+prefix. Each costs a prefix match of about 20 microseconds."""
 
 
 class _Outcome(enum.Enum):
-    """The outcome of an attempt to admit somebody from a lane."""
-
     ADMITTED = enum.auto()
     NO_CELLS = enum.auto()
-    """The lane's first who can run has to wait for cells; nobody behind may take these."""
+    """The first sequence that can run waits for KV cells, which later ones may not take."""
     NOBODY = enum.auto()
-    """Nobody can be admitted: there is no slot, or all wait for a prefix that others compute."""
+    """No slot is free, or all sequences wait for a prefix that is being computed."""
 
 
 class WaitsFor(enum.Enum):
-    """What a waiting sequence lacks."""
-
     SLOT = "slot"
     CELLS = "cells"
     PREFIX = "prefix"
-    """Another one is just computing a beginning that they have in common."""
+    """Another sequence is computing a common prefix."""
 
 
 class Admission:
-    """Moves sequences from the waiting room into slots, and back again if their cells are needed."""
-
     def __init__(
         self,
         waiting: WaitingRoom,
@@ -132,12 +119,9 @@ class Admission:
         num_slots: int,
         num_seats: int,
     ) -> None:
-        """`cache`: None, nothing computed is reused.
-
-        `num_seats`: slots that better lanes leave to worse ones while those have work. With its share of the
-        slots batch work gets its share of the admissions. It may hold more, as long as nobody better wants
-        them.
-        """
+        """`cache`: None disables reuse of prefixes. `num_seats`: slots reserved for worse lanes while
+        those have work, so that batch work gets its share of admissions; it may hold more while no better
+        lane wants them."""
         self._waiting = waiting
         self._memory = memory
         self._cache = cache
@@ -145,33 +129,29 @@ class Admission:
         self._num_slots = num_slots
         self._num_seats = num_seats
         self.num_preemptions = 0
-        """How many times sequences were released since the start."""
 
     def admit(self) -> None:
-        """Admit all who can run, better lanes first. A lane that has no slot does not stop the next lane."""
+        """Admit all sequences that can run, better lanes first. A lane without a free slot does not stop
+        the next one."""
         while self._admit_one():
             pass
 
     def waits_for(self, sequence: Sequence) -> WaitsFor:
-        """What it lacks, as things stand."""
         if not self._has_slot(self._policy.lane(sequence)):
             return WaitsFor.SLOT
         return WaitsFor.PREFIX if self._find_reuse(sequence) is None else WaitsFor.CELLS
 
     def release(self, sequence: Sequence) -> None:
-        """Preempt a running sequence: its blocks are saved, its cells are freed, and it waits again."""
         self._memory.vacate(sequence)
         sequence.release()
         self.num_preemptions += 1
         self._waiting.enter(sequence)
 
     def running_in_order(self) -> list[Sequence]:
-        """The running sequences in the policy's order."""
         policy = self._policy
         return sorted(self._memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
 
     def _admit_one(self) -> bool:
-        """Admit one sequence, from the best lane that can; False if nobody was admitted."""
         for lane in self._waiting.lanes:
             outcome = self._admit_from(lane) if self._has_slot(lane) else _Outcome.NOBODY
             if outcome is not _Outcome.NOBODY:
@@ -179,14 +159,12 @@ class Admission:
         return False
 
     def _has_slot(self, lane: int) -> bool:
-        """Whether a slot is free for the lane, or held by worse lanes beyond the seats they keep."""
         lanes = [self._policy.lane(sequence) for sequence in self._memory.running.values()]
         num_worse = sum(other > lane for other in lanes)
         num_kept = min(self._num_seats, num_worse + self._waiting.num_behind(lane))
         return len(lanes) - num_worse < self._num_slots - num_kept
 
     def _admit_from(self, lane: int) -> _Outcome:
-        """Admit the first of the lane who can run; those who wait for another's prefix are passed over."""
         for newcomer in islice(self._waiting.in_turn(lane), _LOOK_AHEAD):
             reuse = self._find_reuse(newcomer)
             if reuse is None:
@@ -209,10 +187,8 @@ class Admission:
         return find_reuse(newcomer, self._memory.running.values(), self._cache, self._policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:
-        """Make room for the newcomer: release sequences of worse lanes, the last in order first.
-
-        If even that is not enough it returns False, and nobody is released.
-        """
+        """Preempt sequences of worse lanes, the last in order first. If even that is not enough, return
+        False without preempting any."""
         victims: list[Sequence] = []
         lane = self._policy.lane(newcomer)
         lesser = [s for s in self.running_in_order() if self._policy.lane(s) > lane]

@@ -1,8 +1,8 @@
-"""Chooses whose step is next, where sequences compute with different adapters: a step has one of them. And
-whose media item is encoded behind it.
+"""Choice of the cohort whose step is next, because all sequences of a step have the same adapter; and of the
+media item that is encoded behind it.
 
-A cohort is all running sequences of one adapter; the base is the cohort of those without one. Each has a
-composer of its own, which fills its steps as if it were alone, and knows nothing of the others.
+A cohort is all running sequences of one adapter, or of the base model. Each has a composer of its own, which
+fills its steps regardless of the others.
 """
 
 from __future__ import annotations
@@ -20,29 +20,25 @@ from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.spans import SequenceAdvance
 
 Key = str | None
-"""An adapter's key; None: the base."""
+"""Key of an adapter, or None for the base model."""
 
 _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
-"""A turn lasts as long as so many switches take, and at most as long as a step may.
-
-So switching costs a tenth of the time where somebody waits for each token, and a fiftieth where nobody does.
-"""
+"""Duration of a turn in switches of the adapter, limited by the maximum time of a step. So switching costs
+a tenth of the time if a client waits for each token, and a fiftieth otherwise."""
 
 
 class CohortTurn(NamedTuple):
-    """The next step, as it is planned."""
-
     key: Key
     plan: StepPlan
     is_floor: bool = False
-    """It is batch work's, beside interactive work of other cohorts."""
+    """Batch work beside interactive work of other cohorts."""
 
 
 class Cohorts:
-    """Interactive work goes first; within a class cohorts take turns by the time that they have used.
+    """Interactive work goes first; within a priority, cohorts take turns by their used time.
 
-    Batch work in a cohort that has interactive work too is that cohort's composer's concern. All other batch
-    work earns `batch_floor` of the time, and spends it on steps of its own: no longer than those of
+    The composer of a cohort with interactive work also schedules its batch work. All other batch work earns
+    `batch_floor` of the time and spends it on steps of its own. Such steps are as short as those of
     interactive work, and never two in a row.
     """
 
@@ -52,15 +48,13 @@ class Cohorts:
             Priority.INTERACTIVE: options.pace_ms,
             Priority.BATCH: options.batch_stall_ms,
         }
-        """So long a turn goes on at most for the sake of fewer switches."""
+        """Maximum duration of a turn for the sake of fewer switches."""
         self._composers: dict[Key, Composer] = {}
         self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
         self._last: Key = None
         self._switch_ms = 0.0
         self._credit = Credit(options.batch_floor, most=options.pace_ms)
-        """What the batch work of waiting cohorts has earned, in milliseconds."""
         self._was_floor = False
-        """Whether the last step was one that they have paid for so."""
 
     def compose(
         self,
@@ -72,12 +66,7 @@ class Cohorts:
         switch_ms: float,
         beside_interactive: bool = False,
     ) -> CohortTurn:
-        """The next step for the running sequences, which come in the policy's order.
-
-        `newcomers`: cohorts in which an interactive sequence got a slot at once, since their last step.
-        `switch_ms`: what it takes to compute with another adapter than the last step did.
-        `beside_interactive`: as for `Composer.compose`.
-        """
+        """`newcomers`: cohorts in which an interactive sequence got a slot at once since their last step."""
         members = members_of(running)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
@@ -99,7 +88,6 @@ class Cohorts:
         return CohortTurn(key, plan)
 
     def account(self, turn: CohortTurn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
-        """Book what a step uses whose tokens are final."""
         members = members_of(running)
         self._composer(turn.key).account(plan, step_ms, members.pop(turn.key, []))
         if not plan.num_tokens:
@@ -114,13 +102,11 @@ class Cohorts:
                 self._turns[priority].use(turn.key, step_ms)
 
     def forget(self, key: str) -> None:
-        """The adapter is gone."""
         self._composers.pop(key, None)
         for turns in self._turns.values():
             turns.leave(key)
 
     def _chosen(self, priority: Priority, newcomers: frozenset[Key]) -> Key:
-        """Who has used least. The last one goes on for as long as a turn lasts, unless a newcomer waits."""
         turns, last = self._turns[priority], self._last
         first = turns.first
         if first == last or last not in turns or first in newcomers:
@@ -134,7 +120,6 @@ class Cohorts:
         room: StepRoom,
         prices: Callable[[Key], StepPrices],
     ) -> CohortTurn | None:
-        """A step of batch work of the cohorts without interactive work, if its credit pays for one."""
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
             return None
@@ -145,7 +130,7 @@ class Cohorts:
         return CohortTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
 
     def _floor_ms(self, step_ms: float) -> float:
-        """What a step of batch work costs those who wait: they switch to it and back."""
+        """A step of batch work delays others by two switches of the adapter, too."""
         return step_ms + 2 * self._switch_ms
 
     def _composer(self, key: Key) -> Composer:
@@ -155,7 +140,6 @@ class Cohorts:
 
 
 def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
-    """The cohorts, each in the order of `running`."""
     members: dict[Key, list[Sequence]] = {}
     for sequence in running:
         members.setdefault(sequence.request.adapter, []).append(sequence)
@@ -167,30 +151,28 @@ def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> list[Ke
 
 
 _LEAST_MS = 10.0
-"""Less at a time would go into beginnings and ends."""
+"""Minimum slice: most of a shorter one would be start and end."""
 _MOST_GIVEN_UP = 2
-"""What was begun is given up for better work so often; then it is encoded to its end."""
+"""Maximum times that an unfinished encoding is discarded for better work; then it is completed."""
 
 
 class EncodingTurns:
-    """Encodes one media item at a time, a slice behind the tokens of each step.
+    """Encoder of one media item at a time, in a slice behind the tokens of each step.
 
-    The first in order goes first, so interactive ones before batch ones: what was begun of those is given up,
-    for an encoder keeps nothing half done. A slice is as long as an interactive newcomer may wait for batch
-    work; of a batch item beside interactive work it is the share that batch work has of the time.
+    The first item in order goes first, so interactive ones before batch ones. An unfinished batch item is
+    then discarded, because an encoder cannot pause. A slice is as long as a new interactive request may wait
+    for batch work. For a batch item beside interactive work it is the share of batch work.
     """
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._current: Sequence | None = None
-        """Whose item was encoded last, if not to its end."""
+        """Sequence whose item is unfinished."""
         self._spent_ms = 0.0
-        """On that one."""
         self._row_ms: dict[str, float] = {}
-        """What a row took of those of a kind that were encoded last."""
+        """Recent time per row, by kind of media."""
 
     def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
-        """What to encode behind a step of so many milliseconds. `running`: in the policy's order."""
         wanting = [sequence for sequence in running if sequence.has_to_encode]
         if not wanting:
             return None
@@ -208,7 +190,6 @@ class EncodingTurns:
     def encoded(
         self, encode: Encode, step: Step, result: StepResult, running: Mapping[int, Sequence]
     ) -> list[SequenceAdvance]:
-        """Take over what a step has encoded."""
         sequence = running[encode.slot]
         self._spent_ms += result.encoding_ms
         if result.encoded:
@@ -221,7 +202,8 @@ class EncodingTurns:
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
-        """What encoding is expected to take for it, alone. One that waits will share what it can."""
+        """Estimate the encoding time of a sequence without others. A waiting sequence will share what it
+        can."""
         is_running = sequence.status is SequenceStatus.RUNNING
         reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
         request = sequence.request
@@ -233,11 +215,11 @@ class EncodingTurns:
 
     @property
     def slice_ms(self) -> float:
-        """Of what somebody waits for, behind each step."""
+        """Time behind each step for an item that a client waits for."""
         return max(_LEAST_MS, self._options.preempt_threshold_ms)
 
     def _learn(self, kind: str, num_rows: int) -> None:
-        """From one that was encoded to its end. Rows that are kept cost nothing, and tell nothing."""
+        """Learn from a completed item. Cached rows take no time and are ignored."""
         row_ms = self._spent_ms / num_rows
         if self._spent_ms > _LEAST_MS:
             self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2

@@ -1,4 +1,5 @@
-"""Composes a step within a time budget: who computes how many tokens. Decides; claims nothing."""
+"""Composition of a step within a time budget: how many tokens each sequence computes. It decides and
+allocates nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +17,11 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 
 class StepOptions(Scheduling, frozen=True, kw_only=True):
-    """How steps are to be composed: as users want it, and as a benchmark may."""
-
     experiment: Experiment = AS_SERVED
 
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The running sequences by priority and by what they compute next, each group in the policy's order."""
-
     decoding: list[Sequence] = field(default_factory=list)
     prefilling: list[Sequence] = field(default_factory=list)
     batch_decoding: list[Sequence] = field(default_factory=list)
@@ -54,11 +51,11 @@ class _Candidates:
 
 
 class _Slack:
-    """How long the next step may be, so that streams keep their rate and no gap is longer than a stall.
+    """Maximum duration of the next step so that streams keep their rate and no gap exceeds a stall.
 
-    A step that brings each stream a token earns the time of a token at that rate; each step costs what it is
-    predicted to take. What streams were ahead of their rate is so spent on one long step: a short prompt is
-    read at once, and a long one at the rate.
+    A step that brings each stream a token earns the time of a token at that rate, and costs its predicted
+    time. So the time by which streams are ahead of their rate is spent on one long step. A short prompt is
+    computed at once, and a long one at the rate.
     """
 
     def __init__(self, options: StepOptions) -> None:
@@ -72,31 +69,28 @@ class _Slack:
         self.ms = min(max(ms, self._options.pace_ms), self._options.stall_ms)
 
     def fill(self) -> None:
-        """Nobody streams: whoever begins to has seen no slow step."""
+        """Reset without streams, because a new stream has seen no slow step."""
         self.ms = self._options.stall_ms
 
 
 class Composer:
-    """Chooses who takes part in each step, and with how many tokens.
+    """Choice of the sequences in each step, and of their tokens.
 
-    All go together, in this order: interactive decodes, interactive prompts, batch decodes, batch prompts.
-    Each interactive decode gets its token in any case, and prompts get a tile. Interactive prompts, and
-    tokens that constraints force, use the slack of those who stream; batch work only what the rate leaves.
-    At last the step grows as far as that costs next to nothing.
+    The order is: interactive decodes, interactive prompts, batch decodes, batch prompts. Each interactive
+    decode always gets its token, and prompts get a tile. Interactive prompts and forced tokens use the slack
+    of the streams; batch work uses only the time that the rate leaves. Finally the step grows as far as that
+    is almost free.
 
-    Batch work earns credit, in milliseconds, while it runs beside interactive work: `batch_floor` times the
-    time of each step. It pays for the tokens that it computes in each step. What is left it spends on tokens
-    beyond a step's budget, or saves for a step of its own. After such a step that left out an interactive
-    newcomer the next one is for all.
+    Beside interactive work, batch work earns `batch_floor` of the time of each step as credit in
+    milliseconds, which pays for its tokens. It spends the rest on tokens beyond a step's budget, or saves it
+    for a step of its own. If such a step left out a new interactive sequence, the next one is for all.
     """
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._slack = _Slack(options)
         self._credit = Credit(options.batch_floor, most=options.batch_stall_ms)
-        """What batch work has earned, in milliseconds. It saves for a step of its own."""
         self._has_passed_over = False
-        """Whether the last step was one of batch work alone, and left out an interactive newcomer."""
 
     def compose(
         self,
@@ -107,11 +101,9 @@ class Composer:
         has_newcomer: bool,
         beside_interactive: bool = False,
     ) -> StepPlan:
-        """The plan of a step for the running sequences, which come in the policy's order.
-
-        `has_newcomer`: an interactive one got a slot at once since the last step. `beside_interactive`:
-        others wait for the end of the step, as if interactive sequences of this model were decoding.
-        """
+        """Return the plan of a step. `has_newcomer`: an interactive sequence got a slot at once since the
+        last step. `beside_interactive`: others wait for the end of the step, as if interactive sequences
+        of this model were decoding."""
         wanted = _Candidates.of(running, mixes=self._options.experiment.mixed_steps)
         own_step = None if self._has_passed_over else self._step_of_batch(wanted, room, prices)
         self._has_passed_over = has_newcomer and own_step is not None
@@ -120,11 +112,8 @@ class Composer:
         return self._step_of_all(wanted, room, prices, beside_interactive=beside_interactive)
 
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
-        """Book what streams and batch work earn and spend in a step whose tokens are final.
-
-        Batch work spends the same share of the predicted time as it has of the tokens. Its credit lapses when
-        batch and interactive work do not run together, or when nothing is computed.
-        """
+        """Account for a step whose tokens are final. Batch work pays for its share of the tokens; its
+        credit lapses without a step or without work of both priorities."""
         running = list(running)
         self._account_streams(plan, step_ms, running)
         if not plan.num_tokens or len({s.request.priority for s in running}) < len(Priority):
@@ -134,7 +123,7 @@ class Composer:
         self._credit.account(step_ms, own=step_ms * batch_tokens / plan.num_tokens)
 
     def let_wait(self, ms: float) -> None:
-        """Sequences of others have computed: streams of these have waited so long for their next token."""
+        """Charge streams for the time in which other cohorts computed."""
         self._slack.account(ms, brings_tokens=False)
 
     def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:
@@ -145,7 +134,6 @@ class Composer:
             self._slack.fill()
 
     def _step_of_batch(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan | None:
-        """A step of batch work alone beside interactive work, if its credit pays for one."""
         if not (self._credit.amount and wanted.batch and wanted.interactive):
             return None
         step = _Composition(StepPlan(room, self._options.batch_beside_ms), prices)
@@ -179,24 +167,21 @@ def _is_interactive(sequence: Sequence) -> bool:
 
 
 class _Composition:
-    """A plan that is being filled."""
-
     def __init__(self, plan: StepPlan, prices: StepPrices) -> None:
         self.plan = plan
         self._prices = prices
 
     def decode(self, decoding: Seq[Sequence], burst_ms: float) -> None:
-        """Add a token of each sequence, and forced ones behind it as far as `burst_ms` allows."""
         for sequence in decoding:
             self.plan.add(sequence, 1, StepReason.DECODE)
         self._add_forced(decoding, burst_ms, StepReason.FORCED)
 
     def read_fairly(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
-        """Give half of what fits to the first prompt in order, and the rest to the shortest ones.
+        """Give half of the available tokens to the first prompt in order and the rest to the shortest ones,
+        so that no prompt waits for the whole of another.
 
-        So no prompt waits for the whole of another. Together they get a tile even beyond the budget: else
-        decodes could lock them out. Prompts that end with this step wait for further tokens only if that
-        saves the others more.
+        Together they get a tile even beyond the budget, because decodes could starve them. Prompts that end
+        with this step wait for further tokens only if that saves the others more.
         """
         if not prefilling:
             return
@@ -215,8 +200,8 @@ class _Composition:
                 plan.add(sequence, num_tokens, reason)
 
     def _read_level(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
-        """Give the first prompt in order and the shortest one equally many tokens: each other length would be
-        another pass over the weights."""
+        """Give the first prompt in order and the shortest one equally many tokens, because each other
+        length would be another pass over the weights."""
         plan = self.plan
         chosen = [prefilling[0], *sorted(prefilling[1:], key=plan.left_of)[:1]]
 
@@ -235,20 +220,16 @@ class _Composition:
     def _is_better_together(
         self, prefilling: Seq[Sequence], sequence: Sequence, num_tokens: int, apart: StepPlan
     ) -> bool:
-        """Whether first tokens come sooner, all in all, if these tokens are not left to a later step.
-
-        Whoever ends with this step waits for them; whoever does not would wait for the other step.
-        """
+        """Return True if the sum of times to first token falls when these tokens are not left to a later
+        step. Sequences that end with this step wait for them; the others would wait for the later step."""
         ending = sum(not self.plan.left_of(one) for one in prefilling)
         delay_ms = self._prices.ms_with(self.plan, sequence, num_tokens) - self._prices.ms(self.plan)
         saved_ms = self._prices.ms_with(apart, sequence, num_tokens) - delay_ms
         return ending * delay_ms <= (len(prefilling) - ending) * saved_ms
 
     def add_batch(self, wanted: _Candidates, budget_ms: float, reason: StepReason | None = None) -> None:
-        """Add batch work as the budget allows; a tile of the first if nothing else is computed.
-
-        `reason`: why, if not because it is its turn.
-        """
+        """Add batch work within the budget, or a tile of the first sequence if the step is empty.
+        `reason`: None if it is its turn."""
         for sequence in wanted.batch_decoding:
             self._add_within(sequence, 1, budget_ms, reason or StepReason.DECODE)
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
@@ -260,17 +241,14 @@ class _Composition:
                 self.plan.add(sequence, TILE_TOKENS, StepReason.LEAST)
 
     def fill_tile(self, sequences: Seq[Sequence]) -> None:
-        """Grow the step with pending tokens as far as these cost next to nothing, or save time."""
         plan = self.plan
         size = self._prices.worthwhile_size(plan.num_tokens)
         for sequence in sequences:
             plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), StepReason.TILE)
 
     def _add_forced(self, decoding: Seq[Sequence], budget_ms: float, reason: StepReason) -> None:
-        """Add the tokens that constraints have forced behind a sampled one, as many as the budget allows.
-
-        Sequences with the fewest go first: who has computed all of them samples again.
-        """
+        """Sequences with the fewest forced tokens go first, because a sequence samples again when all are
+        computed."""
         for sequence in sorted(decoding, key=self.plan.left_of):
             self._add_within(sequence, self.plan.left_of(sequence), budget_ms, reason)
 

@@ -1,4 +1,4 @@
-"""Predicts how long a step and its copies of cells will take, and learns from how long they took."""
+"""Prediction of the time of a step and its copies of KV cells, which learns from actual times."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98
-"""A step is padded only where it is predicted to take at most this share of its time.
+"""Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 % by themselves.
 
-Steps vary by 1 to 2 % by themselves. `scripts/regress.py sensitivity cost_model._WORTH_PADDING`: 0.9 to 1.0
-changes nothing: with our kernels no larger step is faster, and a tile of ggml's that pays saves much more
-(docs/measurements.md, "Steps cost a staircase").
+`scripts/regress.py sensitivity cost_model._WORTH_PADDING`: 0.9 to 1.0 changes nothing. With our kernels no
+larger step is faster, and a tile of ggml's that pays saves much more (docs/measurements.md, "Steps cost a
+staircase").
 """
 _HARDLY_LONGER = 1.1
-"""A step may take so many times as long for further tokens that must be computed anyway.
+"""Maximum factor of a step's time for further tokens that must be computed anyway.
 
 `scripts/regress.py sensitivity cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first
 tokens come 11 % sooner; at 1.3 it computes 3 % more.
 """
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
-"""Share of a step's error (as a logarithm) that moves the price of everything, and of its largest term.
+"""Shares of a step's error (as a logarithm) that move the factor of everything, and the factors of its terms.
 
-`scripts/regress.py sensitivity cost_model._RATE_ALL`: a fifth of it lets stalls be 10 % longer until the
-slowness is learned, four times as much makes first tokens follow the noise: 7 % later.
+`scripts/regress.py sensitivity cost_model._RATE_ALL`: a fifth of it makes stalls 10 % longer until the
+slowness is learned. Four times as much makes first tokens follow the noise, 7 % later.
 """
 _LARGEST_ERROR = math.log(1.5)
-"""What a single step can say at most: a noisy neighbour makes it many times as long.
+"""Limit of the error of a single step, which a noisy neighbour makes many times as long.
 
-`scripts/regress.py sensitivity cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than
-3 %.
+`scripts/regress.py sensitivity cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3
+%.
 """
 _FURTHEST = math.log(8.0)
-"""How far prices may move away from the measured ones. A bound against nonsense: 8 times is more than a busy
-machine was ever seen to be off.
-"""
+"""Limit of the distance from measured costs, against nonsense. No busy machine was ever seen to be off by
+a factor of 8."""
 _COPIED_TOKEN_MS = 0.003
-"""Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
+"""Initial value: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
-"""Share of a new measurement in the price: some ten of them count."""
+"""Weight of a new measurement, so that about ten of them count."""
 
 _READ_TOKENS = 128
-"""A step of a prompt that is being read: the largest size that is always measured."""
+"""Size of a prefill step: the largest that is always measured."""
 
 _GUESS = CostCurve(
     step_ms=(
@@ -74,18 +73,15 @@ _GUESS = CostCurve(
     attended_ms=0.0004,
 )
 """A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores of a Zen 5, with our first
-kernels.
-"""
+kernels."""
 
 
 class CostModel:
-    """milliseconds = all * (tile[n] * table[n] + attention * price * attended pairs
-    + state * price * states).
+    """ms = all * (tile[n] * table[n] + attention * price * attended pairs + state * price * states).
 
-    A step in several passes takes the time of each.
-
-    The table comes from a measured curve; the factors start at 1 and follow what steps really take. A tile's
-    sizes share one factor, so that learning does not disturb what the curve says of sizes side by side.
+    A step in several passes takes the sum of their times. The table is from a measured curve; the factors
+    start at 1 and follow actual times. The sizes of a tile share one factor, so that learning keeps the
+    curve's relation between neighbouring sizes.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -99,19 +95,16 @@ class CostModel:
         self._states = _Factor(_RATE_TERM)
         self._tiles: dict[int, _Factor] = {}
         self._learned = list(self._measured)
-        """Milliseconds by tokens: the measured table times the tiles' factors."""
 
     @classmethod
     def guess(cls, num_parameters: int = 10**9) -> CostModel:
-        """A model without measurements: the curve of one known machine, scaled by the number of parameters.
-
-        Its times can be far off until some dozens of steps have refined them.
-        """
+        """Return a model without measurements: the curve of one known machine, scaled by the number of
+        parameters. Its times can be far off until some dozens of steps have refined them."""
         return cls(_scaled(_GUESS, max(num_parameters, 10**6) / 10**9))
 
     @property
     def curve(self) -> CostCurve:
-        """What the model has learned, as a curve: it predicts the same up to the last measured point."""
+        """Learned curve, which predicts the same up to the last measured point."""
         learned = msgspec.structs.replace(self._curve, step_ms=tuple(enumerate(self._learned))[1:])
         return _scaled(learned, self._all.value, self._attention.value, self._states.value)
 
@@ -166,10 +159,7 @@ class CostModel:
         return self._states.value * self._curve.state_ms * sum(each.states for each in passes)
 
     def _step_ms(self, num_tokens: int) -> float:
-        """The time of a step whose tokens attend to nothing.
-
-        Behind the last measured point the curve goes on with its slope and the last tile's factor.
-        """
+        """Behind the last measured point the curve continues with its slope and the last tile's factor."""
         if num_tokens <= self._last:
             return self._learned[num_tokens]
         factor = self._tiles.get((self._last - 1) // TILE_TOKENS * TILE_TOKENS + 1)
@@ -178,34 +168,30 @@ class CostModel:
 
 
 _MEMORY_BOUND = 0.77
-"""Of the first token of a step, the share that fewer threads make no slower: they wait for memory. 1.04 B on
-two cores, with one thread in place of two: 1.23 times as long for one token, 1.7 for 4, 1.95 for 16.
-"""
+"""Share of a step's first token that does not slow down with fewer threads, because it waits for memory.
+1.04 B on two cores, with one thread in place of two: 1.23 times as long for one token, 1.7 for 4, 1.95 for
+16."""
 
 
 class ThreadCosts:
-    """What steps cost with so many threads as compute now. A `StepCost`; each number of threads learns for
-    itself, and begins with what is known of all of them, slowed down."""
+    """A `StepCost` for the present number of threads. Each number learns separately, and begins with the
+    slowed-down curve of all threads."""
 
     def __init__(self, full: CostModel, *, threads: int = 1) -> None:
-        """`full`: with all `threads`."""
         self._most = self._now = threads
         self._models = {threads: full}
 
     def use(self, threads: int) -> None:
-        """So many compute from now on."""
         self._now = threads
         if threads not in self._models:
             full = self._models[self._most]
             self._models[threads] = CostModel(_slowed(full.curve, self._most / threads))
 
     def measured(self, full: CostModel) -> None:
-        """All is measured anew, with all threads."""
         self._models = {self._most: full}
         self.use(self._now)
 
     def slowdown(self, size: StepSize, attended: int = 0) -> float:
-        """How many times as long a step takes as with all threads."""
         alone_ms = self._models[self._most].predict_ms(size, attended)
         return self.predict_ms(size, attended) / alone_ms if alone_ms > 0 else 1.0
 
@@ -223,7 +209,6 @@ class ThreadCosts:
 
 
 def _slowed(curve: CostCurve, factor: float) -> CostCurve:
-    """With threads that take `factor` times as long for all that does not wait for memory."""
     return CostCurve(
         step_ms=tuple((n, ms * (1 + (factor - 1) * (1 - _MEMORY_BOUND / n))) for n, ms in curve.step_ms),
         attended_ms=factor * curve.attended_ms,
@@ -232,7 +217,7 @@ def _slowed(curve: CostCurve, factor: float) -> CostCurve:
 
 
 class _Factor:
-    """A positive number that follows the errors it is told, slowly and within bounds."""
+    """Positive number that follows errors slowly and within bounds."""
 
     __slots__ = ("_log", "_rate", "value")
 
@@ -251,10 +236,7 @@ def _passes(size: StepSize) -> Sequence[Pass]:
 
 
 def _scaled(curve: CostCurve, factor: float, attention: float = 1.0, states: float = 1.0) -> CostCurve:
-    """The curve with all its prices times `factor`, those of attention and of states also times theirs.
-
-    A price below 0 becomes 0.
-    """
+    """Negative costs become 0."""
     return CostCurve(
         step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
         attended_ms=factor * attention * max(0.0, curve.attended_ms),
@@ -263,7 +245,6 @@ def _scaled(curve: CostCurve, factor: float, attention: float = 1.0, states: flo
 
 
 def _table(points: Sequence[tuple[int, float]]) -> list[float]:
-    """Milliseconds by number of tokens, from 0 to the last point: straight lines between the knots."""
     measured = dict(points)
     knots = sorted((_stairs(measured) | measured | {0: 0.0}).items())
     table = [0.0]
@@ -277,10 +258,7 @@ def _table(points: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
-    """Knots of the staircase: tokens -> milliseconds.
-
-    A tile that was measured at its ends only is assumed to climb as the second one does.
-    """
+    """A tile that was measured at its ends only is assumed to climb as the second one does."""
     ends = {n: ms for n, ms in measured.items() if n % TILE_TOKENS == 0 and n >= TILE_TOKENS}
     shape = _shape(measured)
     knots = dict(ends)
@@ -295,7 +273,7 @@ def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _shape(measured: Mapping[int, float]) -> dict[int, float]:
-    """How the second tile climbs: tokens from its start -> share of its rise, 0 to 1; {} if not measured."""
+    """Tokens from the start of the second tile -> share of its rise, 0 to 1; {} if not measured."""
     low, high = measured.get(TILE_TOKENS), measured.get(2 * TILE_TOKENS)
     if low is None or high is None or high <= low:
         return {}
@@ -304,7 +282,8 @@ def _shape(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _slope(table: Sequence[float]) -> float:
-    """Milliseconds per token in the latter half of the table; in all of it, if noise makes that half fall."""
+    """Milliseconds per token in the latter half of the table, or in all of it if noise makes that half
+    fall."""
     last = len(table) - 1
     half = last // 2
     slope = (table[last] - table[half]) / (last - half)
@@ -315,7 +294,6 @@ class CopyPrice:
     """Milliseconds for each token that a step's verbs save or restore."""
 
     def __init__(self, state_tokens: int = 0) -> None:
-        """`state_tokens`: a state takes as long as the cells of so many tokens."""
         self._token_ms = _COPIED_TOKEN_MS
         self._state_tokens = state_tokens
 
@@ -327,7 +305,6 @@ class CopyPrice:
         return self._token_ms * self._num_copied(verbs)
 
     def learn(self, verbs: Iterable[Verb], elapsed_ms: float) -> None:
-        """These verbs took so long together."""
         num_tokens = self._num_copied(verbs)
         if num_tokens:
             self._token_ms += _COPY_RATE * (elapsed_ms / num_tokens - self._token_ms)
@@ -345,18 +322,18 @@ class CopyPrice:
 
 
 _NEW = 0.2
-"""The weight of a new observation: some five count."""
+"""Weight of a new observation, so that about five count."""
 _GUESSED_SLOWDOWN = 1.1
 """Measured at 1 B, 8 sequences, rank 16, all products (docs/models.md)."""
 _GUESSED_SWITCH_MS = 5.0
-"""The same."""
+"""Measured in the same way."""
 _MOST = 4.0
-"""A step that takes more than so many times what was predicted was disturbed, and teaches so much only."""
+"""Limit of the ratio of actual to predicted time, beyond which a step was disturbed."""
 
 
 @dataclass
 class AdapterSlowdown:
-    """How many times as long steps with one adapter take. A `StepCost`, over the base's."""
+    """A `StepCost` that multiplies the base's times for one adapter."""
 
     base: StepCost
     factor: float = _GUESSED_SLOWDOWN
@@ -378,8 +355,6 @@ class AdapterSlowdown:
 
 
 class LearnedCosts:
-    """The scheduler asks it for the prices that it plans with, and tells it how long each step took."""
-
     def __init__(
         self,
         model: StepCost,
@@ -389,23 +364,19 @@ class LearnedCosts:
         equal_parts: bool = False,
         state_tokens: int = 0,
     ) -> None:
-        """`max_tokens`: the largest step. `equal_parts`: as in `StepRoom`; such steps are not padded, for
-        padding would be a part, too. `state_tokens`: a state is as large as so many tokens' cells."""
+        """`equal_parts`: as in `StepRoom`; such steps are not padded, because padding would be another
+        part. `state_tokens`: number of tokens whose cells are as large as a state."""
         self.model = model
-        """Predicts steps without an adapter."""
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles and not equal_parts
         self._equal_parts = equal_parts
         self.switch_ms = _GUESSED_SWITCH_MS
-        """What it takes to compute with another adapter than the last step did."""
         self._slowdowns: dict[str, AdapterSlowdown] = {}
-        """By adapter."""
         self._copies = CopyPrice(state_tokens)
         self._computed_with: str | None = None
-        """The adapter of the last step that computed something."""
+        """Adapter of the last step with spans."""
 
     def of(self, adapter: str | None) -> StepCost:
-        """The cost of steps with this adapter."""
         if adapter is None:
             return self.model
         slowdown = self._slowdowns.setdefault(adapter, AdapterSlowdown(self.model))
@@ -417,11 +388,11 @@ class LearnedCosts:
 
     @property
     def state_in_tokens(self) -> float:
-        """How many tokens of a prompt are read in the time that it takes to copy a state."""
+        """Prompt tokens that are computed in the time of copying a state."""
         return self._copies.state_ms * _READ_TOKENS / self.model.predict_ms(_READ_TOKENS)
 
     def predict_ms(self, step: Step, attended: int) -> float:
-        """How long the step will take, without drafting. `attended`: pairs of a token and a cell."""
+        """Predict the time of the step without drafting. `attended`: pairs of a token and a cell."""
         copying_ms = self._copies.predict_ms(step.verbs)
         if not step.spans:
             return copying_ms
@@ -430,7 +401,6 @@ class LearnedCosts:
         return copying_ms + switch_ms + self.of(step.adapter).predict_ms(size, attended)
 
     def executed(self, step: Step) -> None:
-        """The step was executed, or interrupted: the next one is computed with its adapter, or switches."""
         if step.spans:
             self._computed_with = step.adapter
 
@@ -440,10 +410,8 @@ class LearnedCosts:
     def learn(
         self, step: Step, result: StepResult, *, size: StepSize, attended: int, elapsed_ms: float
     ) -> float | None:
-        """Learn that this size, with `attended` pairs, took so long: without verbs, but with drafting.
-
-        Returns what was predicted for that; None: the step had to switch, and says only what that takes.
-        """
+        """Learn from `elapsed_ms`, which excludes verbs and includes drafting. Return the predicted time,
+        or None if the step switched adapters and teaches only the cost of that."""
         cost = self.of(step.adapter)
         predicted_ms = cost.predict_ms(size, attended) + result.drafting_ms
         if self._is_switch(step):

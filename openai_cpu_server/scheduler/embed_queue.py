@@ -1,4 +1,4 @@
-"""Requests to embed that have inputs left, and which inputs the next step computes. Pure."""
+"""Queue of requests to embed, and choice of the inputs of the next step. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from openai_cpu_server.fairness import Credit, NestedTurns, Path
 
 @dataclass(eq=False)
 class PendingEmbed:
-    """A request with inputs that are not computed yet."""
-
     request: EmbedRequest
     next: int
-    """The number of its first such input."""
+    """Index of the first input that is not computed."""
     has_run: bool = False
-    """Some step has tried to compute inputs of it."""
 
     @property
     def num_left(self) -> int:
@@ -28,8 +25,6 @@ class PendingEmbed:
 
 @dataclass
 class EmbedPart:
-    """Consecutive inputs of one request, to be computed in a step."""
-
     pending: PendingEmbed
     first: int
     count: int = 0
@@ -40,39 +35,35 @@ class EmbedPart:
 
     @property
     def num_left(self) -> int:
-        """Inputs behind the part."""
         return len(self.pending.request.inputs) - self.first - self.count
 
     @property
     def next_tokens(self) -> int:
-        """Tokens of the input behind the part."""
         return len(self.pending.request.inputs[self.first + self.count])
 
 
 def _path(pending: PendingEmbed) -> Path:
-    """Groups of clients take turns, in a group its clients, and of a client its requests."""
+    """Groups of clients take turns, then the clients of a group, then the requests of a client."""
     return (*pending.request.turns, pending.request.id)
 
 
 class EmbedRoom(NamedTuple):
-    """What a step may hold."""
-
     max_inputs: int
     max_tokens: int
     budget_tokens: int
-    """The tokens that its time allows; a first input may have more, up to `max_tokens`."""
+    """Tokens that fit into its time. A first input may have more, up to `max_tokens`."""
 
 
 class EmbedQueue:
-    """Owns the requests that have inputs left.
+    """Owner of the requests that have inputs left.
 
     Interactive inputs go first. Beside them batch work earns `batch_floor` of the tokens of each step, and
-    its next input is computed first as soon as it has earned that many.
+    its next input is computed first as soon as the savings cover it.
     """
 
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
-        """What batch work has earned, in tokens."""
+        """Savings of batch work in tokens."""
         self._pending: dict[str, PendingEmbed] = {}
         self._turns = {priority: NestedTurns() for priority in Priority}
 
@@ -85,17 +76,15 @@ class EmbedQueue:
 
     @property
     def best_priority(self) -> Priority | None:
-        """None: nothing waits to be computed."""
         return next((priority for priority in Priority if self._turns[priority]), None)
 
     @property
     def num_waiting(self) -> int:
-        """Those of which nothing was computed yet."""
         return sum(not one.has_run for one in self._pending.values())
 
     @property
     def waiting(self) -> list[PendingEmbed]:
-        """Those of which nothing was computed yet, about in the order in which they begin."""
+        """Requests without a computed input, approximately in the order in which they will begin."""
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
@@ -112,7 +101,8 @@ class EmbedQueue:
         return pending
 
     def compose(self, room: EmbedRoom) -> list[EmbedPart]:
-        """The parts of the next step, in which there is something if anything waits. Changes nothing."""
+        """Return the parts of the next step without changing anything. There is at least one if any
+        request waits."""
         step = _Composition(room, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:
@@ -122,7 +112,6 @@ class EmbedQueue:
         return list(step.parts.values())
 
     def computed(self, parts: list[EmbedPart]) -> None:
-        """These inputs have their vectors; a request without further ones leaves."""
         self._account(parts)
         for part in parts:
             pending = part.pending
@@ -140,8 +129,6 @@ class EmbedQueue:
 
 
 class _Composition:
-    """A step that is being filled."""
-
     def __init__(self, room: EmbedRoom, pending: Mapping[str, PendingEmbed]) -> None:
         self.parts: dict[PendingEmbed, EmbedPart] = {}
         self._pending = pending
@@ -150,7 +137,6 @@ class _Composition:
         self._num_tokens = 0
 
     def add(self, turns: NestedTurns, within: int | None = None) -> None:
-        """Add inputs in these turns, which go on, as many as fit; `within`: of so many tokens at most."""
         left = self._room.max_tokens if within is None else within
         while turns:
             path = turns.first

@@ -1,5 +1,5 @@
-"""The books of slots, of the KV pool in blocks, and of the prefix cache; where sequences stop so that a state
-is saved; and the verbs for the backend."""
+"""Accounting of slots, of the KV pool in blocks, and of the prefix cache; checkpoints at which states are
+saved; and the verbs for the backend."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 
 class KVLedger:
-    """Knows which slot holds which blocks of the pool, and how many slots share each block.
+    """Blocks of the pool by slot, with the number of slots that share each block.
 
-    A slot holds whole blocks, enough for the tokens that it was grown to; the last one may be partly filled.
-    A shared block stands for the same cells in all its slots. So the ledger never counts fewer cells than
-    llama.cpp has taken, and a step that fits the ledger fits the pool.
+    A slot holds whole blocks for the tokens that it was grown to; the last one may be partly filled. A shared
+    block stands for the same cells in all its slots. So the ledger never counts fewer cells than llama.cpp
+    has taken, and a step that fits the ledger fits the pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
@@ -30,7 +30,6 @@ class KVLedger:
         self._num_holders = [0] * num_blocks
         self._held: dict[int, list[int]] = {}
         self.num_shared = 0
-        """How many blocks more than one slot holds."""
 
     @property
     def num_free(self) -> int:
@@ -47,11 +46,11 @@ class KVLedger:
         return len(self._held.get(slot, ()))
 
     def num_exclusive(self, slot: int) -> int:
-        """How many blocks only this slot holds: so many become free when it is freed."""
+        """Number of blocks that become free with this slot."""
         return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
 
     def runs(self, slot: int, tile_blocks: int) -> tuple[tuple[int, int], ...]:
-        """The tiles of the pool in which the slot holds blocks, ascending: (first, how many in a row)."""
+        """Return ascending runs of tiles in which the slot holds blocks: (first, length)."""
         found: list[tuple[int, int]] = []
         for tile in sorted({block // tile_blocks for block in self._held.get(slot, ())}):
             if found and tile == sum(found[-1]):
@@ -61,11 +60,11 @@ class KVLedger:
         return tuple(found)
 
     def room(self, slot: int) -> int:
-        """How many tokens the slot could hold in all if it got every free block."""
+        """Number of tokens that the slot could hold if it got every free block."""
         return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in all. The caller has asked `room`."""
+        """Let the slot hold `num_tokens` in total. The caller has checked `room`."""
         held = self._held.setdefault(slot, [])
         missing = self.blocks_for(num_tokens) - len(held)
         assert missing <= self.num_free, f"slot {slot} needs {missing} blocks, {self.num_free} are free"
@@ -75,7 +74,7 @@ class KVLedger:
             held.append(block)
 
     def shrink(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in all; the blocks that it gives back must not be shared."""
+        """Let the slot hold `num_tokens` in total. The blocks that it returns must not be shared."""
         held = self._held[slot]
         while len(held) > self.blocks_for(num_tokens):
             block = held.pop()
@@ -84,7 +83,6 @@ class KVLedger:
             self._free.append(block)
 
     def share(self, source: int, slot: int, num_tokens: int) -> None:
-        """Let an empty slot hold the whole blocks of the source's first `num_tokens` too, without copying."""
         assert not self._held.get(slot), f"slot {slot} holds blocks already"
         shared = self._held[source][: num_tokens // self.block_size]
         for block in shared:
@@ -100,7 +98,7 @@ class KVLedger:
                 self._free.append(block)
 
     def check(self, computed: dict[int, int]) -> None:
-        """Assert that the books balance; `computed` tells how many tokens each running slot has cells for."""
+        """`computed`: number of tokens with KV cells by running slot."""
         assert all(len(set(blocks)) == len(blocks) for blocks in self._held.values()), (
             "a block twice in one slot"
         )
@@ -116,32 +114,32 @@ class KVLedger:
 
 
 _INTERVALS = range(256, 2049)
-"""In a long prompt a state is saved now and then, also where nobody is known to part. More often than each
-256 tokens, a second or less of computing, would be noise; and as seldom as each 2,048 somebody waits."""
+"""Bounds of the distance between states that are saved within a long prompt, even if no other prompt is
+known to branch off there. Less than 256 tokens, at most a second of computing, is noise; more than 2,048
+makes requests wait."""
 _COPYING_SHARE = 0.02
-"""Of the time in which a prompt is read, at most so much goes into copies of its states."""
+"""Maximum share of a prompt's prefill time for copies of its states."""
 
 
 class Checkpoints:
-    """Where sequences stop so that their state is saved."""
-
     def __init__(self, *, saves_states: bool) -> None:
         self._saves_states = saves_states
         self._interval = _INTERVALS.start
 
     def advise(self, state_tokens: int, state_in_tokens: float) -> None:
-        """`state_tokens`: a state takes the room of so many tokens' cells; then a state that saves as many is
-        worth as much as these. `state_in_tokens`: so many are computed while it is copied."""
+        """Set the interval. `state_tokens`: tokens whose cells are as large as a state, so that a state
+        that saves as many is worth as much. `state_in_tokens`: tokens computed in the time of copying a
+        state."""
         wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
         self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 
     def stops(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
-        """Where a sequence that begins with this reuse is to stop on its way to the end of its tokens.
+        """Return the checkpoints of a sequence that begins with this reuse.
 
-        It stops where its prompt is known to part from others': where it does from what is saved or running
-        now, and at the borders that its renderer has told; where none is told, before the prompt's last
-        token, for the same prompt may come again. Between these it stops at multiples of the interval, which
-        are the same for all that share a beginning. Stops are apart.
+        They are where the prompt branches off from saved or running prefixes, and at the request's prefix
+        boundaries. Without boundaries there is one before the last prompt token, because the same prompt may
+        come again. Others are at multiples of the interval, which are the same for all prompts with a common
+        prefix. Checkpoints keep a distance of `STOPS_APART`.
         """
         if not self._saves_states:
             return []
@@ -164,20 +162,19 @@ class Checkpoints:
 
 
 HEADROOM_TOKENS = 32
-"""Output that admission foresees for each sequence, so that it is not released as soon as it decodes: two
-blocks of the pool. `scripts/regress.py sensitivity memory.HEADROOM_TOKENS`: with room in the pool 0 to 128
-are equal.
-"""
+"""Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it
+decodes: two blocks of the pool. `scripts/regress.py sensitivity memory.HEADROOM_TOKENS`: with room in the
+pool 0 to 128 are equal."""
 
 
 class SequenceMemory:
-    """Places sequences into slots and takes them out again. It knows who owns which cells:
+    """Assignment of sequences to slots, and ownership of KV cells:
 
         slot s of a running sequence: positions 0 .. computed-1, in ledger blocks that s holds (or shares)
         saved blocks                : host memory, known by number to the cache
         everything else in the pool : free
 
-    The books change at once. The backend carries out the verbs, in order, at the start of the next step.
+    The accounts change at once. The backend executes the verbs, in order, at the start of the next step.
     """
 
     def __init__(self, *, num_slots: int, ledger: KVLedger, cache: SavedPrefixes) -> None:
@@ -196,12 +193,10 @@ class SequenceMemory:
         return bool(self._verbs)
 
     def take_verbs(self) -> tuple[Verb, ...]:
-        """The verbs since the last call; the caller puts them into the next step."""
         verbs, self._verbs = tuple(self._verbs), []
         return verbs
 
     def has_place(self, newcomer: Sequence, reuse: PrefixReuse, *, without: Iterable[Sequence] = ()) -> bool:
-        """Whether there are a slot and cells for the newcomer, once the sequences of `without` have left."""
         leavers = {sequence.slot: sequence for sequence in without}
         stayers = [s for slot, s in self.running.items() if slot not in leavers]
         if not stayers:
@@ -213,7 +208,8 @@ class SequenceMemory:
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Give a waiting sequence a slot with the cells that it reuses. The caller has asked `has_place`."""
+        """Give a waiting sequence a slot with the KV cells that it reuses. The caller has checked
+        `has_place`."""
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens, self.checkpoints.stops(sequence, reuse))
         self.running[slot] = sequence
@@ -226,13 +222,12 @@ class SequenceMemory:
         self._count(sequence, reuse)
 
     def save_at_stop(self, sequence: Sequence) -> None:
-        """Save what a running sequence has computed, if it has stopped for that."""
         while sequence.stops and sequence.stops[0] <= sequence.computed:
             if sequence.stops.pop(0) == sequence.computed:
                 self._save(sequence)
 
     def vacate(self, sequence: Sequence) -> None:
-        """Take a running sequence out of its slot: save what it has computed, then free its cells."""
+        """Save the computed prefix of a running sequence, then free its slot and KV cells."""
         slot = sequence.slot
         self._save(sequence)
         self._verbs.append(Close(slot))
@@ -241,7 +236,6 @@ class SequenceMemory:
         del self.running[slot]
 
     def clear_cache(self) -> None:
-        """Drop all saved blocks that are not pinned."""
         self._verbs += [Drop(number) for number in self.cache.clear()]
 
     def stats(self) -> KVStats:
@@ -263,7 +257,6 @@ class SequenceMemory:
         )
 
     def check(self) -> None:
-        """Assert that slots, ledger and cache agree."""
         assert len(self._free_slots) + len(self.running) == self._num_slots
         assert not set(self._free_slots) & set(self.running)
         for slot, sequence in self.running.items():
@@ -273,16 +266,13 @@ class SequenceMemory:
         self.cache.check()
 
     def _foreseen(self, sequence: Sequence) -> int:
-        """How many blocks the sequence needs for its tokens and some output."""
         headroom = min(max(sequence.remaining, 0), HEADROOM_TOKENS)
         return self.ledger.blocks_for(len(sequence.tokens) + headroom)
 
     def _growth(self, sequence: Sequence) -> int:
-        """How many of these blocks a running sequence does not hold yet."""
         return max(0, self._foreseen(sequence) - self.ledger.num_held(sequence.slot))
 
     def _save(self, sequence: Sequence) -> None:
-        """Save the blocks of the sequence's computed tokens that the cache does not have."""
         request = sequence.request
         insertion = self.cache.insert(
             sequence.tokens[: sequence.computed], request.cells_namespace, pin=request.pin
@@ -293,7 +283,7 @@ class SequenceMemory:
             self._verbs.append(SaveState(sequence.slot, sequence.computed, insertion.state))
 
     def _count(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Count prompt tokens and reused ones, only when a request runs for the first time."""
+        """Count only the first run of a request."""
         if sequence.cached_tokens is None:
             prompt_tokens = len(sequence.request.tokens)
             sequence.cached_tokens = min(reuse.num_tokens, prompt_tokens)

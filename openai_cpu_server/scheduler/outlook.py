@@ -1,7 +1,5 @@
-"""What those who wait may expect, and newcomers.
-
-An estimate: outputs may be shorter or longer, and others may come.
-"""
+"""Estimates of waiting times for waiting and new requests. Outputs may be shorter or longer, and other
+requests may arrive."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 READING_TOKENS = 128
-"""The step size by which the price of reading a prompt is estimated: the largest that is always measured."""
+"""Step size for estimating the cost of prefill: the largest that is always measured."""
 
 
 class WaitingLine:
-    """Those who wait, as they come to the slots one after the other: each waits for a place, then for the
-    prompts before it and its own.
+    """Simulation of waiting sequences that enter in order. Each waits for a place, then for the prompts
+    before it and its own.
 
     A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
     """
@@ -45,17 +43,15 @@ class WaitingLine:
         self._running = running
         self._encodings = encodings
         self._encoding_ms = 0.0
-        """What is encoded before the pictures of whoever comes next."""
         self._expected_left = expected_left
         self._lane = lane
         self._token_ms = cost.predict_ms(READING_TOKENS) / READING_TOKENS
         self._round_ms = _round_ms(running, cost)
         self._backlog = _Backlog()
-        """The prompts that are read before that of whoever comes next."""
         self._places, self._best_lane = [0] * num_slots, -1
 
     def enter(self, sequence: Sequence) -> float:
-        """The sequence is the next in the order. Returns when its first token comes, in milliseconds."""
+        """Add the next sequence and return the milliseconds until its first token."""
         self._open(self._lane(sequence))
         start = heapq.heappop(self._places)
         heapq.heappush(self._places, start + max(1, self._expected_left(sequence)))
@@ -65,13 +61,12 @@ class WaitingLine:
         return self._ms(start, sequence.request.adapter, is_blind=own_ms > 0)
 
     def newcomer_ms(self, lane: int) -> float:
-        """When the first token of one without a prompt would come, behind all who have entered. It is for the
-        model as it is, without an adapter."""
+        """Time to first token of an additional sequence without a prompt or an adapter."""
         self._open(lane)
         return self._ms(self._places[0], None)
 
     def _open(self, lane: int) -> None:
-        """From now on, those of this lane enter: those who run in it keep their places from them."""
+        """Sequences that run in this lane keep their places from those that enter from now on."""
         if lane <= self._best_lane:
             return
         joining = [s for s in self._running if self._best_lane < self._lane(s) <= lane]
@@ -82,8 +77,8 @@ class WaitingLine:
         self._best_lane = lane
 
     def _ms(self, start: int, adapter: str | None, *, is_blind: bool = False) -> float:
-        """Whoever waits for a picture waits for all that are encoded before, with the steps between their
-        slices; everybody else for a slice behind each step."""
+        """A sequence that waits for the encoder waits for all items before it, with the steps between
+        their slices. Any other waits for a slice behind each step."""
         num_tokens = self._backlog.tokens_until(adapter)
         ms = start * self._round_ms + num_tokens * self._token_ms
         slice_ms = self._encodings.slice_ms
@@ -95,10 +90,10 @@ class WaitingLine:
 
 
 class _Backlog:
-    """The tokens of prompts that are still to be read, by cohort.
+    """Prompt tokens still to be computed, by cohort.
 
-    Cohorts take turns by the time that they use: while one reads its prompts, each other one gets as much
-    time, if it has so much to do. One that writes outputs has.
+    Cohorts take turns by their used time: while one computes its prompts, each other one gets as much time if
+    it has enough work. A cohort that decodes always has.
     """
 
     def __init__(self) -> None:
@@ -106,55 +101,47 @@ class _Backlog:
         self._writing = set[str | None]()
 
     def join(self, sequence: Sequence) -> None:
-        """It runs: it reads its prompt, or writes."""
         if sequence.pending > 1:
             self.add(sequence, sequence.pending)
         else:
             self._writing.add(sequence.request.adapter)
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """So many of its tokens are to be read."""
         self._tokens[sequence.request.adapter] += num_tokens
 
     def tokens_until(self, adapter: str | None) -> int:
-        """Tokens for which there is time until the last prompt of this cohort is read."""
+        """Count the tokens that are computed until the last prompt of this cohort is."""
         own, writing = self._tokens[adapter], self._writing - {adapter}
         reading = (n for other, n in self._tokens.items() if other != adapter and other not in writing)
         return own * (1 + len(writing)) + sum(min(own, tokens) for tokens in reading)
 
 
 def _round_ms(running: Seq[Sequence], cost: StepCost) -> float:
-    """How long it takes until each running sequence has a token more: a step for each cohort."""
     sizes = Counter(sequence.request.adapter for sequence in running).values()
     return sum(cost.predict_ms(size) for size in sizes) or cost.predict_ms(1)
 
 
 def _with_taken(places: list[int], leaving: list[int]) -> list[int]:
-    """In how many steps each slot is free, a heap, when those who leave in so many steps hold slots too."""
     taken = [steps for steps in places if steps] + leaving
     num_free = max(0, len(places) - len(taken))
     return sorted([0] * num_free + taken)[: len(places)]
 
 
 _TOLD = 200
-"""Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""
+"""Waiting sequences whose place is reported, which bounds the message: 50 bytes each, twice a second."""
 _LOOKED_AT = 64
-"""Waiting sequences of a lane whose times are added up; those behind are taken to be like them. It bounds the
-work: a forecast is made up to ten times a second.
-"""
+"""Waiting sequences of a lane whose times are added up; later ones are assumed to be similar. It bounds
+the work of a forecast, which is made up to ten times a second."""
 _LEAST_ROOM = 0.25
-"""The share of a step that a prompt gets at least, however many streams there are. It keeps an estimate for a
-crowded engine finite: such a one is not chosen anyway.
-"""
+"""Minimum share of a step for a prompt, however many streams there are. It keeps the estimate for a
+crowded engine finite, which is not chosen anyway."""
 _NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
-"""For so many streams a forecast tells the time of a step."""
+"""Numbers of streams for which a forecast has the time of a step."""
 _MANY_PAIRS = 100_000
-"""Pairs of a token and a cell by which the price of one is found."""
+"""Pairs of a token and a cell by which the cost of one pair is found."""
 
 
 class Expectations:
-    """What those who wait, and newcomers, may expect. The engine tells it now and then."""
-
     def __init__(
         self,
         sequences: LiveSequences,
@@ -167,7 +154,6 @@ class Expectations:
         num_slots: int,
         stall_ms: float,
     ) -> None:
-        """`running`: by slot. `stall_ms`: as in `StepOptions`."""
         self._sequences = sequences
         self._waiting = waiting
         self._running = running
@@ -178,11 +164,10 @@ class Expectations:
         self._stall_ms = stall_ms
         self._decode_tokens = min(READING_TOKENS, num_slots)
         self._work_ms = [0.0, 0.0]
-        """By priority, what was computed at the price of full steps: so much of the machine is used, however
-        its work falls into steps."""
+        """Computed tokens by priority at the cost of full steps: the used part of the machine, regardless
+        of the distribution over steps."""
 
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
-        """The plan's tokens were computed."""
         if not plan.parts:
             return
         cost = self._costs.of(adapter)
@@ -194,14 +179,14 @@ class Expectations:
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
     def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
-        """What the first of those who wait may expect, in their order; everything takes so many times as
-        long."""
+        """Return estimates for the first waiting sequences in their order. `slowdown`: factor of all
+        times."""
         line, first = self._line(), islice(self._waiting.in_order(), _TOLD)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
-        """When the first token of one that runs comes. Others read their prompts in turn with it, and each
-        stream gets a token in each step."""
+        """Estimate the time to first token of a running sequence. Other prompts are computed in turn with
+        it, and each stream gets a token in each step."""
         own = max(0, sequence.request.num_tokens - sequence.computed)
         cost, running = self._costs.of(sequence.request.adapter), self._running.values()
         others = [s.pending for s in running if s is not sequence and s.pending > 1]
@@ -212,7 +197,6 @@ class Expectations:
         return slowdown * (reading_ms + attention_ms + self._encodings.price_ms(sequence))
 
     def forecast(self) -> Forecast:
-        """What a newcomer may expect, for those who choose between several engines."""
         running, cost = list(self._running.values()), self._costs.model
         attended = sum(len(sequence.tokens) for sequence in running)
         step_ms = cost.predict_ms(len(running), attended) if running else 0.0
@@ -242,7 +226,7 @@ class Expectations:
 
 
 def _newcomer_ms(waiting: WaitingRoom, line: WaitingLine, lane: int) -> float:
-    """When the first token of a newcomer in the lane would come. Lanes are asked for from the best on."""
+    """The caller goes through the lanes from the best on."""
     if lane not in waiting.lanes:
         return line.newcomer_ms(lane)
     before_ms = line.newcomer_ms(lane)
@@ -254,7 +238,6 @@ def _newcomer_ms(waiting: WaitingRoom, line: WaitingLine, lane: int) -> float:
 
 
 def _reading_ms(cost: StepCost, num_streams: int, stall_ms: float) -> float:
-    """The time of a prompt's token, read in steps in which each stream gets its token too."""
     token_ms = _token_ms(cost, READING_TOKENS)
     longest_ms = min(stall_ms, cost.predict_ms(READING_TOKENS))
     room = max(_LEAST_ROOM, 1 - num_streams * token_ms / longest_ms)

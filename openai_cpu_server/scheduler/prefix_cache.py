@@ -1,7 +1,8 @@
-"""The index of the prefix cache: it knows which runs of tokens have their KV cells saved in host memory, and
-at which of their ends the state is saved that recurrent and hybrid memories have beside their cells.
+"""Index of the prefix cache. It knows which runs of tokens have KV cells in host memory, and at which of
+their ends the state of a recurrent or hybrid memory is saved.
 
-It is pure and knows blocks and states by number. The backend holds their bytes; verbs tell it which.
+Pure: the index names blocks and states by number. The backend holds their bytes, and verbs refer to the
+numbers.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.scheduler.prefix_tree import Block, BlockTree, PrefixJournal, is_block
 
 _LEAST_GAIN = 16
-"""A state is saved if so many tokens lie behind the one before it: fewer are computed in a moment."""
+"""Minimum tokens behind the previous state that make a state worth saving, because fewer are computed in a
+moment."""
 _LEAST_RECENT = 16
-"""Of so many states that were used longest ago the one goes first that saves the fewest tokens per byte."""
+"""Number of least recently used states among which the one that saves the fewest tokens per byte is
+evicted."""
 
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """The longest saved prefix that a sequence can begin with: all of `blocks`, and the first `tail_tokens`
-    of the block `tail`."""
+    """Longest saved prefix that a sequence can begin with: all of `blocks`, and the first `tail_tokens` of
+    the block `tail`."""
 
     blocks: tuple[int, ...] = ()
     tail: int | None = None
     tail_tokens: int = 0
     state: int | None = None
-    """The state at its end, where the memory has one."""
     known: int = 0
-    """Where there are states: the tokens up to where they part from all that is saved."""
+    """With states: length of the longest saved prefix, with or without a state at its end."""
 
     @property
     def num_tokens(self) -> int:
@@ -42,8 +44,8 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class PrefixInsertion:
-    """The new blocks (number, position of the first token, position behind the last), the number of the new
-    state at their end, and the numbers of those that go for them."""
+    """New blocks (number, first position, position behind the last), the number of the new state at their
+    end, and the numbers of evicted ones."""
 
     saved: tuple[tuple[int, int, int], ...]
     dropped: tuple[int, ...]
@@ -57,12 +59,10 @@ class CacheTotals(NamedTuple):
     used_bytes: int
     capacity_bytes: int
     capacity_blocks: int
-    """For so many there would be room without states; 0 where blocks take none."""
+    """Number of blocks that fit without states, or 0 if blocks have no size."""
 
 
 class _Books:
-    """What the cache holds, what that takes, and who goes first."""
-
     def __init__(
         self, capacity: int, block_bytes: int, state_bytes: int, journal: PrefixJournal | None
     ) -> None:
@@ -72,7 +72,7 @@ class _Books:
         self.has_states = state_bytes > 0
         self.tree = BlockTree(journal)
         self.recency: OrderedDict[int, Block] = OrderedDict()
-        """What can be evicted: all blocks but pinned ones, or those with a state."""
+        """Evictable blocks, least recent first: all but pinned ones, or those with a state."""
         self.pinned: dict[int, Block] = {}
         self._block_bytes = block_bytes
         self._state_bytes = state_bytes
@@ -85,7 +85,6 @@ class _Books:
 
     @property
     def used(self) -> int:
-        """Bytes of its blocks and states."""
         return len(self.tree) * self._block_bytes + self.num_states * self._state_bytes
 
     def has_room(self, block: SavedBlock) -> bool:
@@ -93,8 +92,8 @@ class _Books:
         return self.used + num_bytes <= self.capacity
 
     def has_room_behind(self, path: list[Block], num_tokens: int) -> bool:
-        """Whether blocks up to `num_tokens` and a state fit in, whoever has to go for them: all but the path,
-        what is pinned, and what leads there."""
+        """Return True if blocks up to `num_tokens` and a state fit after eviction of everything but the
+        path, pinned blocks and their parents."""
         num_new = -(-num_tokens // BLOCK_TOKENS) - len(path)
         kept = {block.number for last in (*self.pinned.values(), *path[-1:]) for block in last.path()}
         num_states = len(self.pinned) + sum(block.state is not None for block in path)
@@ -107,7 +106,8 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """A state is used where a sequence begins; a block by all that go on behind it."""
+        """With states only the block at which a sequence begins counts as used; otherwise all blocks of
+        the path do."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)
@@ -119,7 +119,6 @@ class _Books:
         return block
 
     def worth_most_first(self) -> list[Block]:
-        """All blocks: pinned ones, then from the last that was used to the first, each behind its parents."""
         ordered: dict[int, Block] = {}
         for last in (*self.pinned.values(), *reversed(self.recency.values())):
             path: list[Block] = []
@@ -137,10 +136,8 @@ class _Books:
         return self._make_room(self._state_bytes, keep, evicted)
 
     def _make_room(self, num_bytes: int, keep: Sequence[Block], evicted: list[int]) -> bool:
-        """Whether there is room for so many bytes more, after what is least worth its place is evicted.
-
-        Blocks of `keep` stay. The numbers of what is evicted are added to `evicted`.
-        """
+        """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails. The
+        numbers of evicted blocks are added to `evicted`."""
         while self.used + num_bytes > self.capacity:
             victim = self._victim(keep)
             if victim is None:
@@ -157,12 +154,12 @@ class _Books:
         return min(islice(others, _LEAST_RECENT), key=self._worth, default=None)
 
     def _worth(self, block: Block) -> float:
-        """The tokens that its state saves for each byte that would become free with it."""
+        """Tokens that the state saves per byte that its eviction frees."""
         own = 0 if block.children else -(-block.gain // BLOCK_TOKENS)
         return block.gain / (self._state_bytes + own * self._block_bytes)
 
     def evict(self, block: Block, keep: Sequence[Block]) -> list[int]:
-        """Remove a block, or its state and all blocks that then lead to no other. Returns the numbers."""
+        """Remove a block, or its state and all blocks that then lead to no other. Return the numbers."""
         if block.state is None:
             self.remove(block)
             return [block.number]
@@ -172,7 +169,6 @@ class _Books:
         return [number, *self.prune(block, keep)]
 
     def prune(self, block: Block, keep: Sequence[Block]) -> list[int]:
-        """Remove the block and those before it, as far as they lead to no state and are not of `keep`."""
         removed = []
         for one in block.path():
             if not one.is_in_vain or one in keep:
@@ -193,12 +189,12 @@ class _Books:
 
 
 class SavedPrefixes:
-    """A tree of blocks per namespace (cache salt, API key), and where sequences can begin in it.
+    """Tree of blocks per namespace (cache salt, API key), and the places in it where sequences can begin.
 
-    A sequence can begin behind any saved token, or, where the memory has a state, where one is saved. What
-    can be evicted are these beginnings, the least recent first: blocks, of which a parent is always more
-    recent than its children, so that the least recent one is a leaf; or states, with the blocks that lead to
-    no other one.
+    A sequence can begin behind any saved token or, if the memory has states, where one is saved. Those places
+    are evicted, least recent first. Without states they are blocks: a parent is always more recent than its
+    children, so the least recent one is a leaf. With states they are states, together with blocks that lead
+    to no other state.
     """
 
     def __init__(
@@ -209,8 +205,7 @@ class SavedPrefixes:
         state_bytes: int = 0,
         journal: PrefixJournal | None = None,
     ) -> None:
-        """A cache of `capacity` bytes, pinned blocks included. `state_bytes`: of a state; 0: the memory has
-        none."""
+        """`capacity`: in bytes, with pinned blocks. `state_bytes`: size of a state, or 0 without states."""
         self.has_states = state_bytes > 0
         self._books = _Books(capacity, block_bytes, state_bytes, journal)
         self._next_number = 0
@@ -227,7 +222,7 @@ class SavedPrefixes:
         return len(self._books.tree)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
-        """The longest saved prefix of at most `limit` tokens to begin with. Changes nothing."""
+        """Return the longest saved prefix of at most `limit` tokens, without changing anything."""
         path = self._books.tree.whole_blocks(tokens, namespace, limit)
         start = len(path) * BLOCK_TOKENS
         rest = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
@@ -237,15 +232,14 @@ class SavedPrefixes:
         return PrefixMatch(_numbers(path), tail.number if tail else None, tail_tokens)
 
     def use(self, tokens: Sequence[int], namespace: str) -> None:
-        """A sequence begins behind this prefix: make it the most recent."""
         self._books.touch(self._held(tokens, namespace))
 
     def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> PrefixInsertion:
-        """Take in the blocks of `tokens` that are not saved yet, as far as there is room.
+        """Add the unsaved blocks of `tokens` as far as they fit; `pin` protects the whole prefix from
+        eviction.
 
-        A last block that is not whole goes as soon as one comes that begins with it. With `pin`, all blocks
-        of this prefix are never evicted. Where the memory has a state, it is taken in with all blocks that
-        lead to it, or nothing is.
+        An incomplete last block is replaced by the next block that begins with it. With states, either the
+        state and all blocks that lead to it are added, or nothing is.
         """
         path = self._held(tokens, namespace)
         self._books.touch(path)
@@ -268,7 +262,7 @@ class SavedPrefixes:
         return PrefixInsertion(tuple(saved), tuple(dropped), state)
 
     def export(self) -> list[SavedBlock]:
-        """All blocks, parents before children; the first ones are the last that a cache would do without."""
+        """Return all blocks, parents before children, in the order of their worth."""
         namespaces = {block.number: namespace for namespace, block in self._books.tree}
         return [
             SavedBlock(
@@ -282,8 +276,7 @@ class SavedPrefixes:
         ]
 
     def adopt(self, blocks: Sequence[SavedBlock]) -> tuple[int, ...]:
-        """Take in blocks that `export` gave. Returns the numbers of those, and of states, for which there is
-        no place."""
+        """Add blocks of `export`. Return the numbers of blocks and states that do not fit."""
         adopted: dict[int, Block] = {}
         refused: list[int] = []
         for block in blocks:
@@ -308,14 +301,12 @@ class SavedPrefixes:
         return tuple(refused)
 
     def clear(self) -> tuple[int, ...]:
-        """Forget all blocks that are not pinned. Returns their numbers."""
         dropped: list[int] = []
         while self._books.recency:
             dropped += self._books.evict(next(iter(self._books.recency.values())), ())
         return tuple(dropped)
 
     def check(self) -> None:
-        """Assert that tree, recency and pins agree."""
         self._books.tree.check()
         blocks = [block for _, block in self._books.tree]
         beginnings = {b.number for b in blocks if b.state is not None or not self.has_states}
@@ -333,10 +324,8 @@ class SavedPrefixes:
                 assert rank[parent.number] > rank[block.number], "a child is more recent than its parent"
 
     def _held(self, tokens: Sequence[int], namespace: str) -> list[Block]:
-        """The blocks that hold `tokens` from the first on, the one that holds their last ones too.
-
-        A state stands at the end of a block: only a last one with just these tokens will do.
-        """
+        """With states only a last block with exactly the last tokens counts, because a state is at the end
+        of a block."""
         path = self._books.tree.whole_blocks(tokens, namespace, len(tokens))
         branch = self._books.tree.behind(path, namespace)
         rest = tuple(tokens[len(path) * BLOCK_TOKENS :])
@@ -348,7 +337,6 @@ class SavedPrefixes:
     def _last_state(
         self, path: list[Block], tokens: Sequence[int], namespace: str, limit: int, known: int
     ) -> PrefixMatch:
-        """The match that ends with the last state on the path, or at the end of a part beside it."""
         while True:
             start = len(path) * BLOCK_TOKENS
             rest = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
@@ -362,7 +350,7 @@ class SavedPrefixes:
             path = path[:-1]
 
     def _gain(self, path: list[Block], tokens: Sequence[int], namespace: str, *, pin: bool) -> int:
-        """How many tokens a state behind `tokens` would save; 0: it is there, or they are too few."""
+        """Tokens that a state behind `tokens` would save, or 0 if it exists or they are too few."""
         is_there = bool(path) and path[-1].state is not None
         if not tokens or (is_there and sum(len(block.tokens) for block in path) == len(tokens)):
             return 0
@@ -370,8 +358,7 @@ class SavedPrefixes:
         return gain if gain >= _LEAST_GAIN or pin else 0
 
     def _supersede(self, block: Block) -> list[int]:
-        """Remove the blocks that the new `block` begins with, but no pinned ones, and none with a state.
-        Returns their numbers."""
+        """Remove the blocks that the new `block` begins with, except for pinned ones."""
         if self.has_states:
             return []
         beginnings = (block.tokens[:length] for length in range(1, len(block.tokens)))

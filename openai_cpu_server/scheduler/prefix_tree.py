@@ -1,5 +1,3 @@
-"""A tree of token blocks for each namespace, compared token by token."""
-
 from __future__ import annotations
 
 from bisect import bisect_left, insort
@@ -10,23 +8,23 @@ from openai_cpu_server.contract.replica import BLOCK_TOKENS, PrefixNews, block_h
 
 Tokens = tuple[int, ...]
 _STRIDE = 64
-"""Tokens that are compared at once; any number of this order does."""
+"""Tokens compared at once; any number of this order will do."""
 
 
 @dataclass(eq=False)
 class Branch:
-    """A place where blocks begin: the root of a namespace, or the end of another block."""
+    """Root of a namespace, or end of a block, where further blocks begin."""
 
     name: int = field(kw_only=True)
-    """Names the tokens up to here, as other machines know them (`contract.replica`)."""
+    """Name of the tokens up to here, equal on all machines (`contract.replica`)."""
     children: dict[Tokens, Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
-    """The keys of `children`, sorted: the one most like some tokens is next to where those would stand."""
+    """Sorted keys of `children`: the longest common prefix with some tokens is next to their position."""
     num_parts: int = 0
-    """How many of the children are not whole."""
+    """Number of incomplete children."""
 
     def closest(self, tokens: Tokens) -> tuple[Block | None, int]:
-        """The child that has the longest common prefix with `tokens`, and its length; else (None, 0)."""
+        """Return the child with the longest common prefix with `tokens`, and its length; else (None, 0)."""
         if not tokens:
             return None, 0
         at = bisect_left(self.ordered, tokens)
@@ -35,7 +33,7 @@ class Branch:
         return (self.children[best], common) if common else (None, 0)
 
     def part_of(self, tokens: Tokens) -> Block | None:
-        """The longest child that is not whole and that these tokens begin with."""
+        """Return the longest incomplete child that these tokens begin with."""
         if not self.num_parts:
             return None
         most = min(len(tokens), BLOCK_TOKENS - 1)
@@ -50,15 +48,15 @@ class _Root(Branch):
 
 @dataclass(eq=False)
 class Block(Branch):
-    """Only whole blocks have children. The last block of a text may have fewer tokens."""
+    """Block of tokens. Only complete blocks have children; the last block of a text may have fewer tokens."""
 
     number: int = field(kw_only=True)
     tokens: Tokens = field(kw_only=True)
     parent: Branch = field(kw_only=True)
     state: int | None = None
-    """The number of the state that is saved at its end."""
+    """Number of the state that is saved at its end."""
     gain: int = 0
-    """How many tokens that state saved when it came, against the one before it."""
+    """Tokens that the state saved when it was added, compared with the previous state."""
 
     @property
     def is_whole(self) -> bool:
@@ -66,11 +64,11 @@ class Block(Branch):
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether it leads to no state."""
+        """True if the block leads to no state."""
         return not self.children and self.state is None
 
     def path(self) -> list[Block]:
-        """It and all blocks before it, the last first."""
+        """Return the block and all blocks before it, the last first."""
         found, branch = [], self.parent
         found.append(self)
         while isinstance(branch, Block):
@@ -80,11 +78,11 @@ class Block(Branch):
 
 
 class PrefixJournal:
-    """Collects which whole blocks came and went, for those who choose between engines."""
+    """Additions and removals of whole blocks, for routers."""
 
     def __init__(self) -> None:
         self._changes: dict[int, bool] = {}
-        """By name, whether the block is saved now. One that came and went is told as gone."""
+        """True by name if the block is saved now. An added and removed block counts as removed."""
 
     def saved(self, name: int) -> None:
         self._changes[name] = True
@@ -93,7 +91,6 @@ class PrefixJournal:
         self._changes[name] = False
 
     def take(self) -> PrefixNews | None:
-        """What has changed since the last call; None: nothing has."""
         changes, self._changes = self._changes, {}
         if not changes:
             return None
@@ -104,10 +101,7 @@ class PrefixJournal:
 
 
 class BlockTree:
-    """Blocks may go again, leaves first."""
-
     def __init__(self, journal: PrefixJournal | None) -> None:
-        """`journal`: what is to be told of the changes; None: nobody is told."""
         self._journal = journal
         self._roots: dict[str, _Root] = {}
         self._num_blocks = 0
@@ -116,7 +110,7 @@ class BlockTree:
         return self._num_blocks
 
     def __iter__(self) -> Iterator[tuple[str, Block]]:
-        """Each block with its namespace, parents before children."""
+        """Yield each block with its namespace, parents before children."""
         for namespace, root in self._roots.items():
             stack: list[Branch] = [root]
             while stack:
@@ -125,7 +119,6 @@ class BlockTree:
                     stack.append(block)
 
     def whole_blocks(self, tokens: Sequence[int], namespace: str, limit: int) -> list[Block]:
-        """The whole blocks that the first `limit` tokens begin with."""
         branch: Branch | None = self._roots.get(namespace)
         path: list[Block] = []
         while branch is not None and (len(path) + 1) * BLOCK_TOKENS <= limit:
@@ -136,11 +129,10 @@ class BlockTree:
         return path
 
     def behind(self, path: Sequence[Block], namespace: str) -> Branch:
-        """Where the blocks behind a path of whole ones begin."""
         return path[-1] if path else self._roots.get(namespace) or _NOWHERE
 
     def add(self, number: int, tokens: Tokens, parent: Block | None, namespace: str) -> Block:
-        """`parent`: None, the first block of its text."""
+        """`parent`: None for the first block of a text."""
         branch = parent or self._root(namespace)
         name = block_hash(branch.name, tokens)
         block = Block(number=number, tokens=tokens, parent=branch, name=name)
@@ -164,7 +156,6 @@ class BlockTree:
             del self._roots[block.parent.namespace]
 
     def check(self) -> None:
-        """Assert that it is a tree of blocks."""
         assert all(root.children for root in self._roots.values()), "a namespace without blocks stays"
         blocks = [block for _, block in self]
         assert len(blocks) == len(self) == len({block.number for block in blocks})
@@ -182,7 +173,6 @@ class BlockTree:
 
 
 _NOWHERE = Branch(name=0)
-"""Nothing is saved there."""
 
 
 def is_block(tokens: Tokens) -> bool:
@@ -190,7 +180,8 @@ def is_block(tokens: Tokens) -> bool:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix. It compares many tokens at once first, because that is fast in Python."""
+    """Return the length of the common prefix. Many tokens are compared at once first, because that is fast
+    in Python."""
     length, at = min(len(a), len(b)), 0
     while at < length and tuple(a[at : at + _STRIDE]) == tuple(b[at : at + _STRIDE]):
         at += _STRIDE

@@ -1,4 +1,4 @@
-"""Finds where the first KV cells of a newcomer can come from: a running sequence, or the prefix cache."""
+"""Search for the source of a new sequence's first KV cells: a running sequence, or the prefix cache."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from openai_cpu_server.scheduler.prefix_tree import common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 STOPS_APART = BLOCK_TOKENS
-"""Tokens between two stops of a sequence: each makes a step more, and keeps a first token waiting for it."""
+"""Minimum tokens between two checkpoints of a sequence, because each adds a step and delays the first
+token."""
 WORTH_WAITING = BLOCK_TOKENS
-"""A request waits for another that is computing a common prefix of so many tokens."""
+"""Minimum length of a common prefix for which a request waits while another one computes it."""
 
 
 @dataclass(frozen=True)
 class PrefixReuse:
-    """How a newcomer gets the cells of its first `num_tokens` tokens."""
-
     source: Sequence | None = None
     shared: int = 0
-    """How many tokens' cells `source` shares."""
+    """Number of tokens whose cells `source` shares."""
     restored: tuple[tuple[int, int, int], ...] = ()
-    """(block, start, end): saved blocks, or their first parts, for the positions behind what is shared."""
+    """(block, start, end): saved blocks, or their first parts, for the positions behind the shared ones."""
     state: int | None = None
-    """The saved state at their end; None: there is none, or `source` shares its own."""
+    """Saved state at their end, or None if there is none or `source` shares its own."""
     parts_at: int = 0
-    """Where its tokens part from all that others have computed, or will have."""
+    """Position at which the tokens branch off from all prefixes that are computed or will be."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,8 +48,7 @@ NOTHING = PrefixReuse()
 def find_reuse(
     newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: PriorityPolicy
 ) -> PrefixReuse | None:
-    """The longest prefix that can be reused now, and with which a sequence can begin; None if the newcomer
-    should wait."""
+    """Return the longest prefix that can be reused now, or None if the new sequence should wait."""
     running, limit = list(running), newcomer.reusable
     while True:
         reuse = _longest_reuse(newcomer, running, cache, policy, limit)
@@ -66,11 +64,9 @@ def _longest_reuse(
     policy: PriorityPolicy,
     limit: int,
 ) -> PrefixReuse | None:
-    """Of at most `limit` tokens; None if the newcomer should wait.
-
-    It waits where a running sequence of no worse lane is computing a longer common prefix, of at least
-    `WORTH_WAITING` tokens. Where the memory has a state, that one is made to stop there, or shortly before.
-    """
+    """The sequence waits while a running sequence of the same or a better lane computes a longer common
+    prefix of at least `WORTH_WAITING` tokens. With states, that sequence gets a checkpoint there or
+    shortly before."""
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
     match = cache.match(newcomer.tokens, newcomer.request.cells_namespace, limit)
     live = [(s, _ready(s, common, has_states=cache.has_states)) for s, common in kin]
@@ -102,14 +98,13 @@ def _longest_reuse(
 
 
 def _ready(source: Sequence, common: int, *, has_states: bool) -> int:
-    """How many of the common tokens another can begin with now: those computed, if a state is no obstacle."""
+    """With states a sequence can begin only behind all computed tokens."""
     if has_states:
         return source.computed if source.computed <= common else 0
     return min(source.computed, common)
 
 
 def _pieces(match: PrefixMatch, skip: int) -> tuple[tuple[int, int, int], ...]:
-    """(block, start, end) for each block of the match but the first `skip`: the positions that it fills."""
     starts = range(skip * BLOCK_TOKENS, len(match.blocks) * BLOCK_TOKENS, BLOCK_TOKENS)
     pieces = [(match.blocks[start // BLOCK_TOKENS], start, start + BLOCK_TOKENS) for start in starts]
     if match.tail is not None:
@@ -119,7 +114,6 @@ def _pieces(match: PrefixMatch, skip: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
-    """Length of the prefix that the newcomer's tokens share with the other's prompt, `limit` at most."""
     if newcomer.request.cells_namespace != other.request.cells_namespace:
         return 0
     known = newcomer.shared_prefixes

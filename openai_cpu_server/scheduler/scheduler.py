@@ -1,4 +1,4 @@
-"""Decides the next step, and takes over what it has brought."""
+"""Decision about the next step, and application of its result."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from openai_cpu_server.scheduler.spans import CellClaims, SequenceAdvance, advan
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Speculator
 
 _MOST_TILES = 1024
-"""Tiles that a pool is told in, which bounds the message: a picture has no more."""
+"""Maximum tiles in a snapshot of the pool, which bounds the message; a display shows no more."""
 _MOST_RUNS = 4096
-"""Runs of tiles in a message. Where cells lie more scattered, tiles are made larger until that is enough."""
+"""Maximum runs of tiles in a message. Tiles are enlarged until the runs of more scattered cells fit."""
 
 
 def shown_state(memory: SequenceMemory, waits: Iterable[tuple[Sequence, WaitsFor]]) -> ShownState:
@@ -68,30 +68,28 @@ def _holdings(memory: SequenceMemory, tile_blocks: int) -> tuple[ShownHolding, .
 
 
 _TOLD_WHY = 32
-"""Those for whom somebody who watches is told why they wait: to find that out takes 20 microseconds each."""
+"""Waiting sequences whose reason is reported: finding it takes 20 microseconds each."""
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What one step of the backend can hold.
-
-    `step_tokens` and `step_outputs` are the most tokens and rows of logits of one step.
-    """
+    """Capacity of one step of the backend. `step_tokens` and `step_outputs` limit tokens and rows of
+    logits."""
 
     num_slots: int
     step_tokens: int
     step_outputs: int
     state_tokens: int = 0
-    """A sequence's state is as large as the cells of so many tokens; 0: it has none."""
+    """Number of tokens whose cells are as large as a sequence's state, or 0 without states."""
     reuses: bool = True
-    """Whether what one sequence has computed serves others (off: a benchmark's contestant)."""
+    """False in a benchmark: computed prefixes serve no other sequence."""
 
 
 class Scheduler:
-    """Decides which tokens each step computes. `SequenceMemory` keeps the books of the cells.
+    """Decision about the tokens of each step; `SequenceMemory` accounts for the KV cells.
 
-    The caller owns the loop: it asks for a step, lets the backend execute it, and gives back the result. It
-    submits sequences, and tells those that end, to `sequences`.
+    The caller owns the loop: it asks for a step, lets the backend execute it, and returns the result. It
+    submits and finishes sequences through `sequences`.
     """
 
     def __init__(
@@ -105,10 +103,7 @@ class Scheduler:
         policy: PriorityPolicy,
         speculator: Speculator | None = None,
     ) -> None:
-        """A scheduler without sequences.
-
-        `speculator`: None, nothing is drafted, as it must be where the backend's memory cannot be trimmed.
-        """
+        """`speculator`: None disables drafts, as is necessary if the backend's memory cannot be trimmed."""
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
@@ -148,11 +143,8 @@ class Scheduler:
         self._claims = CellClaims(self._memory, self._admission)
         self._cohorts = Cohorts(options)
         self.plan = StepPlan(self._room)
-        """The plan of the step that is being executed."""
         self._turn = CohortTurn(None, self.plan)
-        """Whose step that is."""
         self._drafts = ChosenDrafts()
-        """The drafts in it."""
 
     @property
     def has_work(self) -> bool:
@@ -164,7 +156,6 @@ class Scheduler:
 
     @property
     def num_preemptions(self) -> int:
-        """How many times sequences were released since the start."""
         return self._admission.num_preemptions
 
     @property
@@ -172,36 +163,29 @@ class Scheduler:
         return self._memory.cache.export()
 
     def shown_state(self) -> ShownState:
-        """Who holds which cells, and what the first of those who wait lack."""
         first = islice(self._waiting.in_order(), _TOLD_WHY)
         return shown_state(self._memory, [(s, self._admission.waits_for(s)) for s in first])
 
     def participants(self, step: Step) -> tuple[Sequence, ...]:
-        """The sequences that have a span in the step, in the order of the spans."""
         return tuple(self._memory.running[span.slot] for span in step.spans)
 
     def encodes_for(self, step: Step) -> tuple[Sequence, ...]:
-        """The sequence whose picture the step encodes, if it encodes one."""
         return () if step.encode is None else (self._memory.running[step.encode.slot],)
 
     def newcomers(self, step: Step) -> tuple[Sequence, ...]:
-        """Sequences that get their slot in the step, whether they have a span in it or not."""
         slots = [verb.slot for verb in step.verbs if isinstance(verb, Open)]
         running = self._memory.running
         return tuple(running[slot] for slot in slots if slot in running)
 
     def clear_cache(self) -> None:
-        """Forget all saved blocks but those that are pinned."""
         self._memory.clear_cache()
 
     # -- deciding --------------------------------------------------------------------------------------
 
     def schedule(self, *, beside_interactive: bool = False) -> Step:
-        """The next step; it has no spans if there is nothing to compute.
-
-        `beside_interactive`: interactive work of another model waits meanwhile, and the step is as short as
-        beside interactive work of this one.
-        """
+        """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
+        interactive work of another model waits, so the step is as short as beside interactive work of this
+        one."""
         if self._experiment.continuous_batching or not self._memory.running:
             self._memory.checkpoints.advise(self._limits.state_tokens, self.costs.state_in_tokens)
             self._admission.admit()
@@ -225,7 +209,6 @@ class Scheduler:
         )
 
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
-        """The spans of the next step without drafts; it keeps their plan."""
         self._turn = self._cohorts.compose(
             [s for s in self._admission.running_in_order() if not s.is_blind],
             self._room,
@@ -246,37 +229,33 @@ class Scheduler:
         return spans
 
     def _make_way(self, plan: StepPlan) -> None:
-        """Release the sequences of a cohort that gets no cells, for those of other cohorts hold all of them:
-        else its turn would never end. They are admitted again when cells are free."""
+        """Preempt a cohort whose turn would never end, because other cohorts hold all KV cells. Its
+        sequences are admitted again when cells are free."""
         for sequence in plan.parts:
             if sequence.status is SequenceStatus.RUNNING:
                 self._admission.release(sequence)
 
     @property
     def _room(self) -> StepRoom:
-        """The room of a step. Few enough prompt tokens are scored that all others have an output left."""
+        """Few enough prompt tokens are scored that every other sequence has an output left."""
         outputs = self._limits.step_outputs
         scored = max(1, outputs - len(self._memory.running) + 1)
         return StepRoom(self._limits.step_tokens, outputs, scored, self._memory.cache.has_states)
 
     def predicted_ms(self, step: Step) -> float:
-        """How long the step that `schedule` has just returned will take, in milliseconds."""
         encoding_ms = step.encode.ms if step.encode is not None else 0.0
         return self._drafts.drafting_ms + self.costs.predict_ms(step, self.plan.attended) + encoding_ms
 
     @property
     def _may_be_interrupted(self) -> bool:
-        """Whether an interactive newcomer may throw a step away: nobody interactive runs.
-
-        A step of batch work alone beside interactive work is one that it has saved for, and no long one: were
-        that thrown away, batch work would lose its share wherever newcomers come often.
-        """
+        """A step of batch work alone beside interactive work must not be discarded: it is short and paid
+        for from savings. If it were, batch work would lose its share wherever new interactive requests
+        arrive often."""
         running = self._memory.running.values()
         is_batch = all(s.request.priority is Priority.BATCH for s in running)
         return is_batch and not any(s.is_in_one_place for s in running)
 
     def forget_adapter(self, key: str) -> None:
-        """The adapter is gone, and no sequence uses it."""
         assert not self.sequences.uses_adapter(key)
         self._cohorts.forget(key)
         self.costs.forget_adapter(key)
@@ -284,10 +263,8 @@ class Scheduler:
     # -- applying --------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
-        """Take over what the step computed, and learn from the time that it took (None: learn nothing).
-
-        An interrupted step computed nothing.
-        """
+        """Apply the result of the step, and learn from its duration unless that is None. An interrupted
+        step computed nothing."""
         running, ledger = self._memory.running, self._memory.ledger
         if result.interrupted:
             for sequence in self.participants(step):
@@ -310,7 +287,6 @@ class Scheduler:
         return advances
 
     def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
-        """Teach the costs, and the speculator, what the step took, the time of its verbs taken off."""
         plan = without_missing_drafts(self.plan, step, result, self._memory.running)
         size = plan.size + result.padding if isinstance(plan.size, int) else plan.size
         predicted_ms = self.costs.learn(
@@ -320,7 +296,6 @@ class Scheduler:
             self._speculator.compare(self._drafts.plain_ms, step, result, predicted_ms, elapsed_ms)
 
     def check(self) -> None:
-        """Assert that sequences and memory agree (tests call this after every step)."""
         self.sequences.check()
         self._memory.check()
 
@@ -328,5 +303,4 @@ class Scheduler:
 def _model_outcomes(
     step: Step, result: StepResult, running: Mapping[int, Sequence]
 ) -> dict[Sequence, Drafted]:
-    """The outcomes of the drafts that the draft model was asked for, by sequence."""
     return {running[span.slot]: result.drafted[span.slot] for span in step.spans if span.num_to_draft}

@@ -1,4 +1,4 @@
-"""From a plan to the spans of a step, and from their result back to the sequences."""
+"""Conversion of a plan to the spans of a step, and of their result to the progress of sequences."""
 
 from __future__ import annotations
 
@@ -16,34 +16,28 @@ from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Spa
 
 
 class CellClaims:
-    """Claims cells in the ledger for spans, their drafts and padding."""
-
     def __init__(self, memory: SequenceMemory, admission: Admission) -> None:
         self._memory = memory
         self._admission = admission
 
     def spans(self, plan: StepPlan) -> tuple[Span, ...]:
-        """The spans of the plan, for as many of its tokens as get cells."""
         spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
         # A sequence later in the plan, but better in order, may have released one that had its span already.
         running = self._memory.running
         return tuple(span for span in spans if span is not None and span.slot in running)
 
     def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
-        """How many draft tokens each sequence of these spans may have."""
         return {self._memory.running[span.slot]: self._draft_limit(span) for span in spans}
 
     def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
-        """The spans with their drafts, which are added to the plan.
-
-        Drafts come after all cells are claimed, so that nobody is released for a draft.
-        """
+        """Return the spans with their drafts, which are added to the plan. Drafts follow all other
+        allocations, so that no sequence is preempted for a draft."""
         running = self._memory.running
         drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
 
     def padding(self, plan: StepPlan, prices: StepPrices) -> int:
-        """How many padding tokens make the step faster: 0 if none, or if there are no cells for them."""
+        """Return the padding that makes the step faster, or 0 without KV cells for it."""
         if not plan.num_tokens:
             return 0
         ledger = self._memory.ledger
@@ -51,13 +45,11 @@ class CellClaims:
         return padding if padding <= ledger.num_free * ledger.block_size else 0
 
     def give_up_drafts(self, step: Step) -> None:
-        """Give back the cells that were claimed for the drafts of a step that was interrupted."""
         for span in step.spans:
             if span.num_drafted:
                 self._memory.ledger.shrink(span.slot, span.start + len(span.tokens))
 
     def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
-        """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""
         if sequence.status is not SequenceStatus.RUNNING:
             return None
         wanted, num_tokens = num_tokens, min(num_tokens, self._claim(sequence))
@@ -74,11 +66,7 @@ class CellClaims:
         )
 
     def _claim(self, sequence: Sequence) -> int:
-        """How many tokens the sequence has room for.
-
-        If there is no room, sequences behind it in order are released until there is. It is 0 if the sequence
-        itself is the last.
-        """
+        """Preempt sequences behind this one in order until a token fits. Return 0 if it is the last."""
         while (room := self._memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
             worst = self._admission.running_in_order()[-1]
             if worst is sequence:
@@ -87,18 +75,16 @@ class CellClaims:
         return room
 
     def _draft_limit(self, span: Span) -> int:
-        """How many draft tokens the span may have: none in a prompt, or where tokens are scored."""
+        """No drafts in a prompt or where tokens are scored."""
         sequence = self._memory.running[span.slot]
         if not span.sample or span.targets or not sequence.is_decoding:
             return 0
         return min(sequence.remaining - 1, self._draft_cells(span))
 
     def _draft_cells(self, span: Span) -> int:
-        """How many cells are left for the span's draft."""
         return self._memory.ledger.room(span.slot) - span.start - len(span.tokens)
 
     def _with_draft(self, plan: StepPlan, span: Span, draft: SpanDraft) -> Span:
-        """The span with its draft, as far as there are free cells."""
         draft = draft.cut(self._draft_cells(span))
         if not draft.length:
             return span
@@ -114,20 +100,18 @@ NOTHING_DRAFTED = Drafted()
 
 @dataclass(frozen=True)
 class SequenceAdvance:
-    """The progress of one sequence in a step."""
-
     sequence: Sequence
     samples: tuple[Sample, ...]
-    """What was sampled, several where a draft was right. They never go beyond the sequence's `max_tokens`."""
+    """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
-    """Why its constraint cannot be carried out any further: the caller must finish it. None: no failure."""
+    """Reason why its constraint cannot be followed any further, or None. The caller must finish the
+    sequence."""
     fault: str | None = None
-    """What else went wrong with it, and with nobody else: the caller must finish it. None: nothing."""
+    """Other failure of this sequence only, or None. The caller must finish the sequence."""
 
 
 def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> SequenceAdvance:
-    """Take over what the span has brought to its sequence."""
     sequence.num_padded += result.padding
     samples = samples_of(span, result, sequence.remaining)
     sequence.computed += len(span.tokens)
@@ -141,7 +125,6 @@ def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger
 
 
 def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:
-    """Count the draft's right tokens as computed, and give back the cells of the others."""
     sequence.computed += drafted.num_accepted
     sequence.num_drafted += drafted.num_computed
     sequence.num_accepted += drafted.num_accepted
@@ -149,7 +132,6 @@ def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> Non
 
 
 def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
-    """The samples behind the span and its right draft tokens, cut to `num_tokens` tokens in all."""
     if not span.sample or span.slot not in result.samples:
         return ()
     samples: list[Sample] = []
@@ -161,7 +143,6 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
 
 
 def _cut(sample: Sample, num_tokens: int) -> Sample:
-    """The sample with at most `num_tokens` tokens, forced ones included."""
     if len(sample.forced) < num_tokens:
         return sample
     return Sample(sample.token, sample.logprob, sample.forced[: num_tokens - 1])
@@ -170,10 +151,7 @@ def _cut(sample: Sample, num_tokens: int) -> Sample:
 def without_missing_drafts(
     plan: StepPlan, step: Step, result: StepResult, running: Mapping[int, Sequence]
 ) -> StepPlan:
-    """The plan as it was carried out, without draft tokens that were not computed.
-
-    `running` are the sequences by slot, before the result is applied to them.
-    """
+    """`running`: the sequences by slot before the result is applied."""
     actual = plan.copy()
     for span in step.spans:
         missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed

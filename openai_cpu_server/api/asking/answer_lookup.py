@@ -1,4 +1,4 @@
-"""Answers of earlier calls: looked up before a call is submitted, kept when one has ended well."""
+"""Lookup of earlier answers before a call is submitted, and storage of answers that end well."""
 
 from __future__ import annotations
 
@@ -27,30 +27,22 @@ from openai_cpu_server.observe.ended import AnswerUse
 
 X_CACHE = "x-cache"
 _EMBED_S = 3.0
-"""The turn must be embedded in this time; else its answer is computed."""
+"""Seconds for embedding a turn. After that its answer is computed."""
 
 
 class SimilarAnswers(NamedTuple):
-    """Answers to similar turns count, too."""
-
     model: str
-    """The model that embeds them."""
     least: float
 
 
 class RecalledAnswer(NamedTuple):
-    """What came of looking."""
-
     call: Call
-    """It says in a header how the answer was found."""
     held: ReplayedGeneration | None = None
-    """The answer."""
     keep: Keeping | None = None
-    """Where a new answer goes; None: nowhere."""
+    """Callback that stores a new answer, or None to store nothing."""
 
     @property
     def recorder(self) -> AnswerRecorder | None:
-        """None: nobody keeps it."""
         return None if self.keep is None else AnswerRecorder(len(self.call.requests), self.keep)
 
 
@@ -58,7 +50,7 @@ Keeping = Callable[[Sequence[TokenEvent]], None]
 
 
 class AnswerLookup:
-    """`async with` it while it may be asked. All methods belong to one event loop's thread."""
+    """Answer cache as an async context manager. All methods belong to one event loop's thread."""
 
     def __init__(
         self, cache: AnswerCache, models: ModelRegistry, similar: SimilarAnswers | None = None
@@ -77,7 +69,7 @@ class AnswerLookup:
         await self._cache.close()
 
     async def find(self, call: Call, chosen: ChosenModel, context: RequestContext) -> RecalledAnswer:
-        """An answer that may be told in place of a new one. A cache that fails has none."""
+        """Return an earlier answer, or a callback that stores the new one. A failing cache is bypassed."""
         began_s, ticket = time.monotonic(), context.ticket
         question = await self._question(call, chosen, context)
         if question is None:
@@ -96,11 +88,9 @@ class AnswerLookup:
         await self._cache.clear()
 
     async def size(self) -> StoreSize | None:
-        """None: the store fails."""
         return await self._cache.measure()
 
     async def _question(self, call: Call, chosen: ChosenModel, context: RequestContext) -> AnswerKey | None:
-        """None: it can have no answer but a new one."""
         turn, key = _turn(call, context.ticket), context.identity.key
         if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
             return None
@@ -134,8 +124,7 @@ class AnswerLookup:
     def _keep(
         self, question: AnswerKey, place: AnswerPlace, chosen: ChosenModel, events: Sequence[TokenEvent]
     ) -> None:
-        """Not where another adapter has taken the name since the question was asked: that one may have
-        answered."""
+        """Skip the answer if another adapter has taken the name since the lookup and may have produced it."""
         finishes = [event.finish for event in events if event.finish is not None]
         are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
         if are_good and chosen.adapter_key == question.asker.adapter:
@@ -143,7 +132,7 @@ class AnswerLookup:
 
 
 def _turn(call: Call, ticket: Ticket) -> LastTurn | None:
-    """None: only the same question counts, for one, where no header would tell of another."""
+    """Similar answers need a single prompt, and a header that reports the match."""
     if len(call.prompts) != 1 or not ticket.has_headers:
         return None
     return call.prompts[0].turn
@@ -164,12 +153,11 @@ def _shown(call: Call, use: AnswerUse, ticket: Ticket, similarity: float | None 
 
 
 def _two_digits(similarity: float) -> str:
-    """Not rounded up: 1.00 is for turns that are the same to the model that compares them."""
+    """Round down, because 1.00 is for turns that the embedding model cannot distinguish."""
     return f"{math.floor(100 * (similarity + 1e-6)) / 100:.2f}"
 
 
 def _held(found: FoundAnswer, began_s: float) -> ReplayedGeneration:
-    """All of it comes now; the time that it took counts as that to the first token."""
     now_s = time.monotonic()
     finishes = [event.finish for event in found.events if event.finish is not None]
     figures = Figures(

@@ -1,4 +1,4 @@
-"""Fields that families have alike become a part of an `Ask`, here alone: the form, and all else."""
+"""Conversion of the fields that families share into parts of an `Ask`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ _FOLLOWS = {
 def custom_tool(
     name: str, description: str | None, given: Syntax | None, path: str, grammar_path: str
 ) -> AskedFunction:
-    """A tool that takes a text. To models it is shown as a function with one parameter, which is described by
-    the grammar. `grammar_path`: where that stands."""
+    """Build a tool that models see as a function with one parameter, described by the grammar."""
     told = "Any text." if given is None else f"{_FOLLOWS[given.syntax]}\n{given.definition}"
     parameters: JsonObject = {
         "type": "object",
@@ -70,7 +69,7 @@ Make = Callable[[ModelGrammars, str], CheckedGrammar]
 
 
 def one_form(forms: Iterator[AskedForm]) -> AskedForm | None:
-    """Raises InvalidRequest for several."""
+    """Return the only form, or None. Raises InvalidRequest for several."""
     given = list(forms)
     if len(given) > 1:
         first, second = given[0].path, given[1].path
@@ -79,7 +78,7 @@ def one_form(forms: Iterator[AskedForm]) -> AskedForm | None:
 
 
 def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> AskedForm:
-    """`field`: the object that says that a schema is meant, if there is one. Raises InvalidRequest."""
+    """Build the form. `field`: object that selects the schema, if there is one. Raises InvalidRequest."""
     whole = _parsed(schema, path) if isinstance(schema, str) else schema
 
     def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
@@ -109,7 +108,7 @@ def _choices(choices: list[str], path: str) -> AskedForm:
 
 
 Fields = Mapping[str, Callable[..., AskedForm]]
-"""What makes a form of the value of each field, and of its path."""
+"""Constructors of forms by field, called with the field's value and path."""
 _SHARED: Fields = {"grammar": _text, "regex": _regex, "choice": _choices}
 _GENERATION: Fields = {
     "grammar": _text,
@@ -130,14 +129,12 @@ _STRUCTURED_OUTPUTS: Fields = {
 
 
 def _given(body: Body, fields: Fields, at: str = "") -> Iterator[AskedForm]:
-    """The forms of those fields that the client has sent; `at` is the object that they stand in."""
     for name, form in fields.items():
         if (value := getattr(body, name)) is not None:
             yield form(value, at + (type(body).model_fields[name].alias or name))
 
 
 def shared_forms(body: SharedBody) -> Iterator[AskedForm]:
-    """The forms that fields of all families ask for."""
     return _given(body, _SHARED)
 
 
@@ -191,7 +188,7 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[AskedForm]:
 
 
 def _parsed(text: str, path: str) -> JsonObject:
-    """vLLM also takes objects as text. Raises InvalidRequest, TooManyValues."""
+    """Parse an object that is sent as text, as vLLM accepts it. Raises InvalidRequest, TooManyValues."""
     check_size(text.encode(errors="surrogatepass"))
     try:
         schema = pydantic_core.from_json(text, allow_inf_nan=False)
@@ -203,8 +200,7 @@ def _parsed(text: str, path: str) -> JsonObject:
 
 
 def adapted_names(told: Sequence[str], messages: Sequence[AskedMessage]) -> Ignored:
-    """What a header names that was left out of a conversation, or told in words: `told`, and results whose
-    calls are gone."""
+    """Name what was dropped or replaced by text, and results without a call, for a header."""
     placed = with_bound_results([message.fields for message in messages])
     strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
     names = [*told, *strays]
@@ -216,7 +212,7 @@ AskedPrompt = Union[AskedConversation, AskedTexts]
 
 
 def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: AskedForm | None) -> Ask:
-    """All that such a body says; its `service_tier` is that of chat. Raises InvalidRequest."""
+    """Convert the shared fields, with the `service_tier` of chat. Raises InvalidRequest."""
     return Ask(
         id_prefix=id_prefix,
         prompt=prompt,
@@ -257,22 +253,17 @@ def _no_zero(number: int) -> int:
 
 
 LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_no_zero)]
-"""vLLM's `truncate_prompt_tokens`."""
 Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
-"""Below 0: all that the context leaves."""
+"""Negative values allow all that the context leaves."""
 
 
 class PredictionBody(ProgressBody):
-    """llama-server's: its name for a limit, and what chunks of a stream tell where they are asked to."""
-
     n_predict: Prediction | None = None
     timings_per_token: bool | None = None
     samplers: Samplers | None = None
-    """Those that are not named are off. They are applied in one order only."""
 
 
 def prediction(body: PredictionBody) -> AskedLimit | None:
-    """None: it says none."""
     limit = body.n_predict
     return None if limit is None or limit < 0 else AskedLimit(limit, "n_predict", is_ceiling=True)
 
@@ -282,14 +273,13 @@ def asked_details(body: PredictionBody) -> AskedDetails:
 
 
 def check_stream_options(given: object, *, stream: bool | None) -> None:
-    """Raises InvalidRequest for options without a stream."""
+    """Reject options without a stream. Raises InvalidRequest."""
     if given is not None and not stream:
         raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
 
 
 Item = Union[int, str]
 MixedText = Union[str, tuple[Item, ...]]
-"""A text, or tokens and texts in turns."""
 
 
 def _wrong_prompt() -> PydanticCustomError:
@@ -301,7 +291,7 @@ def _wrong_prompt() -> PydanticCustomError:
 
 
 def _prompts(value: object) -> tuple[MixedText, ...]:
-    """One prompt, or several: a list of token ids, with texts or not, is one; of anything else it is many."""
+    """Read one prompt from a list with token ids, and several from any other list."""
     if not isinstance(value, list):
         return (_one_prompt(value),)
     if not value:

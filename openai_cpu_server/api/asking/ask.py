@@ -1,8 +1,7 @@
-"""What a client asks for, in the one language that the bodies of all families are read into.
+"""Requests of all families in one form.
 
-What may be refused later, when the model is known, carries the path by which the client called it
-(`text.format.schema`), so that an error names what was sent and is never renamed. Fields without a path have
-one name in all families.
+Parts that may be rejected once the model is known carry the client's path (`text.format.schema`) for errors.
+Fields without a path have one name in all families.
 """
 
 from __future__ import annotations
@@ -26,50 +25,41 @@ from openai_cpu_server.prompt.template import MEDIA_MARK, joined
 
 JsonObject = dict[str, JsonValue]
 LONG_BODY = 64 * 1024
-"""More bytes may be more than some milliseconds of work."""
+"""Bytes above which a body may take more than a few milliseconds."""
 
 
 class AskedLimit(msgspec.Struct, frozen=True):
-    """The most output tokens of one sequence."""
-
     tokens: int
     path: str
     is_ceiling: bool = False
-    """What the context leaves is enough; else there must be room for all of them."""
+    """True if a smaller rest of the context is acceptable. Otherwise all tokens must fit."""
     is_ours: bool = False
-    """The client has named none: nothing of its key's limits is held back for it."""
+    """True if the client has named none. Nothing is then reserved from its key's limits."""
 
 
 class AskedForm(msgspec.Struct, frozen=True):
-    """The one form that the answer must have."""
-
     path: str
     make: Callable[[ModelGrammars, str], CheckedGrammar]
-    """Makes its grammar; the text is the path, for errors. Raises InvalidRequest."""
+    """Compiler of the grammar, called with the path for errors. Raises InvalidRequest."""
     field: str
-    """The first field on that path, or the object in it that says which form is meant."""
+    """First field on the path, or the object in it that selects the form."""
 
 
 class ToolUse(enum.Enum):
     AUTO = "auto"
-    """Text, or calls."""
     REQUIRED = "required"
     NAMED = "named"
-    """One call of the one function."""
+    """Exactly one call of one function."""
 
 
 class AskedText(msgspec.Struct, frozen=True):
-    """The text that a custom tool takes."""
-
     source: GrammarSource | None = None
-    """In what its grammar is written; None: any text."""
+    """Syntax of the grammar, or None for any text."""
     definition: str = ""
     path: str = ""
 
 
 class AskedFunction(msgspec.Struct, frozen=True):
-    """A function of the client's that the model may call."""
-
     name: str
     path: str
     schema_path: str
@@ -77,55 +67,47 @@ class AskedFunction(msgspec.Struct, frozen=True):
     parameters: JsonObject | None = None
     is_strict: bool = False
     text: AskedText | None = None
-    """It is a custom tool; `parameters` show that as the one that a function has."""
+    """Set for a custom tool, whose `parameters` describe it as a function."""
 
 
 class AskedTools(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[AskedFunction, ...]
     use: ToolUse | None = ToolUse.AUTO
-    """None: none of them may be called."""
+    """Calls are forbidden if None."""
     is_shown: bool = False
-    """They are shown also where none may be called, so that the prompt begins as those before it."""
+    """True if tools stay in the prompt although calls are forbidden, to keep the cached prefix."""
     chosen: tuple[str, ...] | None = None
-    """The names of those that may be called; None: all."""
+    """Names of the tools that may be called, or None for all."""
     several: bool = True
     path: str = "tools"
     choice_path: str = "tool_choice"
     is_legacy: bool = False
-    """They were asked for by `functions`, and are answered with `function_call`."""
+    """True for `functions`, which are answered with `function_call`."""
 
 
 class AskedThinking(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said about the model's thinking."""
-
     is_on: bool | None = None
-    """None: nothing is said."""
     effort: str | None = None
     budget: int | None = None
-    """Tokens; -1: any number; None: nothing is said."""
+    """Tokens, -1 for no limit, or None if unspecified."""
     is_hidden: bool = False
     variables: Mapping[str, object] = {}
-    """For the chat template."""
     said: tuple[str, ...] = ()
-    """The paths of what has no meaning where a model does not think."""
+    """Paths of fields without meaning for a model that does not reason."""
 
 
 class EarlierAnswer(msgspec.Struct, frozen=True):
-    """What the model wrote in an earlier turn."""
-
     tokens: tuple[int, ...]
     vocabulary: str
-    """The model whose tokens these are."""
+    """Fingerprint of the model that produced the tokens."""
 
 
 class AskedMessage(msgspec.Struct, frozen=True):
-    """A message as the room `prompt` takes it: known fields only, under their newest names."""
+    """Message for the package `prompt`, with known fields under their newest names."""
 
     fields: Mapping[str, object]
     own: EarlierAnswer | None = None
-    """The message is this answer of before, and nothing else."""
     path: str = ""
-    """Where the client has said it."""
 
     @property
     def role(self) -> object:
@@ -133,7 +115,7 @@ class AskedMessage(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Parts stand on lines of their own."""
+        """Text with each part on a line of its own."""
         content = self.fields.get("content")
         if isinstance(content, list):
             return joined(str(part["text"]) for part in content)
@@ -141,27 +123,24 @@ class AskedMessage(msgspec.Struct, frozen=True):
 
 
 class AskedPicture(msgspec.Struct, frozen=True):
-    """A picture that a client shows. In the text of its message `mark` stands for it."""
+    """Image from the client. In the text of its message `mark` stands for it."""
 
     mark: str
     source: str
-    """A URL, also one that has the data; or an upload."""
+    """URL, data URI, or `upload:` and the id of a file."""
     detail: str
-    """As the client says it."""
     at: str
-    """Its path in the body."""
     name: str
-    """As a header names it where it is told in words."""
     lack: str
-    """Why a model without eyes is not shown it."""
+    """Reason why a model without vision does not get it."""
     refusal: str | None = None
-    """What is said where such a model is asked about it; None: it is told in words."""
+    """Error message for a model without vision, or None to replace the image by text."""
     refused_at: str = ""
-    """The path that is blamed for that."""
+    """Path that this error names."""
 
 
 class AskedSound(msgspec.Struct, frozen=True):
-    """A sound that a client plays; as a picture."""
+    """Audio from the client, with fields as in `AskedPicture`."""
 
     mark: str
     source: str
@@ -173,33 +152,27 @@ class AskedSound(msgspec.Struct, frozen=True):
 
 
 class AskedDocument(msgspec.Struct, frozen=True):
-    """A file that a client attaches for its text. In the text of its message `mark` stands for it."""
+    """File attached for its text. In the text of its message `mark` stands for it."""
 
     mark: str
     source: str
-    """As of a picture."""
     title: str
-    """Its name, as the client says; "": it says none."""
     at: str
     name: str
-    """As a header names it where it cannot be read."""
     is_asked: bool
-    """It belongs to the question: who cannot read it refuses the call. Others are told in words."""
+    """True if an unreadable file rejects the call. Others are replaced by text."""
 
 
 class AskedRecording(msgspec.Struct, frozen=True):
-    """A sound that has come with the body and may be long. It is cut into pieces, each of which gets an
-    answer of its own to the same words. In the text of the one conversation `mark` stands for it."""
+    """Audio from the body, cut into pieces that are answered separately. `mark` stands for it in the
+    prompt."""
 
     mark: str
     data: bytes
     at: str
-    """Its field."""
     piece_s: float
-    """So long a piece is at most."""
     trained: Mapping[str, Sequence[AskedMessage]] = {}
-    """Messages in place of the conversation's one, by the architecture of models that were trained to
-    these."""
+    """Messages that replace the conversation's only one, by architecture of models trained on them."""
 
 
 AskedMedia = Union[AskedPicture, AskedSound]
@@ -207,104 +180,82 @@ Attached = Union[AskedMedia, AskedDocument]
 
 
 class TakenMedia(msgspec.Struct, frozen=True):
-    """A picture or a sound as a model takes it. In the text of a message `mark` stands for it."""
-
     mark: str
     item: MediaItem
     shape: MediaShape
 
 
 class AskedBias(msgspec.Struct, frozen=True):
-    """How much likelier a token is made, or each of a text's."""
-
     token: Union[int, str]
     amount: float | None
-    """None: it never comes."""
+    """Forbidden if None."""
 
 
 class AskedDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer tells beside its text, by families that do so."""
-
     as_json: bool = False
-    """The text as JSON, too."""
     tokens: bool = False
-    """The answer's token ids."""
     timings: bool = False
-    """Each chunk says how long it took so far."""
     progress: bool = False
-    """A stream says how far the prompt is computed."""
     fields: tuple[str, ...] = ()
-    """The paths of the only fields that are told; (): all."""
+    """Paths of the only fields in the answer, or () for all."""
 
 
 class AskedConversation(msgspec.Struct, frozen=True):
     messages: Sequence[AskedMessage]
     path: str
-    """The field that is blamed for a prompt that cannot be made, or is too long."""
+    """Field that errors name if the prompt cannot be made or is too long."""
     may_forget: bool = False
-    """Where it is too long, what is oldest is left out."""
+    """True to drop the oldest messages if it is too long."""
     before: tuple[int, ...] = ()
-    """Tokens that it goes on from: an earlier prompt with its answer."""
+    """Tokens of an earlier prompt with its answer, which the conversation continues."""
     template: str = ""
-    """Ollama's, which writes the prompt in place of the model's own; "": nothing is said."""
+    """Ollama template in place of the model's own, or empty."""
     suffix: str = ""
-    """What follows behind the answer, for such a template."""
 
 
 class AskedConversations(msgspec.Struct, frozen=True):
-    """Several, each of which gets an answer of its own."""
-
     each: tuple[AskedConversation, ...]
     path: str
 
 
 class AskedFile(msgspec.Struct, frozen=True):
-    """A file beside the one that is filled in."""
-
     name: str
     text: str
 
 
 class AskedTexts(msgspec.Struct, frozen=True):
-    """Texts to go on with, or their token ids, or both in turns."""
+    """Prompts as texts, token ids, or a mix."""
 
     prompts: Sequence[Union[str, Sequence[Union[int, str]]]]
     path: str = "prompt"
     suffix: str | None = None
     suffix_path: str = "suffix"
     files: tuple[AskedFile, ...] | None = None
-    """Those beside the one that is filled in, the most important last: as many as there is room for.
-    None: nothing is said of any."""
+    """Files beside the one that is filled in, the most important last. None outside of infill."""
     answer_room: int = 0
-    """So many tokens are kept free of such files."""
     echo: bool = False
     is_said: bool = False
-    """The one text is what a user says, if the model can chat; token ids before it are a conversation's."""
+    """True for a user's message. Token ids before it are an earlier conversation."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One call as its client asks for it: checked as far as that goes without a model."""
+    """Call as its client requests it, checked as far as possible without a model."""
 
     id_prefix: str
-    """What the ids of the family's calls begin with, which without a hyphen is its name in the logs."""
+    """Prefix of call ids. Without its hyphen it is the family's name in the logs."""
     prompt: Union[AskedConversation, AskedConversations, AskedTexts]
     sampling: Sampling
-    """Its token ids are not known to be the model's."""
     is_seeded: bool = False
-    """The client has named the seed."""
     last_tokens: int | None = None
-    """So many of the prompt's last tokens are kept; -1: as many as there is room for; None: all, or it is
-    refused."""
+    """Number of last prompt tokens to keep, -1 for as many as fit, or None for all."""
     sent: frozenset[str] = frozenset()
-    """What of the sampling it has named, by the contract's names."""
+    """Sampling fields that the client has sent, by the contract's names."""
     call_id: str | None = None
-    """The call goes on that had this id; None: a new one."""
+    """Id of the call that goes on, or None for a new one."""
     num_bytes: int = 0
-    """The size of its body, and of what it goes on from."""
     ignored: Ignored = Ignored()
     model: str | None = None
     lora: str | None = None
-    """An adapter of the model."""
     stream: bool = False
     include_usage: bool = False
     n: int | None = None
@@ -313,39 +264,35 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_path: str = "stop"
     logprobs: int | None = None
-    """Alternatives to show beside each token; None: no log-probabilities."""
+    """Alternatives per token, or None for no log-probabilities."""
     score_prompt: bool = False
     score_end: bool = False
-    """Log-probabilities are told of the token that ends an answer, too."""
+    """True to return the log-probability of the token that ends an answer, too."""
     form: AskedForm | None = None
-    """None: free text."""
     tools: AskedTools | None = None
     thinking: AskedThinking = AskedThinking()
     template: str | None = None
-    """The name of one of the model's chat templates; None: the one that suits the conversation."""
+    """Name of one of the model's chat templates, or None to choose by conversation."""
     attached: tuple[Attached, ...] = ()
     recording: AskedRecording | None = None
-    """The prompt is about this, and the model must hear."""
     media: tuple[TakenMedia, ...] = ()
-    """The pictures and sounds among them as its model takes them."""
     user: str | None = None
     priority: str | None = None
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     cache: bool | None = None
-    """False: no answer of before, and nobody else is to get this one."""
+    """False neither uses nor stores a cached answer."""
     cache_salt: str | None = None
     timeout_s: float | None = None
-    """The call may take so long, waiting included."""
     biases: tuple[AskedBias, ...] = ()
-    """What the model's tokens must be known for. `sampling.logit_bias` has the others."""
+    """Biases that need the model's tokenizer. Others are in `sampling.logit_bias`."""
     bad_words: tuple[str, ...] = ()
-    """Likewise; `sampling.bad_words` has none yet."""
+    """Texts that become `sampling.bad_words` with the model's tokenizer."""
     details: AskedDetails = AskedDetails()
 
     @property
     def is_slow(self) -> bool:
-        """It may take more than some milliseconds: it is long, or has something to compile."""
+        """True if the work may take more than a few milliseconds."""
         has_template = isinstance(self.prompt, AskedConversation) and self.prompt.template != ""
         has_program = has_template or self.form is not None or self.tools is not None
         return self.num_bytes > LONG_BODY or has_program
@@ -354,11 +301,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 # -- what is attached --------------------------------------------------------------------------------------
 
 _MARK_KEY = secrets.token_bytes(32)
-"""Nobody else knows what stands for a picture or a sound in a text."""
+"""Secret key, so that clients cannot forge marks."""
 
 
 def mark_of(source: str, what: str = "picture") -> str:
-    """What stands for it in its message's text, until it is known what a model sees, or a file says."""
+    """Return the placeholder of a medium or file in its message's text."""
     digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
     return f"{what}{digest.hexdigest()}"
 
@@ -367,11 +314,9 @@ MARK = re.compile(rf"{MEDIA_MARK.pattern}|document[0-9a-f]{{30}}")
 
 
 UPLOAD = "upload:"
-"""A picture's source that begins so is the id of a file that the client has uploaded."""
 
 
 AS_IT_IS = "auto"
-"""The detail that clients mean who name none."""
 
 
 class PictureSource(NamedTuple):
@@ -384,7 +329,6 @@ class PictureSource(NamedTuple):
 
 
 def picture_source(kind: str, fields: Mapping[str, object]) -> PictureSource | None:
-    """Where a part of this kind says that its picture is; None: it shows none."""
     if kind not in ("image_url", "input_image", "image"):
         return None
     within: object = fields.get("source") if kind == "image" else fields.get("image_url")
@@ -410,7 +354,6 @@ class SoundSource(NamedTuple):
 
 
 def sound_source(kind: str, fields: Mapping[str, object]) -> SoundSource | None:
-    """Where a part of this kind says that its sound is; None: it plays none."""
     if kind not in ("input_audio", "audio_url", "audio"):
         return None
     within: object = fields.get(kind)
@@ -433,7 +376,7 @@ class DocumentSource(NamedTuple):
 
 
 def document_source(kind: str, fields: Mapping[str, object]) -> DocumentSource | None:
-    """Where a part of this kind says that its file is; None: it has none, or has its text at hand."""
+    """Return the file of a content part, or None, also if the part includes its text."""
     if kind not in ("file", "input_file", "document"):
         return None
     within = {"file": "file", "document": "source"}.get(kind)
@@ -453,7 +396,7 @@ def document_source(kind: str, fields: Mapping[str, object]) -> DocumentSource |
 
 
 def _as_data_uri(data: object) -> str | None:
-    """Some clients leave out all that is before the base64."""
+    """Accept base64 alone, as some clients send it."""
     if not isinstance(data, str) or not data:
         return None
     return data if data[:5].lower() == "data:" else f"data:;base64,{data}"

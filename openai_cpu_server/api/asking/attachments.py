@@ -1,5 +1,4 @@
-"""What a client attaches, before a prompt is made: pictures and sounds are fetched, decoded by a reader and
-measured, of files the text is read."""
+"""Fetching and measuring of attached images and audio, which readers decode, and reading of files."""
 
 from __future__ import annotations
 
@@ -54,7 +53,6 @@ _INVALID: dict[type[Attached], str] = {
     AskedSound: "invalid_audio",
     AskedDocument: "invalid_file",
 }
-"""The codes of what is damaged, or none."""
 _TOO_LARGE: dict[type[Attached], str] = {
     AskedPicture: "image_too_large",
     AskedSound: "audio_too_large",
@@ -63,33 +61,31 @@ _TOO_LARGE: dict[type[Attached], str] = {
 _NAMES: dict[type[Attached], str] = {AskedPicture: "picture", AskedSound: "sound", AskedDocument: "file"}
 _PIXEL_BYTES = 3
 _MOST_SIDES = {"low": 512}
-"""In pixels, by what a client says of the detail: some encoders make fewer rows of small pictures."""
+"""Longest side in pixels by the client's detail. Some encoders make fewer tokens of small images."""
 _AS_THEY_ARE = ("auto", "high", "original")
 _MOST_KEPT_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
-"""The media of so many conversations that show as much as they may are in memory at a time."""
+"""Number of conversations with the most media that may be in memory at a time."""
 _AGAIN_S = 5
 
 ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
-"""What an owner has uploaded under this id; of a larger file so many bytes, and one more. Raises
-JobObjectNotFound."""
+"""Read an owner's upload by id, up to one byte above the limit. Raises JobObjectNotFound."""
 
 
 class AttachmentFinder:
-    """Its methods belong to one event loop's thread."""
+    """Resolver of attachments. Its methods belong to one event loop's thread."""
 
     def __init__(self, options: MediaOptions, upload: ReadUpload | None) -> None:
-        """`upload`: None, nothing can be uploaded here."""
         self._options = options
         self._upload = upload
         self._decoded = _Kept[MediaItem](_PIXEL_BYTES * options.max_pixels, lambda item: len(item.content))
         self._texts = _Kept[str](_MOST_KEPT_CHARS, len)
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
-        """By digest: those above, and those of requests that are not answered yet."""
+        """Items of `_decoded` and of open requests, by digest."""
 
     async def taken(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
-        """The ask with the text of its files, and with its pictures and sounds as the model takes them; told
-        in words where it takes none. `owner`: of uploads. Raises InvalidRequest, EngineUnavailable."""
+        """Resolve all attachments, and replace unsupported ones by text. Raises InvalidRequest,
+        EngineUnavailable."""
         if ask.recording is not None:
             return await self._cut(ask, ask.recording, model)
         if not ask.attached:
@@ -109,7 +105,6 @@ class AttachmentFinder:
         return msgspec.structs.replace(ask, attached=(), media=tuple(map(TakenMedia, told, items, shapes)))
 
     async def _cut(self, ask: Ask, recording: AskedRecording, model: ServedModel) -> Ask:
-        """The ask as one conversation for each piece of the recording, cut where it is quiet."""
         assert isinstance(ask.prompt, AskedConversation), "there is one for the recording"
         asked = AskedSound(recording.mark, "", recording.at, recording.at, DEAF)
         with _blamed(asked):
@@ -127,8 +122,8 @@ class AttachmentFinder:
         return msgspec.structs.replace(ask, prompt=prompt, recording=None, media=tuple(media.values()))
 
     async def _read(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
-        """With the text of all files in its place. Raises InvalidRequest for one of the question's that has
-        none; of others is told in words why."""
+        """Insert the text of files, or the error of earlier ones. Raises InvalidRequest for files of the
+        question."""
         documents = [one for one in ask.attached if isinstance(one, AskedDocument)]
         if len({one.mark for one in documents}) > self._options.max_items:
             most = self._options.max_items
@@ -165,7 +160,7 @@ class AttachmentFinder:
             return self._texts.keep(digest, await in_thread(reading, is_slow=True))
 
     async def _items(self, asked: Sequence[AskedMedia], model: ServedModel, owner: str) -> list[MediaItem]:
-        """Small files may have many pixels, or be long: they are counted as they come."""
+        """Check sizes one by one, because small files may have many pixels or be long."""
         most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
         pixels, sound_s, items = 0, 0.0, list[MediaItem]()
         for one in asked:
@@ -233,7 +228,6 @@ class AttachmentFinder:
     async def _heard(
         self, data: bytes, model: ServedModel, piece_s: float | None = None
     ) -> tuple[Sound, ...]:
-        """`piece_s`: None, as one piece, which is kept."""
         rate = _rate(model)
         digest = await in_thread(partial(_digest, data), is_slow=True) + b"sound%d" % rate
         if piece_s is None and isinstance(known := self._decoded.find(digest), Sound):
@@ -248,7 +242,6 @@ class AttachmentFinder:
         return opened
 
     def _require_memory(self) -> None:
-        """Raises EngineUnavailable."""
         held_bytes = sum(len(item.content) for item in self._held.values())
         if held_bytes >= _CONVERSATIONS * _PIXEL_BYTES * self._options.max_pixels_together:
             message = "Other requests have too many pictures and sounds; try again later."
@@ -256,7 +249,6 @@ class AttachmentFinder:
 
 
 def _rate(model: ServedModel) -> int:
-    """Raises InvalidRequest for a model that hears nothing."""
     info = model.engine.info
     if info is None or not info.hears:
         raise InvalidRequest(DEAF)
@@ -268,7 +260,6 @@ def _most_bytes(asked: Attached, options: MediaOptions) -> int:
 
 
 def _checked(asked: Attached, data: bytes, options: MediaOptions) -> bytes:
-    """The same. Raises InvalidRequest where it is too long."""
     kind, most_bytes = type(asked), _most_bytes(asked, options)
     if len(data) > most_bytes:
         message = f"a {_NAMES[kind]} may have {most_bytes} bytes, and this one has {len(data)}"
@@ -280,12 +271,10 @@ _T = TypeVar("_T")
 
 
 class _Kept(Generic[_T]):
-    """What came of bytes that clients sent: they send all of a conversation again in each turn. What is not
-    asked for is forgotten first."""
+    """LRU cache by digest, because clients resend the whole conversation in each turn."""
 
     def __init__(self, most: int, size: Callable[[_T], int]) -> None:
         self._found = OrderedDict[bytes, _T]()
-        """By a digest of the bytes."""
         self._left = most
         self._size = size
 
@@ -295,7 +284,6 @@ class _Kept(Generic[_T]):
         return known
 
     def keep(self, digest: bytes, found: _T) -> _T:
-        """The same."""
         if digest not in self._found:
             self._found[digest] = found
             self._left -= self._size(found)
@@ -310,7 +298,6 @@ def _digest(data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _blamed(asked: Attached) -> Iterator[None]:
-    """What is wrong with it is said of its place in the body."""
     code = _INVALID[type(asked)]
     try:
         yield
@@ -324,8 +311,7 @@ def _blamed(asked: Attached) -> Iterator[None]:
 
 
 def untaken(ask: Ask, *, sees: bool = False, hears: bool = False) -> Ask:
-    """What is said to a model that does not see, or does not hear. Who asks about what it does not take is
-    told so; what was there before does not stop a conversation. Raises InvalidRequest."""
+    """Reject unsupported media of the question, and replace others by text. Raises InvalidRequest."""
     left = [one for one in _media(ask) if (sees if isinstance(one, AskedPicture) else hears)]
     others = [one for one in _media(ask) if one not in left]
     for one in others:
@@ -342,8 +328,6 @@ def _media(ask: Ask) -> Iterator[AskedMedia]:
 
 
 def _worded(ask: Ask, words: dict[str, str], named: Sequence[str], left: tuple[Attached, ...] = ()) -> Ask:
-    """With words in place of these marks. `named`: what was not taken as it came; `left`: what is attached
-    still."""
     assert isinstance(ask.prompt, AskedConversation), "other prompts show nothing"
     messages = [_in_words(message, words) for message in ask.prompt.messages]
     prompt = msgspec.structs.replace(ask.prompt, messages=messages)
@@ -352,7 +336,6 @@ def _worded(ask: Ask, words: dict[str, str], named: Sequence[str], left: tuple[A
 
 
 def _about(conversation: AskedConversation, mark: str, other: str) -> AskedConversation:
-    """With another mark in place of this one."""
     messages = [_in_words(message, {mark: other}) for message in conversation.messages]
     return msgspec.structs.replace(conversation, messages=messages)
 
@@ -367,7 +350,7 @@ def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:
 
 
 def _replaced(text: object, words: dict[str, str]) -> object:
-    """In one pass: what is put in for one mark is read for no other. Words stand on lines of their own."""
+    """Replace in one pass, so that inserted text is not searched for marks."""
     if not isinstance(text, str):
         return text
 
@@ -399,7 +382,7 @@ def _of_data_uri(source: str) -> bytes:
 
 
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
-"""The alphabet for URLs, too, and lines as MIME has them; padding is added anew."""
+"""Translation of the URL-safe alphabet, without line ends and padding."""
 
 
 def _of_file(source: str, folder: Path | None, most_bytes: int) -> bytes:

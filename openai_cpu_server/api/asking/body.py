@@ -1,8 +1,5 @@
-"""The fields that bodies of several families have, with their types, by the names that APIs have given to
-them.
-
-Tags stand in angle brackets: pydantic puts them into an error's path, and `parse` takes them out again.
-"""
+"""Fields that bodies of several families share. Tags stand in angle brackets because pydantic puts them
+into error paths, from which `parse` removes them."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ T = TypeVar("T")
 
 
 def _or_no_limit(value: object, info: ValidationInfo) -> object:
-    """LM Studio's and llama-server's clients write -1 for no limit; OpenAI refuses it."""
+    """Accept -1 for no limit in lenient mode, as clients of LM Studio and llama-server send it."""
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
@@ -88,8 +85,6 @@ def _prompt_kind(value: object) -> str | None:
 
 
 def by_type(*known: str, tag: str | None = None) -> Discriminator:
-    """Tells objects of these types from all others. `tag`: one for all of them."""
-
     def kind(value: object) -> str:
         name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         return f"<{tag or name}>" if name in known else "<other>"
@@ -106,7 +101,6 @@ TEXT_OR_LIST = Discriminator(
 TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
 Listed = Annotated[list[T], Field(fail_fast=True)]
 Some = Annotated[list[T], Field(min_length=1, fail_fast=True)]
-"""One at least."""
 
 PROMPT_KIND = Discriminator(
     _prompt_kind,
@@ -125,7 +119,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = Some[int]
 
 MAX_STOPS = 64
-"""Four times what most services take: editors that complete code send more than 16."""
+"""Four times the usual limit, because editors that complete code send more than 16."""
 Stop = Annotated[
     Union[
         Annotated[NonEmpty, Tag("<text>")],
@@ -145,7 +139,6 @@ Prompt = Annotated[
 ]
 
 MAX_TOOLS = 128
-"""OpenAI's limit."""
 _VISION = "this model has no vision and cannot see images"
 _HEARING = "this model cannot hear audio"
 LACKS = {
@@ -158,13 +151,10 @@ LACKS = {
     "audio_url": _HEARING,
     **dict.fromkeys(("file", "input_file", "document"), "there is no file in it"),
 }
-"""What a model of text lacks for parts of other types."""
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
-"""The fields of other kinds in which something stands that a model can read."""
 
 
 def words_in(value: object) -> str:
-    """What a value of JSON's says in words, each text on a line of its own; "": nothing."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -178,14 +168,12 @@ def words_in(value: object) -> str:
 
 
 class ForeignKind(Body):
-    """A part, a block or an item of a kind that there is not here. It is told in words, as far as it has any,
-    for a conversation that has once had it must go on."""
+    """Part, block or item of an unsupported kind, which text replaces so that the conversation can go on."""
 
     type: str
 
     @property
     def extra(self) -> dict[str, object]:
-        """None of its fields is named alone."""
         return {}
 
     @property
@@ -194,33 +182,27 @@ class ForeignKind(Body):
 
     @property
     def lack(self) -> str:
-        """Why the model is not shown it."""
         return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
     @property
     def picture(self) -> PictureSource | None:
-        """Where the picture is that it shows; None: it shows none."""
         return picture_source(self.type, self.fields)
 
     @property
     def sound(self) -> SoundSource | None:
-        """Where the sound is that it plays; None: it plays none."""
         return sound_source(self.type, self.fields)
 
     @property
     def document(self) -> DocumentSource | None:
-        """Where the file is that it attaches; None: it attaches none."""
         return document_source(self.type, self.fields)
 
     @property
     def is_attached(self) -> bool:
-        """It is a picture, a sound or a file, and is taken as such. Of some files the text is at hand."""
         source = self.fields.get("source") if self.type == "document" else None
         has_text = isinstance(source, dict) and source.get("type") == "text"
         return has_text or (self.picture or self.sound or self.document) is not None
 
     def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
-        """What it attaches, at this place of the body."""
         name, refused_at = self.named(at), f"{at}.type"
         if (document := self.document) is not None:
             return AskedDocument(document.mark, *document, at, name, is_asked)
@@ -232,7 +214,6 @@ class ForeignKind(Body):
 
     @property
     def words(self) -> str:
-        """Of a picture, a sound or a file: its mark."""
         if (attached := self.picture or self.sound or self.document) is not None:
             return attached.mark
         asked = self.fields.get("input")
@@ -240,12 +221,11 @@ class ForeignKind(Body):
         return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"
 
     def named(self, at: str) -> str:
-        """As a header names it that lists what was not taken as it came."""
         return f"{at} ({header_safe(self.type)})"
 
 
 _LONGEST_S = 1e9
-"""Some thirty years: clients that want no limit write such numbers. Clocks and timers take it."""
+"""About thirty years. Clients send such numbers for no limit, and timers accept them."""
 _TOO_MANY = COUNT.most + 1
 
 
@@ -261,7 +241,7 @@ Temperature = Annotated[
 Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
 _Raised = AfterValidator(lambda number: max(number, TYPICAL_P.least))
 TopNSigma = Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)]
-"""Up to 0: off."""
+"""Off up to 0."""
 DryMultiplier = Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)]
 DryBase = Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)]
 MAX_BAD_WORDS = 256
@@ -274,28 +254,25 @@ Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
 Seconds = Annotated[float, Field(ge=0.001, le=_LONGEST_S)]
 
 TopK = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
-"""0 and -1: all."""
+"""Number of tokens, or 0 or -1 for all."""
 Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
-"""None at least."""
 LastN = Annotated[
     int, Field(ge=-1, le=COUNT.most), AfterValidator(lambda number: COUNT.most if number < 0 else number)
 ]
-"""-1: all of the context."""
+"""Number of tokens, or -1 for the whole context."""
 Several = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
-"""One at least."""
 Whole = BeforeValidator(
     lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
 )
-"""Go's and Lua's clients write whole numbers as 128.0, too."""
+"""Accept 128.0 for a whole number, as clients in Go and Lua send it."""
 OutputLimit = Annotated[Several | None, BeforeValidator(_or_no_limit)]
-"""Of an answer's tokens."""
 ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]
-"""The same, where 0 asks for the prompt's scores alone."""
+"""Output limit, where 0 requests only the prompt's scores."""
 Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
-"""Tokens; -1: any number, as llama-server has it."""
+"""Tokens, or -1 for no limit as in llama-server."""
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
-"""Any: it is folded into 63 bits; -1: as if none was given."""
+"""Any integer, reduced to 63 bits. -1 counts as absent."""
 JsonObject = dict[str, JsonValue]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -312,7 +289,7 @@ Choices = Some[str]
 
 
 class OpenBody(Body):
-    """Fields that are not known here are ignored, and named."""
+    """Body whose unknown fields are ignored, and named in a header."""
 
     is_open: ClassVar[bool] = True
 
@@ -330,14 +307,10 @@ CUSTOM_FORMAT = Discriminator(
 
 
 class AnyText(OpenBody):
-    """The format of a custom tool that takes any text."""
-
     type: Literal["text"]
 
 
 class Syntax(OpenBody):
-    """The grammar of the text that a custom tool takes."""
-
     syntax: Literal["lark", "regex"]
     definition: Annotated[str, Field(min_length=1, max_length=100_000)]
 
@@ -345,7 +318,6 @@ class Syntax(OpenBody):
 class JsonSchemaFormat(Body):
     name: Name | None = None
     description: str | None = None
-    """For people; the model does not see it."""
     strict: bool | None = None
     json_schema: Annotated[JsonObject, Field(alias="schema")]
 
@@ -360,29 +332,26 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     shape: Annotated[JsonObject | None, Field(alias="schema")] = None
-    """llama-server's, with `json_object`: what the object must be."""
+    """Schema with `json_object`, as in llama-server."""
     format: JsonObject | None = None
-    """vLLM's, with `structural_tag`: see `structural_tags`."""
     structures: list[JsonObject] | None = None
-    """The older way: what stands behind a trigger, which its `begin` begins with."""
+    """Older syntax, in which each `begin` starts with a trigger."""
     triggers: list[str] | None = None
-    """Between structures there is any text without these."""
+    """Strings that text between structures does not contain."""
 
 
 class StructuredOutputs(Body):
-    """vLLM's: exactly one of them."""
-
     json_schema: Annotated[SchemaOrText | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: SchemaOrText | None = None
-    """As of `ResponseFormat`, with its type; vLLM's clients send it as text."""
+    """Clients of vLLM send it as text."""
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""The levels of all families. `max` is `xhigh`."""
+"""Levels of all families. `max` means `xhigh`."""
 
 
 Key = Annotated[str, Field(max_length=64)]
@@ -399,7 +368,6 @@ class StreamOptions(Body):
 
 
 def _named_adapter(value: object) -> object:
-    """llama-server takes a list of ids or names with scales here."""
     if value is None or (isinstance(value, str) and value):
         return value
     raise PydanticCustomError(
@@ -410,17 +378,14 @@ def _named_adapter(value: object) -> object:
 
 AdapterName = Annotated[str, PlainValidator(_named_adapter, json_schema_input_type=str)]
 Tier = Annotated[str, Field(max_length=64)]
-"""Any name: other services have others. See `unheeded.TIERS`."""
+"""Any name, because other services have others. See `unheeded.TIERS`."""
 
 
 class ProgressBody(Body):
     return_progress: bool | None = None
-    """llama-server's: a stream tells how far its prompt is, until its first token."""
 
 
 class SharedBody(ProgressBody):
-    """Fields that mean the same in most families. `sampling` tells how to sample, `as_ask` all else."""
-
     model: str | None = None
     stream: bool | None = None
     seed: Seed | None = None
@@ -431,7 +396,6 @@ class SharedBody(ProgressBody):
     logit_bias: LogitBias | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    """What OpenAI calls `user` now."""
     metadata: Notes | None = None
     service_tier: Tier | None = None
 
@@ -452,16 +416,14 @@ class SharedBody(ProgressBody):
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
-    """vLLM's: texts that the answer does not have, as far as they are written by the tokens of their own."""
+    """Only the usual tokens of a text are forbidden, as in vLLM."""
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
-    """An adapter of the model; the same as `model: "MODEL:ADAPTER"`."""
     priority: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache: bool | None = None
-    """`false`: neither answer from the cache of answers nor keep this answer there."""
+    """False neither uses nor stores a cached answer."""
     timeout: Seconds | None = None
-    """Seconds that the call may take, waiting included."""
 
     # What the output must look like; at most one of these, and of what else a family has for that.
     grammar: str | None = None
@@ -470,8 +432,6 @@ class SharedBody(ProgressBody):
 
 
 class GenerationBody(SharedBody):
-    """What chat, text completions and `/generate` have beside that."""
-
     hints: ClassVar[Hints] = GENERATION_HINTS
     refusals: ClassVar[Refusals] = GENERATION_REFUSALS
 
@@ -479,7 +439,7 @@ class GenerationBody(SharedBody):
     n: Several | None = None
     stop: Stop | None = None
     repetition_penalty: RepeatPenalty | None = None
-    """vLLM's: a `repeat_penalty` that looks at the whole prompt and answer."""
+    """vLLM's `repeat_penalty` over the whole prompt and answer."""
     response_format: ResponseFormat | None = None
     json_schema: JsonObject | None = None
     guided_json: SchemaOrText | None = None

@@ -1,4 +1,4 @@
-"""The one way of every generating call: choose the model, resolve, submit. It knows no bytes and no HTTP."""
+"""Path of each generating call: choose the model, resolve, submit. Knows neither bytes nor HTTP."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def asked_of(ask: Ask, sender: Sender) -> RouterInput:
 
 
 def questioner(ask: Ask, sender: Sender) -> RouterCaller:
-    """Raises InvalidRequest for a priority that there is not."""
+    """Return the caller as a router sees it. Raises InvalidRequest for an unknown priority."""
     return RouterCaller(
         priority=sender.priority(field=ask.priority, tier=ask.service_tier),
         client=Client.of(sender.identity, ask.user).label,
@@ -104,7 +104,6 @@ def taken(routed: RoutedCall) -> RouteTaken:
 
 
 def _prompt(ask: Ask) -> tuple[tuple[str, ...], str, int]:
-    """All texts, the last one, and how many tokens are given as ids."""
     if not isinstance(ask.prompt, AskedTexts):
         each = ask.prompt.each if isinstance(ask.prompt, AskedConversations) else (ask.prompt,)
         messages = [message for conversation in each for message in conversation.messages]
@@ -120,19 +119,16 @@ Holding = Callable[[], Awaitable[list[TimedEvent]]]
 
 
 class CascadeAttempt(NamedTuple):
-    """Who looks after an answer that is held: by itself nobody, who could leave or cancel it by name."""
+    """Hooks for the small model's answer, which is held until it is judged."""
 
     watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
-    """Does the work as long as somebody wants it."""
     submitted: Callable[[RunningCall], None] = lambda running: None
-    """Is told of the call that may be cancelled meanwhile."""
 
 
 UNWATCHED = CascadeAttempt()
 
 
 def with_scores(call: Call) -> Call:
-    """The same call, with log-probabilities that are not shown."""
     requests = tuple(
         request if request.top_logprobs is not None else msgspec.structs.replace(request, top_logprobs=0)
         for request in call.requests
@@ -141,7 +137,6 @@ def with_scores(call: Call) -> Call:
 
 
 def judged(call: Call, heard: Sequence[TimedEvent]) -> list[JudgedAnswer]:
-    """One for each of its sequences, all of which have ended: its answer, not what it thought before."""
     logprobs: dict[str, list[float]] = {request.id: [] for request in call.requests}
     finishes: dict[str, Finish] = {}
     for event, _ in heard:
@@ -161,7 +156,6 @@ def judged(call: Call, heard: Sequence[TimedEvent]) -> list[JudgedAnswer]:
 class AskedModel(NamedTuple):
     chosen: ChosenModel
     routed: RoutedCall | None = None
-    """What routers had to say about it."""
 
 
 class CountedPrompt(NamedTuple):
@@ -171,20 +165,15 @@ class CountedPrompt(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationService:
-    """Turns what a client asks for into a call that runs."""
-
     models: ModelRegistry
     options: ApiOptions
     attachments: AttachmentFinder
     streams: KeptStreams
-    """Those that go on without their clients."""
     recall: AnswerLookup | None = None
-    """None: there is no cache of answers."""
     calls: RunningCalls = field(default_factory=RunningCalls)
-    """Those that run."""
 
     async def prompt_tokens(self, ask: Ask, chosen: ChosenModel, context: RequestContext) -> CountedPrompt:
-        """What its prompt would have. Raises InvalidRequest, EngineUnavailable."""
+        """Count the prompt's tokens. Raises InvalidRequest, EngineUnavailable."""
         ask, model = _of_chosen(ask, chosen), chosen.model
         ask = await self.attachments.taken(ask, model, context.owner)
         tokens = await in_thread(partial(tokens_of, ask, model), is_slow=ask.is_slow)
@@ -193,17 +182,15 @@ class GenerationService:
     async def begin(
         self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
-        """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
-        the limits of keys and of queues, and EngineUnavailable."""
+        """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
+        models and limits."""
         return await _AskOnItsWay(self, ask, context).run(attempt)
 
 
 _PRESET_PATH = "model"
-"""What is blamed for what the preset says."""
 
 
 def with_preset(ask: Ask, preset: Preset) -> Ask:
-    """What the client says goes before what the preset says."""
     parameters = {name: value for name, value in preset.parameters.items() if name not in ask.sent}
     limit = preset.max_tokens
     return msgspec.structs.replace(
@@ -219,7 +206,7 @@ def with_preset(ask: Ask, preset: Preset) -> Ask:
 def _with_turns(
     prompt: AskedConversation | AskedConversations | AskedTexts, preset: Preset
 ) -> AskedConversation | AskedConversations | AskedTexts:
-    """A text that is to go on as it is has no turns, and stays as it is."""
+    """Leave a text to be continued as it is, because it has no turns."""
     if isinstance(prompt, AskedConversations):
         return msgspec.structs.replace(prompt, each=tuple(_led(one, preset) for one in prompt.each))
     if isinstance(prompt, AskedConversation):
@@ -231,7 +218,6 @@ def _with_turns(
 
 
 def _led(prompt: AskedConversation, preset: Preset) -> AskedConversation:
-    """With the preset's turns before its own."""
     messages = list(prompt.messages)
     said = [
         AskedMessage({"role": one.role, "content": one.content}, path=_PRESET_PATH) for one in preset.messages
@@ -260,7 +246,6 @@ class _AskOnItsWay:
         self._ticket = context.ticket
 
     async def run(self, attempt: CascadeAttempt) -> RunningCall:
-        """Runs a cascade: the small model's answer, if that is good enough; else the large one is asked."""
         goal = await self._goal()
         routed = goal.routed
         if routed is None or routed.cascade is None:
@@ -274,7 +259,6 @@ class _AskOnItsWay:
         return await self._submitted(AskedModel(larger.chosen, larger))
 
     async def _goal(self) -> AskedModel:
-        """The model that is to be asked. Raises ModelNotFound, WrongModelKind."""
         ask, allowed = self._ask, self._context.identity.allowed_models
         await fetch(self._models, ask.model, allowed)
         router = self._models.router(ask.model, allowed)
@@ -312,14 +296,13 @@ class _AskOnItsWay:
         return msgspec.structs.replace(call, model=goal.routed.router, headers=headers)
 
     async def _recalled(self, call: Call, chosen: ChosenModel) -> RecalledAnswer:
-        """An earlier answer counts against no limit of tokens, and waits for nobody."""
+        """Find an earlier answer before token limits and queues apply."""
         self._ticket.priority = call.priority
         if self._recall is None:
             return RecalledAnswer(call)
         return await self._recall.find(call, chosen, self._context)
 
     async def _running(self, recalled: RecalledAnswer, chosen: ChosenModel) -> RunningCall | None:
-        """The call, or its earlier answer. None: the model has been replaced."""
         ticket, lease = self._ticket, self._context.lease
         if recalled.held is not None:
             return RunningCall(recalled.call, recalled.held, chosen.model, ticket=ticket, calls=self._calls)
@@ -337,7 +320,6 @@ class _AskOnItsWay:
         )
 
     async def _generation(self, call: Call, chosen: ChosenModel) -> Generation | None:
-        """None: the model has been replaced."""
         context = self._context
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
@@ -353,7 +335,6 @@ class _AskOnItsWay:
     async def _tried(
         self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
     ) -> RunningCall | RouteDecision:
-        """The small model's answers, held, or why the large one is to answer."""
         try:
             call = with_scores(await self._resolved(goal))
             recalled = await self._recalled(call, goal.chosen)

@@ -1,7 +1,5 @@
-"""Streams that go on without their clients, for as long as these may come back, and what they have told.
-
-Chats have them, and all other streams of events whose client names its conversation. Responses in the
-background have a log of the same kind."""
+"""Event streams that go on for a while without their clients, for clients that name a conversation.
+Responses in the background have the same kind of log."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from openai_cpu_server.http.limits import Lease
 from openai_cpu_server.observe.metrics import KeptAmounts
 
 CONVERSATION_HEADER = "X-Conversation-Id"
-"""llama-server's: the client's own name for it."""
+"""llama-server's header with the client's name of the conversation."""
 LAST_EVENT_HEADER = "Last-Event-ID"
 _SANE_NAME = re.compile(r"[!-~]{1,256}")
 
 
 def conversation_of(headers: Mapping[str, str]) -> str | None:
-    """None: the stream ends with its connection. Raises InvalidRequest for a name that is none."""
+    """Return None if the stream ends with its connection. Raises InvalidRequest for an invalid name."""
     name = headers.get(CONVERSATION_HEADER) or None
     if name is not None and not _SANE_NAME.fullmatch(name):
         raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
@@ -39,7 +37,7 @@ def conversation_of(headers: Mapping[str, str]) -> str | None:
 
 
 class EventLog:
-    """The events of one stream, from number 0 on. Where it has a limit the oldest of them are dropped."""
+    """Events of one stream, numbered from 0. With a limit the oldest are dropped."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self._events: deque[bytes] = deque()
@@ -48,7 +46,6 @@ class EventLog:
         self._dropped_bytes = 0
         self._news = anyio.Event()
         self.first = 0
-        """The number of the oldest event that is there."""
         self.has_ended = False
 
     @property
@@ -57,7 +54,6 @@ class EventLog:
 
     @property
     def end_number(self) -> int:
-        """That of the event that comes next."""
         return self.first + len(self._events)
 
     @property
@@ -66,7 +62,6 @@ class EventLog:
 
     @property
     def total_bytes(self) -> int:
-        """Of all events, also those that were dropped."""
         return self._dropped_bytes + self._num_bytes
 
     def add(self, chunks: Sequence[Chunk]) -> None:
@@ -81,7 +76,6 @@ class EventLog:
         self._wake()
 
     def drop(self) -> None:
-        """Forget the oldest event."""
         num_bytes = len(self._events.popleft())
         self._num_bytes -= num_bytes
         self._dropped_bytes += num_bytes
@@ -96,7 +90,7 @@ class EventLog:
             await self._news.wait()
 
     async def read(self, number: int) -> AsyncIterator[bytes]:
-        """All events from this number on, until the last one. It ends before that where one was dropped."""
+        """Yield all events from this number to the last, or until one that was dropped."""
         while True:
             while self.first <= number < self.end_number:
                 yield self._events[number - self.first]
@@ -106,7 +100,7 @@ class EventLog:
             await self._news.wait()
 
     async def read_bytes(self, start: int) -> AsyncIterator[bytes]:
-        """The same by bytes, as llama-server's clients count them."""
+        """Yield the rest from this byte, as llama-server's clients count."""
         number, at = self.first, self._dropped_bytes
         while number < self.end_number and at + len(self._events[number - self.first]) <= start:
             at += len(self._events[number - self.first])
@@ -117,7 +111,6 @@ class EventLog:
             skipped = 0
 
     def has_byte(self, start: int) -> bool:
-        """What comes from there on is there, or will be."""
         return self._dropped_bytes <= start <= self.total_bytes
 
     def _wake(self) -> None:
@@ -126,8 +119,6 @@ class EventLog:
 
 
 class KeptStream:
-    """One stream of events, with a number each, while its call runs and for a while afterwards."""
-
     def __init__(self, conversation: str, owner: str, running: RunningCall, renderer: Renderer) -> None:
         self.conversation = conversation
         self.owner = owner
@@ -138,11 +129,10 @@ class KeptStream:
         self.log = EventLog(_MOST_BYTES)
         self.num_readers = 0
         self.timer: asyncio.TimerHandle | None = None
-        """When it is forgotten."""
         self._renderer = renderer
 
     async def make(self, ticket: Ticket) -> None:
-        """To its end, whoever listens. It tells what it failed with, and raises nothing."""
+        """Run the call to its end, with or without readers. Failures go into the log."""
         renderer = self._renderer
         try:
             async with self.running as running:
@@ -165,8 +155,7 @@ class KeptStream:
             self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
 
     def number_behind(self, last_event: str | None) -> int:
-        """That of the event that follows the last one that a client has; None: it has none. Raises
-        InvalidRequest for what is no number of an event, and for one that is not there any more."""
+        """Return the number of the next event. Raises InvalidRequest for an unknown or dropped one."""
         if last_event is None or last_event == "":
             number = 0
         elif last_event.isascii() and last_event.isdecimal() and len(last_event) < 10:
@@ -184,15 +173,13 @@ def events_lost(param: str) -> InvalidRequest:
 
 
 class StreamState(msgspec.Struct, frozen=True):
-    """llama-server's."""
-
     conversation_id: str
     is_done: bool
     total_bytes: int
     started_at: int
     """Unix time."""
     completed_at: int
-    """0: it has not ended."""
+    """Unix time, or 0 while the stream runs."""
 
     @classmethod
     def of(cls, kept: KeptStream) -> StreamState:
@@ -201,26 +188,24 @@ class StreamState(msgspec.Struct, frozen=True):
 
 
 _MOST_BYTES = 4 * 1024 * 1024
-"""Of the events of one stream, as at llama-server: some 15,000 tokens of a chat."""
+"""Limit of one stream as in llama-server, about 15,000 tokens of a chat."""
 _MOST_BYTES_TOGETHER = 128 * 1024 * 1024
 _MOST_STREAMS = 32
-"""Of one key."""
 _CLOSE_S = 5.0
 
 
 class KeptStreams:
-    """By owner and conversation. Whoever has it must `close` it when the engines have ended."""
+    """Streams by owner and conversation. Call `close` when the engines have ended."""
 
     def __init__(self, endings: EndedRequests, *, keep_s: float) -> None:
-        """`keep_s`: so long a stream goes on without a reader, and is kept when it has ended. 0: none is."""
+        """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""
         self._endings = endings
         self.keep_s = keep_s
         self._streams: dict[tuple[str, str], KeptStream] = {}
-        """In the order of their beginning."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check(self, conversation: str, identity: Identity) -> None:
-        """Raises RequestsLimited where there is no room for another one of this key."""
+        """Check for room for a new stream of this key. Raises RequestsLimited."""
         owner = _owner(identity)
         others = [one for one in self._of(owner) if one.conversation != conversation]
         if len(others) >= _MOST_STREAMS and not any(one.log.has_ended for one in others):
@@ -237,8 +222,7 @@ class KeptStreams:
         ticket: Ticket,
         lease: Lease | None,
     ) -> KeptStream:
-        """It takes the place of another one of the conversation, which ends. `ticket` and `lease` are its own
-        from now on."""
+        """Start a stream in place of the conversation's former one. The stream owns `ticket` and `lease`."""
         owner = _owner(identity)
         if (former := self._streams.get((owner, conversation))) is not None:
             self.forget(former)
@@ -256,7 +240,7 @@ class KeptStreams:
         return kept
 
     def find(self, name: str, identity: Identity) -> KeptStream:
-        """`name`: its conversation's, or the id that its chunks have. Raises RequestNotFound."""
+        """Return the stream of a conversation, or of an id in its chunks. Raises RequestNotFound."""
         for kept in self._of(_owner(identity)):
             if name in (kept.conversation, *kept.running.names):
                 return kept
@@ -268,7 +252,7 @@ class KeptStreams:
         return KeptAmounts(len(logs) - num_ended, num_ended, sum(log.held_bytes for log in logs))
 
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
-        """Of the conversations of these names, and of those that have one of them and a model's."""
+        """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""
         kept = self._of(_owner(identity))
         return [
             StreamState.of(one)
@@ -278,7 +262,7 @@ class KeptStreams:
         ]
 
     def forget(self, kept: KeptStream) -> None:
-        """Ends it if it runs, so that who reads it is told so."""
+        """Remove a stream, and cancel its call so that readers get an error."""
         if self._streams.get((kept.owner, kept.conversation)) is kept:
             del self._streams[kept.owner, kept.conversation]
         if kept.timer is not None:
@@ -288,7 +272,7 @@ class KeptStreams:
 
     @contextlib.contextmanager
     def reading(self, kept: KeptStream) -> Iterator[None]:
-        """`with` it while a client reads: the stream waits for none meanwhile."""
+        """Keep the stream alive while a client reads."""
         kept.num_readers += 1
         if kept.timer is not None and not kept.log.has_ended:
             kept.timer.cancel()
@@ -300,7 +284,6 @@ class KeptStreams:
                 self._leave_alone(kept)
 
     async def close(self) -> None:
-        """Those that run have heard of their engines' end."""
         for kept in self._streams.values():
             if kept.timer is not None:
                 kept.timer.cancel()
@@ -322,13 +305,12 @@ class KeptStreams:
                 self._make_room()
 
     def _leave_alone(self, kept: KeptStream) -> None:
-        """It is forgotten unless somebody comes, or at all events when it has ended."""
+        """Forget the stream after `keep_s`, unless it still runs and a client reads."""
         if kept.timer is not None:
             kept.timer.cancel()
         kept.timer = asyncio.get_running_loop().call_later(self.keep_s, self.forget, kept)
 
     def _make_room(self) -> None:
-        """Those that have ended first are forgotten first."""
         held = self.amounts().num_bytes
         ended = sorted((one for one in self._streams.values() if one.log.has_ended), key=_ended_at)
         for one in ended:
@@ -346,5 +328,5 @@ def _ended_at(kept: KeptStream) -> int:
 
 
 def _owner(identity: Identity) -> str:
-    """Only the same key finds it, from whatever address: without keys, everybody who knows its name."""
+    """Identify streams by key. Without keys the conversation's name is enough."""
     return identity.digest or ""

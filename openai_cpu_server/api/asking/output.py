@@ -1,4 +1,4 @@
-"""What the output must look like: functions, the answer's grammar, or both in one constraint."""
+"""Constraint of the output from tools, the answer's form, or both."""
 
 from __future__ import annotations
 
@@ -28,18 +28,16 @@ from openai_cpu_server.prompt.tool_formats.text_calls import OBJECT_HEAD, OBJECT
 
 class ToolPlan(msgspec.Struct, frozen=True):
     shown: Sequence[Mapping[str, object]]
-    """All tools, for the chat template, as OpenAI writes them."""
     callable: tuple[AskedFunction, ...]
-    """Those that the model may call."""
     use: ToolUse | None
-    """None: they are only shown."""
+    """Tools are only shown if None."""
     several: bool
     path: str
     is_legacy: bool
 
 
 def tool_plan(asked: AskedTools | None) -> ToolPlan | None:
-    """None: there are no tools, or none that may be called or shown. Raises InvalidRequest."""
+    """Return None if no tool may be called or shown. Raises InvalidRequest."""
     if asked is None:
         return None
     _check_names(asked.functions)
@@ -59,13 +57,12 @@ def tool_plan(asked: AskedTools | None) -> ToolPlan | None:
 
 
 def check_no_choice(choice: object, *, without: str, path: str) -> None:
-    """Raises InvalidRequest for a choice between functions (`without`) of which there are none."""
+    """Reject a choice between functions without functions. Raises InvalidRequest."""
     if choice not in (None, "none", "auto"):
         raise wrong(f"'{path}' is only allowed together with '{without}'.", path)
 
 
 def _shown(function: AskedFunction) -> dict[str, object]:
-    """Templates expect all three fields."""
     described = {"name": function.name, "description": function.description or ""}
     parameters = function.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {**described, "parameters": parameters}}
@@ -89,7 +86,7 @@ def _check_known(names: Sequence[str], known: Collection[str], path: str) -> Non
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
 _NAMING = {"$defs", "definitions", "$anchor", "$dynamicAnchor"}
 _SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProperties"}
-"""Keywords of an object's schema that mean the same when its properties are taken one by one."""
+"""Keywords of an object's schema that keep their meaning if properties are handled one by one."""
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
 _MOST_CHOICES = 200
@@ -97,7 +94,7 @@ _WAYS = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 class SplitParameters:
-    """Grammars of the values of one function's parameters; additional ones are never written."""
+    """Grammars of one function's parameters. Additional ones are never written."""
 
     def __init__(
         self,
@@ -107,17 +104,13 @@ class SplitParameters:
         stem: str,
         can_name: Callable[[str], bool],
     ) -> None:
-        """`stem` begins the names of the rules. `can_name`: whether the format can write a parameter's name.
-        Raises InvalidRequest."""
         self._can_name = can_name
         self._function = function
         self._grammars = grammars
         self._schema = schema
         self.parts: dict[str, bytes] = {}
-        """Grammars by the names of their rules."""
         self.unenforced: tuple[str, ...] = self._left_out(schema)
         self.share = 0.0
-        """What they cost together, as a share of what one schema may cost."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict):
             raise self._invalid("properties", "an object")
@@ -135,7 +128,6 @@ class SplitParameters:
         return InvalidRequest(message, param=f"{self._function.schema_path}.{keyword}", code="invalid_schema")
 
     def _left_out(self, schema: JsonObject) -> tuple[str, ...]:
-        """Paths of keywords that say something of all parameters together."""
         others = sorted(schema.keys() - _SPLIT)
         is_lost = bool(_WAYS & schema.keys()) and not schema.get("properties")
         if others and (self._function.is_strict or is_lost):
@@ -168,8 +160,7 @@ class SplitParameters:
         )
 
     def _value(self, name: str) -> CheckedGrammar:
-        """A parameter is a place in the whole schema, where its references lead where they say. One that
-        is only required may have any value."""
+        """Compile the parameter as a place in the whole schema, so that its references resolve."""
         properties = self._schema.get("properties", {})
         is_described = isinstance(properties, dict) and name in properties
         grammar = self._grammars.of_schema(
@@ -184,7 +175,7 @@ class SplitParameters:
 
 
 def _choices(schema: object) -> tuple[str, ...] | None:
-    """The strings that the schema allows, (): all of them; None: more or less than that."""
+    """Return the strings that the schema allows, () for any string, or None for another schema."""
     if not isinstance(schema, dict) or schema.get("type") != "string" or schema.keys() - _TEXT:
         return None
     listed = [schema["const"]] if "const" in schema else schema.get("enum", [])
@@ -196,41 +187,32 @@ def _choices(schema: object) -> tuple[str, ...] | None:
 
 
 _MOST_SHARES = 3.0
-"""All schemas of a call may cost so many times what one may: two or three seconds. (128 functions with four
-`format`s each cost 2.2 times as much.)"""
+"""Limit of all schemas, in limits of one: two or three seconds. 128 functions with four `format`s each
+cost 2.2."""
 _MOST_SETS = 512
-"""Parameters that are written one by one come in any order where the tool is not strict, as far as there are
-no more sets of those that are written already, over all functions. One has an eighth of them at most."""
+"""Parameters come in any order up to this number of sets of written ones, over all functions."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
 _BLANKS = r"[ \t\n\r]{0,40}"
-"""What flexible JSON may have between its tokens."""
 
 
 class PlannedOutput(msgspec.Struct, frozen=True):
-    """The form of the output, as the engine and the renderer need it."""
-
     constraint: Constraint | None = None
     unenforced: tuple[str, ...] = ()
     tool_calls: ToolCallStyle | None = None
-    """How to show tool calls; None: there are none."""
     is_free: bool = False
-    """Text that is no tool call has no form that a stop string could break."""
+    """True if text outside of tool calls is free, so that a stop string cannot break it."""
     thinking: CallThinking | None = None
-    """How to show thoughts; None: there are none."""
     shows_marks: bool = False
-    """What marks the thoughts are control tokens."""
+    """True if marks of reasoning are control tokens."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True):
-    """The form of the answer, and its grammar."""
-
     grammar: CheckedGrammar
     field: str
-    """The client's field that asks for it."""
 
     @classmethod
     def of(cls, asked: AskedForm | None, grammars: ModelGrammars) -> AnswerForm | None:
-        """None: free text. Raises InvalidRequest."""
+        """Compile the grammar. Raises InvalidRequest."""
         return None if asked is None else cls(asked.make(grammars, asked.path), asked.field)
 
 
@@ -241,7 +223,7 @@ def of_answer(answer: AnswerForm | None) -> PlannedOutput:
 
 
 def check_ends(ask: Ask, output: PlannedOutput) -> None:
-    """Refuses what would cut the output, or not let it end, against its grammar."""
+    """Reject options that cut the output, or prevent its end. Raises InvalidRequest."""
     if output.constraint is None or output.constraint.grammar is None:
         return
     if ask.sampling.ignore_eos:
@@ -255,8 +237,6 @@ def _no_company(path: str, why: str) -> InvalidRequest:
 
 
 class ToolOutputs:
-    """Makes constraints of tool calls in one model's format."""
-
     def __init__(self, form: ToolFormat, grammars: ModelGrammars, tokenizer: Tokenizer) -> None:
         self._form = form
         self._grammars = grammars
@@ -264,7 +244,7 @@ class ToolOutputs:
         self._spelling = Spelling(blanks, partial(_control_token, tokenizer))
 
     def of_plan(self, plan: ToolPlan, answer: AnswerForm | None) -> PlannedOutput:
-        """`answer`: what text must look like, where there is text. Raises InvalidRequest."""
+        """`answer`: form of text, where there is text. Raises InvalidRequest."""
         offers = self._offers(plan, 0.0 if answer is None else answer.grammar.share)
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
         constraint = self._constraint(plan, offers, answer)
@@ -282,7 +262,6 @@ class ToolOutputs:
         return PlannedOutput(constraint, unenforced, style, is_free=is_auto and answer is None)
 
     def _offers(self, plan: ToolPlan, spent: float) -> list[_OfferedFunction]:
-        """`spent`: what the answer's grammar has cost. Raises InvalidRequest where all cost too much."""
         offers: list[_OfferedFunction] = []
         for index, function in enumerate(plan.callable):
             offers.append(self._offer(index, function, _MOST_SETS // max(8, len(plan.callable))))
@@ -316,7 +295,6 @@ class ToolOutputs:
         return Constraint(grammar=self._grammars.composed(whole(answer=""), parts, plan.path))
 
     def _check_beside(self, answer: AnswerForm) -> None:
-        """Refuses an answer that might begin as a call does."""
         if not (answer.grammar.is_json or self._form.announces(self._spelling)):
             message = (
                 "An answer of a given form that is not JSON cannot be combined with tools that the model may "
@@ -326,7 +304,6 @@ class ToolOutputs:
             raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
 
     def _offer(self, index: int, function: AskedFunction, most_sets: int) -> _OfferedFunction:
-        """`most_sets`: its parameters come in any order if there are no more sets of them."""
         if function.text is not None and function.text.source is not None:
             return self._text_offer(f"f{index}", function, function.text, function.text.source)
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
@@ -349,7 +326,6 @@ class ToolOutputs:
     def _text_offer(
         self, rule: str, function: AskedFunction, text: AskedText, source: GrammarSource
     ) -> _OfferedFunction:
-        """A custom tool whose text has a grammar."""
         form = self._form
         grammar = self._grammars.of_tool_text(source, text.definition, text.path, text_end=form.text_end)
         head, tail = self._spelling.gbnf(OBJECT_HEAD), self._spelling.gbnf(OBJECT_TAIL)
@@ -361,23 +337,19 @@ class ToolOutputs:
 
 
 class _OfferedFunction(msgspec.Struct, frozen=True):
-    """A function as the grammar has it, with the grammars of what it names."""
-
     callee: Callee
     parts: dict[str, bytes]
     unenforced: tuple[str, ...]
     share: float
-    """What its grammars cost, as a share of what one schema may cost."""
 
 
 def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
-    """The number of the control token of this name; None: the name is plain text for this model."""
     tokens = tokenizer.encode(name, add_special=False, parse_special=True)
     return tokens[0] if len(tokens) == 1 and not tokenizer.piece(tokens[0]) else None
 
 
 def _reason(plan: ToolPlan) -> str:
-    """OpenAI's finish reason. The end of a tool call that was demanded by name is a stop."""
+    """Return `stop` for a call that was demanded by name, as OpenAI does."""
     if plan.use is ToolUse.NAMED:
         return "stop"
     return "function_call" if plan.is_legacy else "tool_calls"

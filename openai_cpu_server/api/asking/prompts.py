@@ -1,4 +1,4 @@
-"""Conversations and texts become prompts."""
+"""Prompts from conversations and texts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,20 @@ from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Writ
 from openai_cpu_server.prompt.template import fim_tokens
 
 _BLANK = "..."
-"""It stands in the place of a turn; templates may do other things with an empty one."""
+"""Placeholder of a turn. Templates may treat an empty one differently."""
 Messages = Sequence[AskedMessage]
 
 
 class PromptEnds(NamedTuple):
-    """How a conversation begins and ends as a prompt."""
-
     begins_answer: bool = True
     has_marks: bool | None = None
-    """BOS goes first; None: where the model wants it and the template does not write it."""
+    """True to begin with BOS, or None to let model and template decide."""
 
 
 WHOLE = PromptEnds()
 
 
 class PromptMaker:
-    """Makes prompts of messages for one model, with all else that one call says."""
-
     def __init__(
         self,
         ask: Ask,
@@ -48,8 +44,7 @@ class PromptMaker:
         info: ModelInfo | None,
         ends: PromptEnds = WHOLE,
     ) -> None:
-        """`path` is blamed for what cannot be made a prompt. `info`: None for a model that is not loaded.
-        Raises InvalidRequest for a template that there is not."""
+        """`path`: field that errors name. `info`: None if not loaded. Raises InvalidRequest."""
         self.template = _template(ask, model, plan)
         self.thinking = thinking_plan(ask.thinking, self.template.thinking)
         self._given = ask.thinking.variables
@@ -109,8 +104,7 @@ def _template(ask: Ask, model: ServedModel, plan: ToolPlan | None) -> ServedTemp
 
 
 def last_turn(messages: Messages, tokens: Callable[[Messages], tuple[int, ...]]) -> LastTurn | None:
-    """The last user turn, and what is around it; None: no user has said anything. Raises what `tokens`
-    raises."""
+    """Return the last user turn with its surroundings. Raises the errors of `tokens`."""
     users = [index for index, message in enumerate(messages) if message.role == "user"]
     if not users:
         return None
@@ -120,7 +114,7 @@ def last_turn(messages: Messages, tokens: Callable[[Messages], tuple[int, ...]])
 
 
 def _written(messages: Messages, info: ModelInfo) -> Written:
-    """The answers of before that this very model wrote; an adapter changes none of its tokens."""
+    """Return the earlier answers of this very model. Adapters change none of its tokens."""
     own = fingerprint(info) if any(message.own for message in messages) else ""
     return {
         index: message.own.tokens
@@ -132,18 +126,14 @@ def _written(messages: Messages, info: ModelInfo) -> Written:
 # -- what is left out where it is too long ---------------------------------------------------------------
 
 _STRIDE = 8
-"""Where much is left, exchanges are left out in such steps: the next turns then begin alike, and find their
-prompts computed."""
+"""Step of dropping exchanges from long conversations, so that next turns share a computed prefix."""
 
 
 def shortened(
     conversation: AskedConversation, fits: Callable[[Messages], bool]
 ) -> Sequence[AskedMessage] | None:
-    """The longest of the ways to shorten it that fits; None: not even the shortest does.
-
-    What the system says at the head stays. First whole exchanges go, the oldest first; of the last one the
-    question stays, and what the model did since goes step by step, but for the last step.
-    """
+    """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
+    question and the model's last step stay."""
     ways = _ways(list(conversation.messages))
     low, high = 0, len(ways)
     while low < high:
@@ -156,7 +146,6 @@ def shortened(
 
 
 def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
-    """All that may be left, each part of the one before."""
     head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
     exchanges = _split(messages[len(head) :], "user")
     last = _split(exchanges[-1], "assistant") if exchanges else []
@@ -166,14 +155,12 @@ def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
 
 
 def _counts(num_exchanges: int) -> list[int]:
-    """How many exchanges may be left out."""
     strides = range(_STRIDE, num_exchanges - _STRIDE, _STRIDE)
     single = range(max(strides.stop if strides else 1, 1), num_exchanges)
     return sorted({*strides, *single})
 
 
 def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
-    """Parts that each begin with a message of this role."""
     parts: list[list[AskedMessage]] = []
     for one in messages:
         if one.role == role or not parts:
@@ -186,8 +173,8 @@ Text = Union[str, Sequence[Union[int, str]]]
 
 
 def text_prompts(asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
-    """`most_tokens`: what is surely longer is not tokenised. Raises PromptFarTooLong, InvalidRequest for an
-    empty prompt, unknown ids, or a suffix that the model cannot honour."""
+    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises PromptFarTooLong,
+    InvalidRequest."""
     fills = asked.suffix or asked.files is not None or tokenizer.fim is not None
     if asked.suffix is None or not fills:
         return [_plain(prompt, tokenizer, most_tokens, echo=asked.echo) for prompt in asked.prompts]
@@ -224,11 +211,10 @@ def _fill_in(
 
 _PROJECT, _THIS_FILE = "myproject\n", "filename\n"
 _SNIPPET = "\n\n--- snippet ---\n\n"
-"""All three are llama-server's own words, so that a model fills in what it does there."""
+"""Texts of llama-server, like the two above, so that a model fills in the same."""
 
 
 def _files(files: Sequence[AskedFile], fim: FimTokens, tokenizer: Tokenizer, room: int) -> list[int]:
-    """What goes before a gap. Of the files as many as there is room for, the last ones."""
     plain = partial(tokenizer.encode, add_special=False, parse_special=False)
     begin = [] if fim.repository is None else [fim.repository, *plain(_PROJECT)]
     told = [] if fim.file is None else [fim.file, *plain(_THIS_FILE)]
@@ -259,7 +245,6 @@ def _tokens(
 
 
 def _text(prompt: Text, tokenizer: Tokenizer) -> str:
-    """The text to echo. A leading BOS is not part of anybody's text."""
     if isinstance(prompt, str):
         return prompt
     items = prompt[1:] if prompt[0] == tokenizer.bos else prompt

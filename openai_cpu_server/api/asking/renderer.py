@@ -1,4 +1,4 @@
-"""How a family tells its answers, whatever these travel in, and what several families tell alike."""
+"""Rendering of answers for any transport, and parts that several families share."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 
 @dataclass
 class GatheredAnswer:
-    """All that one request brought. It is complete when `finish` is there."""
+    """Output of one request, complete once `finish` is set."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    """What was thought before the texts."""
     tokens: list[int] = field(default_factory=list)
-    """Those whose text is out."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     answer_start: int = 0
-    """How many of its tokens belong to no answer; known when it is complete."""
+    """Number of tokens before the answer, known when complete."""
     finish: Finish | None = None
 
     def add(self, event: TokenEvent) -> None:
@@ -60,7 +58,6 @@ class GatheredAnswer:
 
     @property
     def text(self) -> str:
-        """All but the thoughts."""
         return "".join(self.texts)
 
     def parts(self, reader: PartsReader) -> list[Part]:
@@ -68,14 +65,13 @@ class GatheredAnswer:
 
     @property
     def score(self) -> float:
-        """The mean log-probability of the tokens shown; an answer without tokens is the worst."""
         if not self.logprobs:
             return float("-inf")
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
 
 
 def shown(call: Call, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
-    """The answers to show, as (index of the request, answer), the best `n` of each prompt, best first."""
+    """Return the best `n` answers of each prompt, with the indices of their requests."""
     ranked: list[tuple[int, GatheredAnswer]] = []
     for start in range(0, len(call.requests), call.best_of):
         group = [(i, answers[call.requests[i].id]) for i in range(start, start + call.best_of)]
@@ -88,11 +84,8 @@ def shown(call: Call, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, 
 class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Those of pictures, where there are any."""
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Those of sounds, likewise."""
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
-    """How long these take."""
 
     @classmethod
     def of(cls, figures: Figures) -> PromptDetails:
@@ -123,16 +116,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Chunk(NamedTuple):
-    """A piece of a streamed answer. An event stream and a WebSocket frame it, each in its way."""
+    """Piece of a streamed answer, framed by an event stream or a WebSocket."""
 
     json: bytes
-    """One object, without line ends."""
     event: str | None = None
-    """The event's name, in APIs whose events have names."""
 
 
 def events(chunks: Sequence[Chunk]) -> bytes:
-    """Server-sent events, each with its name, if it has one."""
     return b"".join(map(_event, chunks))
 
 
@@ -143,52 +133,43 @@ def _event(chunk: Chunk) -> bytes:
 
 
 class Renderer(ABC):
-    """Tells one answer as it comes. All methods return what is to be sent next, often nothing: this one says
-    nothing but the answer, and what it failed with."""
+    """Renderer of one streamed answer. Methods return the chunks to send next."""
 
     so_far: Figures | None = None
-    """What the call came to; set before each event where `AskedDetails.timings` asks for it."""
+    """Figures so far, set before each event if `AskedDetails.timings` is set."""
     last_words: bytes | None = None
-    """What an event stream says when all went well (`[DONE]`); None: nothing."""
+    """Last message of a successful event stream, such as `[DONE]`, or None."""
 
     def begin(self) -> Sequence[Chunk]:
-        """The call was submitted."""
         return ()
 
     def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
-        """The call has a place in the queue, or waits for its model. Nothing: a comment says so instead."""
+        """Report a queue place or a loading model. Without chunks a comment is sent."""
         return ()
 
     def silence(self) -> Sequence[Chunk]:
-        """Nothing was said for a while. Nothing: a comment shows that the server lives."""
+        """Keep an idle connection alive. Without chunks a comment is sent."""
         return ()
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """So much of a prompt is computed, or it waits. Only where `AskedDetails.progress` asks for it.
-        Nothing: it is told as all others are."""
+        """Report progress or wait, with `AskedDetails.progress`. Without chunks a wait goes to `waits`."""
         return ()
 
     @abstractmethod
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        """Raises GenerationFailed for an end that is nobody's result."""
+        """Render one event. Raises GenerationFailed for an end without a result."""
 
     @abstractmethod
-    def end(self, figures: Figures) -> Sequence[Chunk]:
-        """All sequences have ended well."""
+    def end(self, figures: Figures) -> Sequence[Chunk]: ...
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        """The call has failed; nothing follows."""
         return (Chunk(msgspec.json.encode(error), "error"),)
 
 
 class AnswerRenderer(Protocol):
-    """Makes the answers of one family, from `Call`s that it has resolved."""
-
     def whole(
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
-    ) -> bytes:
-        """The body of a response that is not streamed. It runs in any thread."""
-        ...
+    ) -> bytes: ...
 
     def stream(self, call: Call, pieces: ShownPieces) -> Renderer: ...
 
@@ -202,8 +183,6 @@ Metadata = Union[dict[str, str], UnsetType]
 
 
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that every chunk of a stream has alike."""
-
     id: str
     object: str
     created: int
@@ -216,11 +195,8 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 
 class Completion(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
-    """An answer with choices."""
-
     id: str
     object: str = ""
-    """Each kind has its own."""
     created: int
     model: str
     choices: list[C]
@@ -267,7 +243,6 @@ def service_tier(call: Call) -> Tier:
 
 
 def timings(figures: Figures) -> dict[str, float]:
-    """Where the time of a call went. Milliseconds and rates have three decimals."""
     milliseconds = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
     return {
         **_of_llama_server(figures),
@@ -284,17 +259,15 @@ def timings(figures: Figures) -> dict[str, float]:
 
 
 class ToldProgress(msgspec.Struct, frozen=True):
-    """How far a prompt is: llama-server's `prompt_progress`, with two fields of ours behind."""
+    """llama-server's `prompt_progress`, with two further fields at the end."""
 
     total: int
     cache: int
     processed: int
     time_ms: int
-    """For so long it has been read."""
     place: int | None
-    """In the queue, 1 is next; None: it is being read."""
+    """Place in the queue from 1, or None during prefill."""
     seconds_left: float | None
-    """An estimate of the time to its first token."""
 
     @classmethod
     def of(cls, progress: PromptProgress, figures: Figures) -> ToldProgress:
@@ -309,12 +282,10 @@ class ToldProgress(msgspec.Struct, frozen=True):
 
 
 def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
-    """As a member of an object."""
     return b'"prompt_progress":' + msgspec.json.encode(ToldProgress.of(progress, figures))
 
 
 def _of_llama_server(figures: Figures) -> dict[str, float]:
-    """The names that its clients read."""
     computed = figures.prompt_tokens - figures.cached_tokens
     behind_first = max(figures.output_tokens - 1, 0)  # the time of the first token is its prompt's
     parts = (
@@ -331,7 +302,7 @@ def _of_llama_server(figures: Figures) -> dict[str, float]:
 
 
 def finish_reason(finish: Finish) -> str:
-    """OpenAI's word for it. Raises GenerationFailed for an end that is nobody's result."""
+    """Return OpenAI's finish reason. Raises GenerationFailed for an end without a result."""
     reason = _REASONS.get(finish.reason)
     if reason is None:
         raise GenerationFailed(finish.error or "The server ended the request before its end.")
@@ -339,10 +310,8 @@ def finish_reason(finish: Finish) -> str:
 
 
 def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
-    """Prompt tokens that the call did not compute: of each prompt, what its first choice to run found.
-
-    That one found the least, for the others shared what it computed.
-    """
+    """Sum the cached prompt tokens. Of a prompt's choices the least counts, because later ones share what
+    the first has computed."""
     found: dict[int, int] = {}
     for index, request in enumerate(call.requests):
         finish = finishes.get(request.id)
@@ -353,12 +322,11 @@ def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
 
 
 def json_text(text: str) -> bytes:
-    """A JSON string on one line."""
     return one_line(msgspec.json.encode(text))
 
 
 def one_line(encoded: bytes) -> bytes:
-    """Escapes line ends of Unicode in the strings of this JSON, for many clients split streams at them."""
+    """Escape line ends of Unicode in this JSON, because many clients split streams at them."""
     if encoded.isascii():
         return encoded
     return (
@@ -369,17 +337,14 @@ def one_line(encoded: bytes) -> bytes:
 
 
 ChoiceStream = Callable[[TokenEvent], list[bytes]]
-"""What an event adds to one choice, as the elements of `choices`, one for each chunk."""
+"""Render an event as elements of `choices`, one for each chunk."""
 
 
 class ChunkStream(Renderer):
-    """For the families whose chunks have `choices`; all that is alike is encoded once."""
-
     last_words = b"[DONE]"
 
     def __init__(self, call: Call, kind: str, choices: Mapping[str, ChoiceStream], *, empty: bytes) -> None:
-        """`choices`: by the ids of their requests. `empty`: one that says nothing, with a `%d` for its
-        index."""
+        """`choices`: by request id. `empty`: empty choice, with a `%d` for its index."""
         head = ChunkHead(
             id=call.id,
             object=kind,
@@ -411,7 +376,6 @@ class ChunkStream(Renderer):
         return (self._timed(chunk),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
-        """The one chunk without choices, where somebody wants it."""
         if not self._has_usage:
             return ()
         numbers = b'],"usage":' + msgspec.json.encode(Usage.of(figures))
@@ -433,8 +397,7 @@ class TokenEntry(msgspec.Struct, frozen=True):
 
 
 class ContentScores:
-    """Log-probabilities of one output's answer alone, as `logprobs.content` has them, and not of thoughts or
-    their marks. What may still be one is held back, and the rest until its text is told."""
+    """Log-probabilities of an answer without reasoning, held back until their text is out."""
 
     def __init__(self) -> None:
         self._num_heard = 0
@@ -450,7 +413,6 @@ class ContentScores:
             self._held = []
 
     def take(self) -> list[TokenLogprob]:
-        """Those of the answer that are known and were not taken yet."""
         known, self._known = self._known, []
         return known
 

@@ -1,4 +1,4 @@
-"""An `Ask` becomes a `Call` for one model, with its requests. Pure; it runs in any thread."""
+"""Resolution of an `Ask` into a `Call` with its requests, for one model. Pure, runs in any thread."""
 
 from __future__ import annotations
 
@@ -58,26 +58,21 @@ from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
-"""So many schema keywords are named in that header at most."""
 _ROOM = 1024
-"""Where something may be left out, so many tokens stay free for an answer of no given length, or a quarter of
-the context."""
+"""Tokens to leave for an answer without a limit if the prompt may be shortened."""
 _MOST_CONTEXT = 2**20
-"""For a model that is not loaded."""
 _TOO_LONG = "context_length_exceeded"
 
 
 class PreparedPrompts(NamedTuple):
-    """What of a call is the model's matter."""
-
     prompts: Sequence[Prompt]
     output: PlannedOutput
     left_out: tuple[str, ...] = ()
-    """Fields that mean nothing for this model."""
 
 
 def resolve(ask: Ask, asking: ModelContext) -> Call:
-    """Raises InvalidRequest, PromptTooLong, DeadlyInput."""
+    """Resolve a request, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong,
+    DeadlyInput."""
     assert not ask.attached, "what is attached is found before"
     assert ask.recording is None, "likewise"
     try:
@@ -92,7 +87,7 @@ def resolve(ask: Ask, asking: ModelContext) -> Call:
 
 
 def tokens_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[int, ...]:
-    """The tokens of its conversation's prompt. Raises InvalidRequest, DeadlyInput."""
+    """Return the prompt's tokens. Raises InvalidRequest, DeadlyInput."""
     assert isinstance(ask.prompt, AskedConversation), "nobody asks for other prompts"
     assert not ask.attached, "what is attached is found before"
     if ask.prompt.template:
@@ -104,7 +99,7 @@ def tokens_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[i
 
 
 def served_tier(asked: str, priority: Priority) -> str:
-    """A key's best priority, or the header, may have lowered it."""
+    """Return the tier that applies. A key's best priority, or the header, may have lowered it."""
     is_lowered = priority is Priority.BATCH and asked in ("priority", "fast")
     return "flex" if is_lowered else asked
 
@@ -140,8 +135,7 @@ def _of_texts(ask: Ask, texts: AskedTexts, asking: ModelContext) -> PreparedProm
 
 
 def _written(ask: Ask, conversation: AskedConversation, model: ServedModel, context_limit: int) -> AskedTexts:
-    """The text that a template of Ollama's makes of it. Raises InvalidRequest for what such a one does not
-    show."""
+    """Write the prompt with a template of Ollama, which shows neither tools nor media."""
     if ask.tools is not None and ask.tools.use is not None:
         raise wrong("A template of Ollama's shows no tools here: use the model's own.", ask.tools.path)
     if ask.media:
@@ -165,7 +159,6 @@ def _said(prompt: AskedTexts) -> AskedConversation:
 
 
 def _cut(prepared: PreparedPrompts, ask: Ask, asking: ModelContext) -> PreparedPrompts:
-    """The prompts' last tokens, where the ask says so. A first token that any text gets stays the first."""
     if ask.last_tokens is None:
         return prepared
     if ask.media:
@@ -190,7 +183,6 @@ def _last(prompt: Prompt, kept: int, begin: tuple[int, ...]) -> Prompt:
 
 
 def _with_media_of(ask: Ask, conversation: AskedConversation) -> Ask:
-    """The ask with no other media than those that this conversation has."""
     texts = [message.text for message in conversation.messages]
     media = tuple(one for one in ask.media if any(one.mark in text for text in texts))
     return msgspec.structs.replace(ask, media=media)
@@ -230,8 +222,7 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
 
 
 def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
-    """The prompt goes on from these tokens, which have begun with the model's first one. Raises
-    InvalidRequest for one that it has not."""
+    """Continue earlier tokens, which already begin with BOS."""
     if not before:
         return prompt
     check_tokens(before, vocab_size=tokenizer.vocab_size, param="context")
@@ -250,7 +241,6 @@ def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel, form: ToolForma
 
 
 def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
-    """None: nothing may be left out, or even what must stay is too long."""
     conversation = ask.prompt
     if not (isinstance(conversation, AskedConversation) and conversation.may_forget):
         return None
@@ -269,7 +259,6 @@ def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
 
 
 def _room(ask: Ask, asking: ModelContext) -> int:
-    """What a prompt may have beside its answer; one at least."""
     context = asking.info.context_limit
     room = ask.max_tokens.tokens if ask.max_tokens else min(_ROOM, context // 4)
     return max(1, min(context - room, asking.options.max_prompt_tokens or context))
@@ -319,14 +308,12 @@ def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: Nu
 
 
 def _with_progress(ask: Ask, asking: ModelContext) -> Ask:
-    """A stream tells it where its body or a header asks for that. Raises InvalidRequest."""
     is_wanted = asking.sender.wants_progress() or ask.details.progress
     details = msgspec.structs.replace(ask.details, progress=ask.stream and is_wanted)
     return msgspec.structs.replace(ask, details=details)
 
 
 def _asked_tokens(ask: Ask, rooms: Sequence[OutputRoom], choices: int) -> int:
-    """For all sequences, as far as the client has named a number."""
     if ask.max_tokens is None or ask.max_tokens.is_ours:
         return 0
     if ask.max_tokens.is_ceiling:
@@ -335,14 +322,12 @@ def _asked_tokens(ask: Ask, rooms: Sequence[OutputRoom], choices: int) -> int:
 
 
 def _tier(asked: str | None, priority: Priority) -> str | None:
-    """The tier that the call is served in, as the answer tells it."""
     if asked is None:
         return None
     return served_tier(asked if asked in TIERS else "default", priority)
 
 
 def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: NumChoices) -> GenerationRequest:
-    """What all requests of the call have alike: all but their prompts and seeds."""
     identity = asking.sender.identity
     key = identity.digest if asking.options.isolate_by_key else None
     # To choose the best, log-probabilities are needed, whether they are shown or not.

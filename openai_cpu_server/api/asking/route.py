@@ -1,5 +1,4 @@
-"""The routes of every generating family: bytes become an `Ask`, and that a stream or an answer, while
-somebody is there."""
+"""HTTP side of the generating families, for whole answers and streams."""
 
 from __future__ import annotations
 
@@ -35,10 +34,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """Returns the work's result or raises its exception.
-
-    If the client leaves, it cancels the work and raises ClientDisconnect. The body must have been read.
-    """
+    """Run the work until the client leaves; its body must have been read. Raises ClientDisconnect."""
     results: list[T] = []
     failures: list[Exception] = []  # carried out by hand: a task group would wrap them
 
@@ -64,12 +60,9 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
 
 UNKEPT = {"cache-control": "no-cache"}
 _FAREWELL_S = 1.0
-"""When the server ends, a stream may still say that it does."""
 
 
 class _Encoded(ServerSentEvent):
-    """Bytes that are as they go out, where the library wants an event of its own."""
-
     def __init__(self, encoded: bytes) -> None:
         super().__init__()
         self._encoded = encoded
@@ -79,8 +72,7 @@ class _Encoded(ServerSentEvent):
 
 
 def _comment(text: str) -> bytes:
-    """Without the blank line that ends an event: readers that take each such line for an end (the official Go
-    SDK before 3.43) see an empty event there, and stop."""
+    """Omit the blank line, which makes the official Go SDK before 3.43 see an empty event and stop."""
     return f": {text}\n".encode()
 
 
@@ -95,8 +87,7 @@ def event_source(
     sign: Callable[[], ServerSentEvent] = lambda: _KEEP_ALIVE,
     grace_s: float = 0,
 ) -> EventSourceResponse:
-    """Server-sent events, with a `sign` of life where nothing comes for so long. `grace_s`: so long it may go
-    on when the server ends."""
+    """`sign`: keepalive of idle streams. `grace_s`: time to go on at shutdown."""
     return EventSourceResponse(
         told,
         headers=headers,
@@ -108,7 +99,7 @@ def event_source(
 
 
 class EventStream:
-    """The response of a call with `stream`. It owns the call: when it ends, however, that ends too."""
+    """Response that owns its call, which ends with it."""
 
     def __init__(
         self,
@@ -118,13 +109,12 @@ class EventStream:
         keep_alive_s: float,
         told: AsyncIterator[Said] | None = None,
     ) -> None:
-        """`told`: what the client hears; None: what the call tells this renderer, as it comes."""
+        """`told`: items to send, or None for the call's own."""
         self._running = running
         self._told = running.tell(renderer) if told is None else told
         self._renderer = renderer
         self._keep_alive_s = keep_alive_s
         self._is_told = False
-        """All that the client is to get has been made, be it an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ticket = ticket_of(scope)
@@ -164,8 +154,7 @@ class EventStream:
 
 
 def comment(news: QueuePlace | ModelLoading) -> bytes:
-    """`: queued position=3 first_token_ms=1200` or `: model is loading (40 %)`, which readers of server-sent
-    events never see."""
+    """Encode `: queued position=3 first_token_ms=1200` or `: model is loading (40 %)`."""
     if isinstance(news, ModelLoading):
         return _comment(f"model is loading ({int(100 * news.fraction)} %)")
     return _comment(f"queued position={news.position} first_token_ms={round(news.first_token_ms)}")
@@ -177,19 +166,18 @@ Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
 
 
 class HeldBody:
-    """A WebSocket's message that waits or is read, and its part of what all bodies may have."""
+    """Message of a WebSocket before it is read, with its share of the quota for bodies."""
 
     def __init__(self, data: bytes, held: BodyQuota) -> None:
         self.data = data
         self._held = held
 
     def take(self) -> bytes:
-        """Gives the data away: nothing is kept of it while the answer waits and is told."""
+        """Hand over the data, so that it is not kept while the answer waits."""
         data, self.data = self.data, b""
         return data
 
     def release(self) -> None:
-        """It is understood, or will never be."""
         self.data = b""
         self._held.release()
 
@@ -202,7 +190,6 @@ def not_in_batches(param: str) -> InvalidRequest:
 def kept_stream(
     streams: KeptStreams, kept: KeptStream, told: AsyncIterator[bytes], *, keep_alive_s: float
 ) -> ASGIApp:
-    """What one client reads of it, for as long as it listens."""
     source = event_source(told, {**UNKEPT, **kept.headers}, keep_alive_s=keep_alive_s, grace_s=_FAREWELL_S)
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,25 +200,22 @@ def kept_stream(
 
 
 class BodyReader(msgspec.Struct, Generic[B], frozen=True):
-    """What a family's bodies are, and what they ask for."""
-
     schema: type[B]
     as_ask: Callable[[B], Ask]
-    """Raises InvalidRequest."""
 
     def read(self, data: bytes, *, lenient: bool) -> Ask:
-        """It runs in any thread. Raises InvalidRequest, TooManyValues."""
+        """Parse a body in any thread. Raises InvalidRequest, TooManyValues."""
         return self.ask(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
 
     def ask(self, body: B, ignored: Ignored, *, num_bytes: int) -> Ask:
-        """What a body asks for that was parsed elsewhere. Raises InvalidRequest."""
+        """Convert a body that was parsed elsewhere. Raises InvalidRequest."""
         ask = self.as_ask(body)
         left_out = Ignored((*ignored.names, *ask.ignored.names))
         return msgspec.structs.replace(ask, num_bytes=num_bytes, ignored=left_out)
 
 
 class Family(msgspec.Struct, Generic[B], frozen=True):
-    """What is a family's own: body to `Ask`, events to bytes."""
+    """Distinguishing parts of a family: body to `Ask`, events to bytes."""
 
     reader: BodyReader[B]
     renderer: AnswerRenderer
@@ -259,8 +243,7 @@ class GenerationRoute:
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
     async def _kept(self, conversation: str, ask: Ask, outer: RequestContext) -> ASGIApp:
-        """It goes on when this request has ended, so it has a line and an end of its own. Raises as
-        `GenerationService.begin`, and RequestsLimited."""
+        """Begin a stream that outlives this request, with a log entry of its own."""
         streams, identity = self._service.streams, outer.identity
         streams.check(conversation, identity)
         ticket = outer.ticket.inner(RequestOrigin.BACKGROUND, id=outer.ticket.id)
@@ -276,14 +259,14 @@ class GenerationRoute:
     async def begin(
         self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
-        """Whoever gets the call must enter it. Raises as `GenerationService.begin`."""
+        """Submit a body. The caller must enter the call. Raises as `GenerationService.begin`."""
         return await self._service.begin(await self._read(data), context, attempt)
 
     def renderer(self, running: RunningCall) -> Renderer:
         return self._family.renderer.stream(running.call, running.model.pieces)
 
     async def whole(self, running: RunningCall, do: Doing = lambda work: work()) -> bytes:
-        """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
+        """`do`: runs the work while the client waits for the answer."""
         async with running:
             answers = await do(running.gather)
         figures = running.figures
@@ -291,7 +274,7 @@ class GenerationRoute:
         return await off_loop(_shown_bytes(running.call, figures), render)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The whole answer to a body that came by no request of its own, such as a row of a batch job."""
+        """Answer a body without a request of its own, such as a row of a batch job."""
         ask = await self._read(data)
         if ask.stream:
             raise not_in_batches("stream")
@@ -308,20 +291,17 @@ class GenerationRoute:
 
 
 def _shown_bytes(call: Call, figures: Figures) -> int:
-    """About the size of the response: with log-probabilities it can be megabytes."""
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
     return per_token * figures.total_tokens
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's answer of `/v1/responses/input_tokens`, and llama-server's of the one for chat."""
-
     object: str = "response.input_tokens"
     input_tokens: int
 
 
 class CountRoute:
-    """It needs no engine."""
+    """Count of a prompt's tokens, without an engine."""
 
     def __init__(
         self,

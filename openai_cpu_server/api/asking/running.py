@@ -1,4 +1,4 @@
-"""A call while it runs: told event by event or gathered, kept, limited in time, counted at its end."""
+"""Live calls: streamed or collected, limited in time, and counted at their end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
 def limit_time(work: Generation | Embedding, ticket: Ticket, *limits_s: float | None) -> None:
-    """Keeps the shortest of the limits, the client's or the server's. The call's time began when it came
-    in."""
+    """Apply the shortest limit of client and server, counted from the call's arrival."""
     given_s = [limit_s for limit_s in limits_s if limit_s is not None]
     if given_s:
         timeout_s = min(given_s)
@@ -37,7 +36,7 @@ def limit_time(work: Generation | Embedding, ticket: Ticket, *limits_s: float | 
 
 
 _AT_ONCE = 32
-"""After so many events others get their turn on the event loop."""
+"""Number of events after which other tasks of the event loop run."""
 
 
 class TimedEvent(NamedTuple):
@@ -46,8 +45,6 @@ class TimedEvent(NamedTuple):
 
 
 class ReplayedGeneration:
-    """A `Generation` that has ended, told once more."""
-
     def __init__(self, heard: Sequence[TimedEvent], figures: Figures) -> None:
         self._heard = heard
         self.figures = figures
@@ -56,8 +53,7 @@ class ReplayedGeneration:
     async def __aenter__(self) -> ReplayedGeneration:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing runs any more."""
+    async def __aexit__(self, *_: object) -> None: ...
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         for number, (event, arrived_s) in enumerate(self._heard, 1):
@@ -69,23 +65,20 @@ class ReplayedGeneration:
     def progress(self) -> AsyncIterator[TokenEvent]:
         return self.__aiter__()
 
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        """It has ended by then."""
+    def fail_in(self, seconds: float, error: ServerError) -> None: ...
 
 
 _MOST_FACTS = 131_072
-"""A longer answer is not kept: some 20 MB would be held for as long as the call goes on. Each event is a
-fact, and so is each log-probability that it tells."""
+"""Events and log-probabilities of the longest recorded answer, some 20 MB during the call."""
 
 
 class AnswerRecorder:
-    """`keep` is called with all events if all requests of the call end."""
+    """Recorder that passes all events to `keep` if all requests end."""
 
     def __init__(self, num_requests: int, keep: Callable[[Sequence[TokenEvent]], None]) -> None:
         self._to_end = num_requests
         self._keep = keep
         self._events: list[TokenEvent] | None = []
-        """None: it is too long."""
         self._num_facts = 0
 
     def note(self, event: TokenEvent) -> None:
@@ -108,24 +101,18 @@ def _facts_of(event: TokenEvent) -> int:
 
 
 NEWS_INTERVAL_S = 1.0
-"""A stream hears of its place in the queue once in so long at most."""
 SETTLING_S = 0.25
-"""It hears nothing of it for so long: whoever comes to an idle server waits too, for the step that begins."""
+"""Delay of the first queue place, because even on an idle server a request waits for a step."""
 _UNFINISHED = "unfinished"
-"""The reason of a sequence that somebody else ended."""
 
 Said = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
-"""What a client that streams is told: its place in the queue, or a part of the answer."""
 
 
 def chunks_of(said: Said, renderer: Renderer) -> Sequence[Chunk]:
-    """What is sent of it."""
     return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
 
 
 class OpenCall(Protocol):
-    """A call that was submitted, be it one generation or several."""
-
     @property
     def call(self) -> Call: ...
 
@@ -148,35 +135,31 @@ class OpenCall(Protocol):
 
 class ControllableCall(Protocol):
     @property
-    def names(self) -> tuple[str, str]:
-        """Its id, and that of the request that it came with."""
-        ...
+    def names(self) -> tuple[str, str]: ...
 
     @property
     def client(self) -> Client: ...
 
     def stop(self) -> None:
-        """Ends it as it is: its answer is what there is of it. Raises RequestEnded."""
+        """End the call with its output so far. Raises RequestEnded."""
         ...
 
     def stop_thinking(self) -> None:
-        """Ends the thoughts of all its sequences that have not begun to answer. Raises NotThinking."""
+        """End the reasoning of all sequences that have not begun to answer. Raises NotThinking,
+        RequestEnded."""
         ...
 
 
 _MOST_ENDED = 1000
-"""Of so many calls it is known that they have ended."""
 
 
 class RunningCalls:
-    """The calls of this process while they run, each by its id and by that of the request that it came with,
-    for whoever controls them. Of two with the same names the one is found that began first: what holds
-    several generations together begins before them."""
+    """Live calls by call id and request id. Of two with one name the first one is found, because a call of
+    several generations begins before them."""
 
     def __init__(self) -> None:
         self._running: dict[str, ControllableCall] = {}
         self._ended: OrderedDict[str, Client] = OrderedDict()
-        """Whose those were that have ended last."""
 
     def begin(self, running: ControllableCall) -> None:
         for name in running.names:
@@ -192,7 +175,7 @@ class RunningCalls:
             self._ended.popitem(last=False)
 
     def find(self, name: str, identity: Identity) -> ControllableCall:
-        """Raises RequestNotFound where this caller has none of that name, and RequestEnded."""
+        """Return the caller's live call. Raises RequestNotFound, RequestEnded."""
         running = self._running.get(name)
         client = self._ended.get(name) if running is None else running.client
         if client is None or not client.is_owned_by(identity):
@@ -203,7 +186,7 @@ class RunningCalls:
 
 
 class RunningCall:
-    """A call that was submitted. `async with` it: leaving ends what still runs, and counts what there was."""
+    """Submitted call as a context manager. Leaving it cancels what still runs, and counts the output."""
 
     def __init__(
         self,
@@ -216,8 +199,6 @@ class RunningCall:
         lease: Lease | None = None,
         recorder: AnswerRecorder | None = None,
     ) -> None:
-        """`calls`: where it is found while it runs. `lease`: None for a call that counts against no limits.
-        `recorder`: who keeps the answer, if anybody does."""
         self.call = call
         self.model = model
         self._generation = generation
@@ -228,7 +209,6 @@ class RunningCall:
         self._tally = Tally(call)
         is_thinking = call.thinking is not None and call.thinking.ending is not None
         self._thinking = {request.id for request in call.requests} if is_thinking else set[str]()
-        """The sequences whose thoughts can be ended: their answers have not begun."""
 
     async def __aenter__(self) -> RunningCall:
         await self._generation.__aenter__()
@@ -253,7 +233,7 @@ class RunningCall:
         return Client.of_label(self.call.requests[0].client)
 
     def cancel(self) -> None:
-        """Ends it, so that whoever reads it gets RequestCancelled."""
+        """Cancel the call, so that its reader gets RequestCancelled."""
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
@@ -273,11 +253,11 @@ class RunningCall:
 
     @property
     def figures(self) -> Figures:
-        """What it came to. They are complete once every request of the call has finished."""
+        """Figures so far, complete once every request has finished."""
         return self._tally.figures(self._generation.figures)
 
     async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
-        """All that a client hears, as it comes. Raises what the call failed with."""
+        """Yield all that a streaming client gets, as it comes. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
@@ -310,7 +290,6 @@ class RunningCall:
         return renderer.prompt(news.id, progress, self.figures) or news
 
     async def hold(self) -> list[TimedEvent]:
-        """All events, to be told later. Raises what the call failed with."""
         heard = []
         async for event in self._generation:
             if event.progress is None:
@@ -319,7 +298,7 @@ class RunningCall:
         return heard
 
     async def gather(self) -> dict[str, GatheredAnswer]:
-        """The whole answers, by their requests' ids. Raises what the call failed with."""
+        """Return the whole answers by request id. Raises the call's error."""
         answers = {request.id: GatheredAnswer() for request in self.call.requests}
         async for event in self._generation:
             self._note(event)
@@ -335,27 +314,22 @@ class RunningCall:
 
 
 def _so_far(figures: Figures, progress: PromptProgress | None) -> Figures:
-    """While a prompt is read, only that has been computed which is read."""
     if progress is None:
         return figures
     return msgspec.structs.replace(figures, prompt_tokens=progress.processed, cached_tokens=progress.cached)
 
 
 class QueueNews:
-    """Which places in the queue one stream is told of, from its beginning to its first chunk."""
-
     def __init__(self, clock: Callable[[], float], *, every_time: bool = False) -> None:
-        """`every_time`: also of a place that is the same, for the time that it lasts is another."""
+        """`every_time`: also send an unchanged place, because its expected time changes."""
         self._clock = clock
         self._every_time = every_time
         self._told_s = clock() + SETTLING_S - NEWS_INTERVAL_S
         self._position: int | None = None
-        """The place that it was told last."""
         self.is_over = False
-        """The first chunk is out."""
 
     def is_due(self, news: QueuePlace | ModelLoading) -> bool:
-        """Whether this is to be said now; then it counts as said. How far a model is loaded always is."""
+        """Return True if this is to be sent now, and count it as sent. Loading of a model always is."""
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
@@ -367,28 +341,19 @@ class QueueNews:
 
 
 class Tally:
-    """Notes every event of a call as it passes: the numbers for usage, log and watch.
-
-    It is made when the call is submitted.
-    """
+    """Counter of a call's events. Its creation marks the submission."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._finishes: dict[str, Finish] = {}
         self._released: Counter[str] = Counter()
-        """Tokens of each request so far; how many there were is known at its end."""
         self._submitted_s = time.monotonic()
         self._first_event_s: float | None = None
         self._last_s: dict[str, float] = {}
-        """When each request's last tokens came."""
         self._gaps = Distribution()
 
     def note(self, event: TokenEvent, arrived_s: float) -> None:
-        """Takes a microsecond, for every event of every stream.
-
-        `arrived_s` is when the event came from the engine, on the monotonic clock. A client that reads slowly
-        has its events noted late, but that says nothing about how fast they were made.
-        """
+        """Count an event. `arrived_s`: arrival from the engine, which a slow reader does not delay."""
         if self._first_event_s is None:
             self._first_event_s = arrived_s
         num_tokens = len(event.tokens)
@@ -402,7 +367,6 @@ class Tally:
             self._finishes[event.id] = event.finish
 
     def figures(self, told: Figures) -> Figures:
-        """What it came to; also for a call that was left before its end. `told`: by whoever generates."""
         return msgspec.structs.replace(
             told,
             prompt_tokens=self._call.prompt_tokens,
@@ -414,7 +378,6 @@ class Tally:
         )
 
     def ended(self, figures: Figures, *, began_s: float, model: str) -> EndedCall:
-        """Its end, for observers. `began_s`: when it came in. `model`: the name of the one that answers."""
         first_s, adapter = self._first_event_s, self._call.requests[0].adapter
         return EndedCall(
             figures=figures,

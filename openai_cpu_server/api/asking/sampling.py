@@ -1,4 +1,4 @@
-"""How to sample, and how much: a field more is a line here, one in `body` and one in the contract."""
+"""Sampling parameters and output limits. A new field needs a line here, in `body` and in the contract."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ _AS_SENT = (
     "min_tokens",
     "ignore_eos",
 )
-"""What bodies and the contract call alike. Where it is not sent, the contract's default is meant."""
+"""Fields with one name in bodies and contract. The contract's default stands for absent ones."""
 _OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
-"""What they call otherwise, or mean otherwise."""
 _DRY = {
     "multiplier": "multiplier",
     "base": "base",
@@ -48,10 +47,7 @@ _DRY = {
 
 
 def sampling_of(body: Body) -> Sampling:
-    """Reads the fields that this family's bodies have; what is called so and none of them was not checked.
-
-    Raises InvalidRequest for a bias of what is no token id; `for_model` knows which ids there are.
-    """
+    """Read the fields that the body type has. Raises InvalidRequest for a bias without a token id."""
     names = type(body).model_fields.keys() & {*_OTHERWISE, *_AS_SENT}
     sent = {name: getattr(body, name) for name in names}
     seed, top_k, bias, sigma, stops, repetition = (sent.pop(name, None) for name in _OTHERWISE)
@@ -72,12 +68,10 @@ def sampling_of(body: Body) -> Sampling:
 
 
 def sampling_sent(body: Body) -> frozenset[str]:
-    """What of it the body names."""
     return frozenset(name for name in (*_AS_SENT, *_OTHERWISE) if getattr(body, name, None) is not None)
 
 
 def _dry(body: Body) -> DryPenalty | None:
-    """None: it is off, as without a multiplier, or where no token is looked at."""
     sent = {name: getattr(body, f"dry_{told}", None) for name, told in _DRY.items()}
     if not sent["multiplier"] or sent["last_n"] == 0:
         return None
@@ -89,13 +83,12 @@ def _dry(body: Body) -> DryPenalty | None:
 
 
 def is_seed(seed: int | None) -> TypeGuard[int]:
-    """-1 means any, as llama-server and vLLM have it."""
+    """Return False for -1, which means any seed in llama-server and vLLM."""
     return seed is not None and seed != -1
 
 
 def for_model(ask: Ask, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
-    """The sampling with what is said of texts as said of their tokens. Raises InvalidRequest for ids that the
-    vocabulary does not have."""
+    """Resolve texts to tokens. Raises InvalidRequest for ids outside of the vocabulary."""
     bias, never = dict(ask.sampling.logit_bias), _bad_words(ask.bad_words, tokenizer)
     for asked in ask.biases:
         for token in _tokens_of(asked.token, tokenizer):
@@ -109,8 +102,7 @@ def for_model(ask: Ask, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Each as it is written at the beginning of a text and, where that takes as many tokens, behind a
-    blank."""
+    """Tokenize each word as at the beginning of a text and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
     read = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
     rows = [tuple(tokens) for tokens in read]
@@ -127,12 +119,11 @@ def _tokens_of(token: int | str, tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def for_choice(sampling: Sampling, choice: int) -> Sampling:
-    """Choices of one prompt differ by their seed alone."""
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % _SEEDS) if choice else sampling
 
 
 def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tuple[int, ...]:
-    """Raises InvalidRequest for an id that the vocabulary does not have."""
+    """Return the tokens. Raises InvalidRequest for an id outside of the vocabulary."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         raise wrong(f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}.", param)
     return tokens
@@ -145,19 +136,13 @@ def _token_id(key: str) -> int:
 
 
 class OutputRoom(NamedTuple):
-    """How many tokens one choice may have."""
-
     tokens: int
     context_ends_it: bool
-    """The context leaves fewer than the client and the server allow."""
 
 
 def output_room(ask: Ask, prompt_tokens: int, info: ModelInfo, options: ApiOptions) -> OutputRoom:
-    """Output tokens that a choice of this prompt may have: unasked, all that the context leaves, one at
-    least.
-
-    Raises InvalidRequest beyond the server's own limits, PromptTooLong beyond the context's.
-    """
+    """Return the limit of a choice, by default the rest of the context. Raises InvalidRequest beyond the
+    server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.max_output_tokens
     asked, param = ask.max_tokens, ask.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
@@ -189,14 +174,12 @@ def _num_prompts(ask: Ask) -> int:
 
 
 class NumChoices(NamedTuple):
-    """How many sequences each prompt has."""
-
     shown: int
     made: int
 
 
 def choices_of(ask: Ask, options: ApiOptions) -> NumChoices:
-    """Raises InvalidRequest, also for a call that is many calls."""
+    """Count the choices. Raises InvalidRequest."""
     best_of = None if ask.best_of is None else _allowed(ask.best_of, options, "best_of")
     if best_of is not None:
         _check_best(best_of, ask)
@@ -227,9 +210,9 @@ def _check_best(best_of: int, ask: Ask) -> None:
 # -- which samplers there are --------------------------------------------------------------------------
 
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-"""The samplers in the one order in which they are applied, which is llama-server's own."""
+"""Samplers in the only order of application, which is llama-server's own."""
 _GONE = ("infill", "tfs_z", "adaptive_p")
-"""Names that clients send and that have no sampler here: they are ignored and named."""
+"""Names from clients without a sampler here, ignored and named in a header."""
 _BY_LETTER = {
     "e": "penalties",
     "d": "dry",
@@ -266,11 +249,9 @@ _OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
     "xtc": ("xtc_probability",),
     "temperature": ("temperature",),
 }
-"""The fields of a `Sampling` that switch each one on."""
 
 
 def _known_samplers(value: object) -> tuple[str, ...]:
-    """Names, or a text of their letters."""
     names = [_BY_LETTER.get(letter, letter) for letter in value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PydanticCustomError("samplers", "Input should be a list of names, or a string of their letters")
@@ -288,13 +269,12 @@ Samplers = Annotated[
 
 
 def left_out(names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """What a header names of them: there are no such samplers here."""
+    """Return names without a sampler here."""
     return tuple(f"samplers ({name})" for name in names or () if name not in CHAIN)
 
 
 def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling:
-    """Switches off the samplers that are not named, if any are. Raises InvalidRequest for an order that would
-    change something."""
+    """Switch off samplers that are not named. Raises InvalidRequest for an order that changes the result."""
     if names is None:
         return sampling
     active = [name for name in names if name in CHAIN and _is_on(sampling, name)]

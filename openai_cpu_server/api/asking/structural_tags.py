@@ -1,8 +1,5 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them: formats in one another become one grammar.
-
-`as_ask` asks for it with the fields of `response_format` and of `structured_outputs`. An answer is then text
-that the formats describe; what cannot be enforced is refused by its place.
-"""
+"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar for `as_ask`.
+Formats that cannot be enforced are rejected by their path."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.tool_formats.patterns import quoted
 
 _MOST_SHARES = 3.0
-"""All schemas of a call may cost so many times what one may, as those of tools."""
 _MOST_FORMATS = 256
 _SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
 _Breakers = Annotated[list[Breaker], Field(max_length=16, fail_fast=True)]
@@ -36,7 +32,7 @@ class _Schema(Body):
     type: Literal["json_schema"]
     json_schema: Union[bool, JsonObject]
     style: Literal["json"] | None = None
-    """Others are how some models write calls of tools: `tools` makes those."""
+    """Only JSON, because `tools` makes the styles of tool calls."""
 
 
 class _AnyText(Body):
@@ -47,7 +43,6 @@ class _AnyText(Body):
 class _Grammar(Body):
     type: Literal["grammar"]
     grammar: str
-    """GBNF."""
 
 
 class _Regex(Body):
@@ -65,7 +60,7 @@ class _Tag(Body):
     begin: str
     content: _Format
     end: TextOrList[Some[str]]
-    """One of them. Empty: what follows says where the content ends."""
+    """Alternatives. With an empty one the following content marks the end."""
 
 
 class _Tags(Body):
@@ -75,8 +70,7 @@ class _Tags(Body):
 
 
 class _TriggeredTags(_Tags):
-    """Text without triggers and, in it, tags that begin with one. With `at_least_one` a tag comes first, as
-    xgrammar does it."""
+    """With `at_least_one` a tag comes before free text, as in xgrammar."""
 
     type: Literal["triggered_tags"]
     triggers: _Triggers
@@ -129,8 +123,6 @@ _Format = Annotated[
 
 
 class _StructuralTag(Body):
-    """The newer `format`, or the older `structures` and `triggers`."""
-
     type: Literal["structural_tag"]
     format: _Format | None = None
     structures: Annotated[Some[TagStructure], Field(max_length=64)] | None = None
@@ -150,21 +142,19 @@ class _InStructuredOutputs(Body):
 
 
 def format_tag(fields: JsonObject) -> AskedForm:
-    """Of a `response_format`. Raises InvalidRequest."""
+    """Build the form of a `response_format`. Raises InvalidRequest."""
     body, _ = parse_fields(_InResponseFormat, {"response_format": fields}, lenient=False)
     return _form(body.response_format, "response_format")
 
 
 def outputs_tag(fields: JsonObject) -> AskedForm:
-    """Of `structured_outputs`. Raises InvalidRequest."""
+    """Build the form of `structured_outputs`. Raises InvalidRequest."""
     given = {"structured_outputs": {"structural_tag": fields}}
     body, _ = parse_fields(_InStructuredOutputs, given, lenient=False)
     return _form(body.structured_outputs.structural_tag, "structured_outputs.structural_tag")
 
 
 class _PlacedTag(NamedTuple):
-    """A tag, written either way."""
-
     begin: str
     ends: tuple[str, ...]
     content: Any
@@ -232,7 +222,7 @@ def _require_triggers(tags: Sequence[_PlacedTag], triggers: Sequence[str]) -> No
 
 
 class _Writer:
-    """Writes one grammar: GBNF that names parts, which have grammars of their own."""
+    """Writer of one GBNF grammar, which names parts with grammars of their own."""
 
     def __init__(self, grammars: ModelGrammars, param: str) -> None:
         self._grammars = grammars
@@ -240,7 +230,6 @@ class _Writer:
         self._parts: dict[str, CheckedGrammar] = {}
         self._rules: list[str] = []
         self._texts: dict[tuple[str, ...], str] = {}
-        """The names of parts that are text without some strings."""
         self._num_formats = 0
         self._spent = 0.0
 
@@ -248,8 +237,7 @@ class _Writer:
         return self._grammars.of_parts("\n".join([root, *self._rules, ""]), self._parts, self._param)
 
     def written(self, wanted: Any, at: str, ends: tuple[str, ...]) -> str:
-        """An expression. `ends`: free text that stands last in it has none of these, for they end what is
-        around it. Raises InvalidRequest."""
+        """`ends`: strings that trailing free text must not contain, because they end the tag around it."""
         self._num_formats += 1
         if self._num_formats > _MOST_FORMATS:
             raise wrong(f"More than {_MOST_FORMATS} formats.", at)
@@ -271,7 +259,6 @@ class _Writer:
                 return self._part(self._grammar_of(wanted, at))
 
     def text_without(self, breakers: Sequence[str], at: str) -> str:
-        """The name of a part."""
         key = tuple(dict.fromkeys(filter(None, breakers)))
         if key not in self._texts:
             patterns = "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in key)
@@ -280,7 +267,6 @@ class _Writer:
         return self._texts[key]
 
     def one_of(self, tags: Sequence[_PlacedTag], ends: tuple[str, ...]) -> str:
-        """The name of a rule."""
         return self._rule(" | ".join(self._tag(tag, ends) for tag in tags))
 
     def _tag(self, tag: _PlacedTag, ends: tuple[str, ...]) -> str:

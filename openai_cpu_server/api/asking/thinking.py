@@ -1,4 +1,4 @@
-"""Whether and how long the model is to think, and what the engine needs to know about it. Pure."""
+"""Pure functions that plan the model's reasoning and its constraint."""
 
 from __future__ import annotations
 
@@ -24,24 +24,21 @@ from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, s
 
 
 class OpenRouterReasoning(OpenBody):
-    """OpenRouter's object."""
-
     effort: Effort | None = None
     max_tokens: Count | None = None
     enabled: bool | None = None
     exclude: bool | None = None
-    """The model thinks, and the answer does not tell what."""
 
 
 class ThinkingSwitch(OpenBody):
-    """Anthropic's object, which DeepSeek, GLM and Kimi have in chat completions."""
+    """Anthropic's object, also of DeepSeek, GLM and Kimi in chat completions."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Count | None = None
 
 
 class ReasoningBody(Body):
-    """The fields of a body; those that mean the same must agree."""
+    """Fields about reasoning. Those with one meaning must agree."""
 
     reasoning_effort: Effort | None = None
     reasoning: OpenRouterReasoning | None = None
@@ -49,47 +46,42 @@ class ReasoningBody(Body):
     enable_thinking: bool | None = None
     thinking_budget: Budget | None = None
     thinking_token_budget: Budget | None = None
-    """vLLM's name of it."""
+    """vLLM's name."""
     thinking_budget_tokens: Budget | None = None
-    """llama-server's name of it, as is the next."""
+    """llama-server's name, like the next."""
     reasoning_budget_tokens: Budget | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
-    """Further variables for the chat template."""
 
 
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
-"""Tokens of thoughts where the model's template does not read the effort: `low` is LiteLLM's number, its
-neighbours a quarter and four times that. `high` and `xhigh` are any number."""
+"""Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number, its neighbours a
+quarter and four times that."""
 _EFFORT_NAMES = {"max": "xhigh"}
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
-"""What the model seems to say when its budget is used up; without it many go on thinking in the answer."""
+"""Text at the end of the budget. Without it many models go on reasoning in the answer."""
 _SWITCHES = ("enable_thinking", "thinking")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _OURS = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
     | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
 )
-"""Variables of templates that no request replaces."""
+"""Template variables that a request cannot set."""
 T = TypeVar("T")
 
 
 class ThinkingPlan(msgspec.Struct, frozen=True):
-    """What that means for one model."""
-
     variables: Mapping[str, object]
-    """For the chat template."""
     is_on: bool | None
-    """None: the template decides."""
+    """Decided by the template if None."""
     thinks_not: bool
-    """The thoughts must be closed in the prompt."""
+    """True if the prompt must close the reasoning."""
     budget: int | None
     is_hidden: bool
 
 
 Said = tuple[str, T]
-"""A field's path, and what it says."""
 
 
 def asked_thinking(
@@ -100,8 +92,7 @@ def asked_thinking(
     variables: Mapping[str, object] | None = None,
     is_hidden: bool = False,
 ) -> AskedThinking:
-    """Fields that mean the same must agree; an effort switches too. `variables` are those of
-    `chat_template_kwargs`. Raises InvalidRequest."""
+    """Combine fields, which must agree; an effort also switches. Raises InvalidRequest."""
     known = _variables(variables or {})
     efforts = [(path, _EFFORT_NAMES.get(effort, effort)) for path, effort in efforts]
     by_effort = [(path, effort != "none") for path, effort in efforts]
@@ -116,7 +107,7 @@ def asked_thinking(
 
 
 def thinking_of(body: ReasoningBody) -> AskedThinking:
-    """Raises InvalidRequest for what contradicts itself."""
+    """Read the fields of a body. Raises InvalidRequest for contradictions."""
     reasoning = body.reasoning or OpenRouterReasoning()
     by_budget = [(path, told > 0) for path, told in said_by(body, "reasoning.max_tokens")]
     by_type = [(path, kind == "enabled") for path, kind in said_by(body, "thinking.type")]
@@ -135,7 +126,6 @@ def thinking_of(body: ReasoningBody) -> AskedThinking:
 
 
 def said_by(body: Body, *paths: str) -> list[Said[Any]]:
-    """Those of these fields that the client has sent."""
     values = [(path, reduce(_field, path.split("."), body)) for path in paths]
     return [(path, value) for path, value in values if value is not None]
 
@@ -145,7 +135,7 @@ def _field(of: object, name: str) -> Any:
 
 
 def thinking_plan(wish: AskedThinking, model: ModelThinking | None) -> ThinkingPlan:
-    """`model`: None for one that does not think; the variables reach its template all the same."""
+    """`model`: None if it does not reason. Variables reach its template all the same."""
     if model is None:
         return _for_template(wish)
     is_on = model.is_on if wish.is_on is None else wish.is_on
@@ -176,8 +166,6 @@ def _for_template(wish: AskedThinking) -> ThinkingPlan:
 
 
 class ThinkingOutputs:
-    """Puts thoughts in front of the outputs of one call."""
-
     def __init__(self, form: ReasoningFormat, tokenizer: Tokenizer) -> None:
         self._form = form
         self._tokenizer = tokenizer
@@ -185,8 +173,7 @@ class ThinkingOutputs:
     def of(
         self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
     ) -> PlannedOutput:
-        """The output behind this prompt. What it must look like is for the answer alone, and stop strings
-        (`has_stop`) are, too."""
+        """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""
         form = self._form
         if prompt.stage is ThinkingStage.BEHIND and not form.answer_end:
             return output
@@ -217,7 +204,6 @@ class ThinkingOutputs:
     def _constraint(
         self, constraint: Constraint, plan: ThinkingPlan, stage: ThinkingStage, answer_begin: str
     ) -> Constraint:
-        """`answer_begin`: the mark behind those of the thoughts."""
         form = self._form
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is ThinkingStage.WITHIN
@@ -238,19 +224,17 @@ class ThinkingOutputs:
         return tuple(self._tokenizer.encode(text, add_special=False, parse_special=True))
 
     def _has_silent_marks(self) -> bool:
-        """Whether a mark is written in control tokens, which are no text unless they are asked for."""
         tokens = self._tokens(self._form.begin + self._form.end + self._form.answer_begin)
         return any(not self._tokenizer.piece(token) for token in tokens)
 
 
 def _without_closing(ending: Constraint) -> Constraint:
-    """Nothing ends the thoughts before somebody asks for that."""
+    """Leave reasoning open until its end is requested."""
     assert ending.thinking is not None, "it tells of thoughts"
     return msgspec.structs.replace(ending, thinking=msgspec.structs.replace(ending.thinking, closing=()))
 
 
 def _budget(wish: AskedThinking, model: ModelThinking) -> int | None:
-    """Tokens; None: any number."""
     if wish.budget is not None:
         return wish.budget if wish.budget >= 0 else None
     if wish.effort is not None and wish.effort != "none" and not model.template.reads_effort:
@@ -259,7 +243,6 @@ def _budget(wish: AskedThinking, model: ModelThinking) -> int | None:
 
 
 def _nearest(effort: str, known: Sequence[str]) -> str:
-    """The effort that the model knows, if it does not know all."""
     if not known:
         return effort
     place = _EFFORTS.index(effort)
@@ -274,7 +257,6 @@ def _switched(variables: Mapping[str, object]) -> Iterator[Said[bool]]:
 
 
 def _one(said: Sequence[Said[T]]) -> T | None:
-    """What all of them say. Raises InvalidRequest if they differ."""
     if not said:
         return None
     path, value = said[0]
@@ -285,7 +267,6 @@ def _one(said: Sequence[Said[T]]) -> T | None:
 
 
 def _variables(given: Mapping[str, object]) -> dict[str, object]:
-    """Raises InvalidRequest for a name that is none, or that is the server's own."""
     for name in given:
         if name in _OURS or not _VARIABLE.fullmatch(name):
             shown = name[:64]

@@ -1,6 +1,4 @@
-"""`/v1/chat/completions`: a body becomes an `Ask`, and the engine's events become chunks or one answer.
-
-`api/application.py` names its routes, and requests reach them behind the gate; `api/asking` calls `as_ask`
-once for each body, and the renderer once for each answer. It knows no engine and no HTTP but its rows in the
-table. Promises: error objects name fields as the client has written them.
-"""
+"""Chat completions (`/v1/chat/completions`): a body becomes an `Ask`, and events of the engine become
+chunks or one answer. Callers: `api/application.py` lists its routes; `api/asking` calls `chat_ask` once
+per body and the renderer once per answer. Promises: it knows no engine, and error objects name fields as
+the client has written them."""

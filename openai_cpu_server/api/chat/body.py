@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`: messages, functions, and what roles demand."""
+"""Body of `POST /v1/chat/completions`: messages, functions, and checks of each role's fields."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ def _refuse_choice(kind: object) -> object:
 
 
 class LegacyFunction(OpenBody):
-    """An element of the deprecated `functions`."""
-
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
@@ -78,8 +76,6 @@ class Custom(OpenBody):
 
 
 class ChatTextTool(OpenBody):
-    """A tool that takes a text, which may have a grammar."""
-
     type: Literal["custom"]
     custom: Custom
 
@@ -92,7 +88,7 @@ AnyTool = Annotated[
     ],
     by_type("function", "custom"),
 ]
-"""A tool of another type, of a service of its own or of a form that there is not here, is left out."""
+"""Tool of a chat. Types that are not supported here are left out."""
 
 
 class FunctionName(Body):
@@ -170,14 +166,14 @@ class TextPart(OpenBody):
     @model_validator(mode="before")
     @classmethod
     def _refused_before(cls, part: object) -> object:
-        """What a model has once refused to say, some other service's maybe, is text as any other."""
+        """Take a refusal, maybe one of another service, for text."""
         if isinstance(part, dict) and part.get("type") == "refusal" and "text" not in part:
             return {**part, "text": part.get("refusal")}
         return part
 
 
 _THOUGHTS = ("thinking", "reasoning")
-"""The types of parts in which Mistral and LangChain tell what a model has thought."""
+"""Types of parts with reasoning, from Mistral and LangChain."""
 Part = Annotated[
     Union[Annotated[TextPart, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
     by_type("text", "input_text", "output_text", "refusal", tag="text"),
@@ -188,7 +184,7 @@ Content = TextOrList[Listed[Part]]
 class SentFunction(OpenBody):
     name: str
     arguments: str | JsonObject | None = None
-    """Text, as this server writes them; other servers have written objects, or nothing."""
+    """Text from this server. Other servers have written objects, or nothing."""
 
 
 class SentToolCall(OpenBody):
@@ -199,7 +195,7 @@ class SentToolCall(OpenBody):
     @model_validator(mode="before")
     @classmethod
     def _of_other_tools(cls, call: object) -> object:
-        """The call of a tool that takes text, as other services have them, is one of a function."""
+        """Convert the call of a custom tool, as other services write it, to one of a function."""
         custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
         if not isinstance(call, dict) or not isinstance(custom, dict):
             return call
@@ -208,25 +204,24 @@ class SentToolCall(OpenBody):
 
 
 class Message(OpenBody):
-    """Clients keep notes of their own in messages, and send back what came with an answer."""
+    """Message with ignored unknown fields, because clients add notes and send back what came with an
+    answer."""
 
     refusals: ClassVar[Refusals] = MESSAGE_REFUSALS
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     refusal: str | None = None
-    """What an assistant said in place of a content."""
     name: str | None = None
     tool_calls: Listed[SentToolCall] | None = None
     tool_call_id: str | None = None
     function_call: SentFunction | None = None
     """Deprecated, like the role `function`."""
     reasoning_content: str | None = None
-    """What the assistant thought before it said this."""
     reasoning: str | None = None
-    """The newer name of it."""
+    """Newer name."""
     thinking: str | None = None
-    """gpt-oss' and Ollama's name of it."""
+    """Name of gpt-oss and Ollama."""
 
 
 Messages = Some[Message]
@@ -237,28 +232,25 @@ class ChatBody(GenerationBody, ReasoningBody, PredictionBody):
     max_completion_tokens: OutputLimit = None
     max_tokens: OutputLimit = None
     truncate_prompt_tokens: LastTokens | None = None
-    """vLLM's: the prompt's last ones are kept, -1: as many as there is room for."""
+    """vLLM's number of last tokens to keep, or -1 for as many as fit."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """vLLM's and llama-server's. The last message, of the assistant, is the beginning of the answer in any
-    case; these two must say so, or nothing."""
+    """vLLM's and llama-server's. A last message of the assistant is always continued, so both fields must
+    agree."""
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
-    """The name of one of the model's templates, such as `tool_use`."""
+    """Name of one of the model's templates, such as `tool_use`."""
     functions: Functions | None = None
-    """Deprecated, like `function_call`: the answer then has a `function_call`, too."""
+    """Deprecated, like `function_call`. The answer then has a `function_call`, too."""
     function_call: FunctionCall | None = None
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """The messages as `prompt` takes them: known fields only, deprecated ones by their new names.
-
-    Raises InvalidRequest.
-    """
+    """Return the messages with known fields under their newest names. Raises InvalidRequest."""
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
     if messages and messages[-1].role == "user":
@@ -267,7 +259,6 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def told_in_words(messages: Sequence[Message]) -> list[str]:
-    """The parts of other types than text, as a header names them."""
     return [
         part.named(f"messages[{index}].content[{at}]")
         for index, message in enumerate(messages)
@@ -277,8 +268,7 @@ def told_in_words(messages: Sequence[Message]) -> list[str]:
 
 
 def attached_in(messages: Sequence[Message]) -> list[Attached]:
-    """All pictures and files. Who asks about a picture in the last message is refused where the model sees
-    none."""
+    """Return all attachments. Images in the last message carry a refusal for models without vision."""
     found: list[Attached] = []
     for index, message in enumerate(messages):
         is_asked = index == len(messages) - 1 and message.role == "user"
@@ -310,7 +300,7 @@ def _check(message: Message, at: str) -> None:
 
 
 def _check_question(message: Message, at: str) -> None:
-    """Who asks about a picture is told that it is not seen; one of before does not stop a conversation."""
+    """Reject unsupported parts only in the last message, so that earlier ones do not stop a conversation."""
     for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if isinstance(part, ForeignKind) and not part.is_attached:
             param = f"{at}.content[{index}].type"
@@ -322,7 +312,7 @@ def _unseen(part: ForeignKind, param: str) -> str:
 
 
 def reasoning_of(message: Message) -> str | None:
-    """Clients send it back under the name that they read, or under all; some as parts of the content."""
+    """Return the reasoning, which clients send back under one or all names, or as parts of the content."""
     said = message.reasoning_content or message.reasoning or message.thinking
     parts = message.content if isinstance(message.content, list) else ()
     others = [part for part in parts if isinstance(part, ForeignKind) and part.type in _THOUGHTS]
@@ -350,7 +340,7 @@ def _known_fields(message: Message) -> dict[str, object]:
 
 
 def _legacy_fields(message: Message) -> dict[str, object]:
-    """A deprecated call has no id: its function's name says what its result belongs to."""
+    """Name a deprecated call by its function, because the call has no id."""
     if message.role == "function":
         return {"role": "tool", "tool_call_id": f"function_{message.name}"}
     if message.function_call is not None:

@@ -1,4 +1,4 @@
-"""`chat.completion`, and its chunks: a role, deltas, calls, a reason to end, for every choice."""
+"""Rendering of `chat.completion` and its chunks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class CalledCustom(msgspec.Struct, frozen=True):
-    """The call of a custom tool."""
-
     name: str
     input: str
 
@@ -62,7 +60,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCustom]:
-    """The functions in their order; the last one's arguments or text may be cut."""
+    """Return the calls in order. The last one's arguments or text may be cut."""
     found: list[CalledFunction | CalledCustom] = []
     for part in parts:
         if isinstance(part, CallBegin):
@@ -75,7 +73,6 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCusto
 
 
 def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
-    """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
     reason = finish_reason(finish)
     if style is None or finish.reason is not FinishReason.STOP or not reader.has_calls:
         return reason
@@ -91,10 +88,10 @@ _EMPTY = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":null}'
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str | None
-    """None: the message consists of tool calls, or of thoughts."""
+    """Null if the message has only tool calls or reasoning."""
     reasoning_content: Union[str, UnsetType] = UNSET
     reasoning: Union[str, UnsetType] = UNSET
-    """The newer name of the same."""
+    """Newer name of `reasoning_content`."""
     refusal: None = None
     tool_calls: Union[list[ToolCall], UnsetType] = UNSET
     function_call: Union[CalledFunction, UnsetType] = UNSET
@@ -155,7 +152,6 @@ class ChatRenderer:
 
 
 _Scores = Callable[[Sequence[TokenLogprob]], bytes]
-"""Writes log-probabilities as JSON."""
 
 
 def _scores(pieces: ShownPieces, entries: Sequence[TokenLogprob]) -> bytes:
@@ -163,7 +159,6 @@ def _scores(pieces: ShownPieces, entries: Sequence[TokenLogprob]) -> bytes:
 
 
 def _no_scores(entries: Sequence[TokenLogprob]) -> bytes:
-    """Nobody asked for them."""
     return _NO_LOGPROBS
 
 
@@ -199,8 +194,8 @@ class _TextChoice:
 
 
 class _PartsChoice:
-    """Thoughts, content and tool calls. What may still begin another part is held back, and its scores with
-    it."""
+    """Choice with reasoning, content and calls. Text that may begin another part is held back with its
+    scores."""
 
     def __init__(self, index: int, scores: _Scores, call: Call, new_id: NewId) -> None:
         self._index = index
@@ -226,7 +221,7 @@ class _PartsChoice:
         return _delta(self._index, self._part(part), scores)
 
     def _opening(self, parts: Sequence[Part]) -> bytes:
-        """A choice that begins with a tool call or thoughts has no content, rather than an empty one."""
+        """Begin with null content, not an empty one, before a tool call or reasoning."""
         if self._is_open:
             return b""
         self._is_open = True
@@ -242,7 +237,6 @@ class _PartsChoice:
         return b'{"content":' + json_text(part.text) + b"}"
 
     def _call(self, part: CallBegin | CallArguments | CallText) -> bytes:
-        """A call's first delta has the name, those behind it the arguments or the text as they come."""
         is_legacy = self._style is not None and self._style.is_legacy
         if isinstance(part, CallBegin):
             kind, said = (b"custom", b"input") if part.takes_text else (b"function", b"arguments")

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the `Ask` that a body becomes, and its routes."""
+"""Routes of `/v1/chat/completions`, and conversion of a body to an `Ask`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ def _logprobs(body: ChatBody) -> int | None:
 
 
 def _max_tokens(body: ChatBody) -> AskedLimit | None:
-    """`max_completion_tokens`, or `max_tokens`, its older name."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "'max_tokens' and 'max_completion_tokens' name the same limit but differ; give one of them."
@@ -156,7 +155,7 @@ def _asked_tool(tool: Tool | ChatTextTool, path: str) -> AskedFunction:
 
 
 def _other_tools(body: ChatBody) -> list[str]:
-    """Raises InvalidRequest for those of MCP servers, which answers of one message have no place for."""
+    """Reject tools of MCP servers, because a chat's answer has no place for their calls."""
     others = [
         (f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ()) if isinstance(tool, ForeignKind)
     ]

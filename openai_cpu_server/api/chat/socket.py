@@ -1,5 +1,5 @@
-"""`GET /v1/chat/completions` as a WebSocket: many requests at once, each on the way that a POST goes. A
-message is one JSON object about one request."""
+"""WebSocket of `/v1/chat/completions`: many requests at once, each handled like a POST. A message is one
+JSON object about one request."""
 
 from __future__ import annotations
 
@@ -34,65 +34,58 @@ _Fields = dict[str, msgspec.Raw]
 
 
 class SocketAsk(msgspec.Struct, frozen=True):
-    """A request: the body that a POST would have."""
-
     name: str | None
-    """The client's own `request_id`."""
+    """Client's own `request_id`."""
     body: bytes
 
 
 class SocketCancel(msgspec.Struct, frozen=True):
     name: str
-    """A `request_id`, or the id that the chunks have."""
+    """Client's `request_id`, or the id in the chunks."""
 
 
 class SocketQueued(msgspec.Struct, frozen=True):
-    """A streamed request has to wait. This comes before its first chunk only."""
+    """Streamed request that waits in the queue, sent only before its first chunk."""
 
     request_id: str
     id: str
-    """The one that its chunks will have."""
     position: int
-    """1 is next."""
+    """Place in the queue, from 1."""
     first_token_ms: int
-    """An estimate, from now."""
     object: str = "queue"
 
 
 class SocketWaking(msgspec.Struct, frozen=True):
-    """A streamed request waits for its model. This comes before its first chunk only."""
+    """Streamed request that waits for its model, sent only before its first chunk."""
 
     request_id: str
     id: str
     loaded: float
-    """Share of the model that is loaded, 0 to 1."""
+    """Loaded share of the model, 0 to 1."""
     object: str = "model.loading"
 
 
 class SocketDone(msgspec.Struct, frozen=True):
-    """The last message about a request that went well."""
+    """Last message of a successful request, with the headers of a POST's response."""
 
     request_id: str
     headers: Mapping[str, str]
-    """The headers that the response of a POST would have had."""
     done: bool = True
 
 
 class SocketFailed(msgspec.Struct, frozen=True):
-    """The last message about a request that did not."""
+    """Last message of a failed request."""
 
     request_id: str | None
-    """None: it is about no request, such as an unknown one that was to be cancelled."""
+    """Null for an error without a request, such as an unknown one to cancel."""
     status: int
     error: ErrorBody
     headers: Mapping[str, str]
 
 
 def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
-    """What the client wants. What is no JSON object is an Ask, too: it is refused where all bodies are.
-
-    Raises InvalidRequest, TooManyValues.
-    """
+    """Parse a message. Anything but an object is a `SocketAsk`, rejected like all bodies. Raises
+    InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=_Fields)
@@ -127,7 +120,6 @@ def _name(fields: _Fields, field: str) -> str | None:
 
 
 def about(name: str, json_object: bytes) -> bytes:
-    """The same object, saying which request it belongs to."""
     return b'{"request_id":' + msgspec.json.encode(name) + b"," + json_object[1:]
 
 
@@ -138,8 +130,6 @@ def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> byte
 
 
 class _Request:
-    """One of a socket's requests, from its message to its last one."""
-
     def __init__(self, name: str, ticket: Ticket, body: HeldBody) -> None:
         self.name = name
         self.ticket = ticket
@@ -151,7 +141,6 @@ class _Request:
         return name == self.name or (self._running is not None and name == self._running.call.id)
 
     def cancel(self) -> None:
-        """Ends it, at once or when it is submitted; its last message says that somebody has cancelled it."""
         self._is_cancelled = True
         if self._running is not None:
             self._running.cancel()
@@ -163,7 +152,7 @@ class _Request:
 
 
 class ChatExchange:
-    """The requests of one open socket. An `Exchange`."""
+    """Requests of one open socket. Implements `Exchange`."""
 
     def __init__(self, route: GenerationRoute, socket: OpenSocket) -> None:
         self._route = route
@@ -171,7 +160,6 @@ class ChatExchange:
         self._running: dict[str, _Request] = {}
 
     async def take(self, data: bytes) -> None:
-        """Answers wrong messages here."""
         most_bytes = self._socket.options.max_body_bytes
         try:
             if len(data) > most_bytes:
@@ -193,7 +181,7 @@ class ChatExchange:
             request.cancel()
 
     async def _refuse(self, error: Exception) -> None:
-        """The message that begins no request has come to its end; that counts as a refused POST does."""
+        """Answer a message that begins no request. It counts like a rejected POST."""
         ticket = self._socket.ticket(has_headers=True)
         async with self._socket.serving(ticket):
             with contextlib.suppress(Unauthorized, Forbidden):
@@ -211,7 +199,7 @@ class ChatExchange:
             request.cancel()
 
     def _begin(self, ask: SocketAsk, held: BodyQuota) -> None:
-        """The request will release what is held. Raises InvalidRequest, RequestsLimited: then it does not."""
+        """Start a request, which then releases `held`, unless InvalidRequest or RequestsLimited is raised."""
         limit = self._socket.options.max_socket_requests
         if len(self._running) >= limit:
             raise too_many("requests at once", limit)
@@ -224,7 +212,7 @@ class ChatExchange:
         self._socket.start(partial(self._serve, request))
 
     async def _serve(self, request: _Request) -> None:
-        """The last message goes out when the request has given up all that it held, and its name."""
+        """Send the last message after the request has released its resources and its name."""
         name, ticket, headers = request.name, request.ticket, dict[str, str]()
         async with self._socket.serving(ticket) as served:
             try:
@@ -244,7 +232,6 @@ class ChatExchange:
             await self._socket.send(_failed(name, ticket, served.error, headers))
 
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
-        """Returns the headers that the response of a POST would have."""
         name, attempt = request.name, CascadeAttempt(submitted=request.submitted)
         running = await self._route.begin(request.body.take(), context, attempt)
         request.body.release()

@@ -1,4 +1,4 @@
-"""`text_completion`, whole and in chunks, with log-probabilities as parallel lists."""
+"""Rendering of `text_completion` and its chunks, with log-probabilities as parallel lists."""
 
 from __future__ import annotations
 
@@ -39,22 +39,19 @@ class LegacyLogprobs(msgspec.Struct, frozen=True):
 
 
 class TextPosition:
-    """Where the next token begins, in characters. A token within a character begins where that does."""
+    """Position of the next token in characters. A token within a character begins where that begins."""
 
     def __init__(self, start: int) -> None:
         self._characters = start
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def advance(self, piece: bytes) -> int:
-        """Returns where the token with these bytes begins, and goes behind it."""
         begin = self._characters
         self._characters += len(self._decoder.decode(piece))
         return begin
 
 
 class LegacyWriter:
-    """Writes one choice's output, whose text begins at `start`, part by part."""
-
     def __init__(self, pieces: ShownPieces, start: int) -> None:
         self._pieces = pieces
         self._position = TextPosition(start)
@@ -70,7 +67,7 @@ class LegacyWriter:
 
 
 def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: ShownPieces) -> LegacyLogprobs:
-    """The scores of an echoed prompt. Nothing is known of the first token; `scores[i]` belongs to token `i +
+    """Return the scores of an echoed prompt. The first token has none, and `scores[i]` is of token `i +
     1`."""
     return LegacyLogprobs(
         [pieces[token].text for token in prompt.tokens],
@@ -81,8 +78,7 @@ def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: Show
 
 
 def _offsets(prompt: Prompt, pieces: ShownPieces) -> list[int]:
-    """Where each token begins. The tokenizer may have put something first (BOS, a space) that the text does
-    not have."""
+    """Ignore what the tokenizer has put before the text, such as BOS or a space."""
     assert prompt.echo is not None, "only an echoed prompt is shown"
     tokenizer = pieces.tokenizer
     raw = [tokenizer.piece(token, special=True) for token in prompt.tokens]
@@ -95,8 +91,7 @@ def _offsets(prompt: Prompt, pieces: ShownPieces) -> list[int]:
 
 
 def _top(entry: TokenLogprob, pieces: ShownPieces) -> dict[str, float]:
-    """The alternatives, the most likely first, and the token itself where it is none of them. Of several
-    tokens with one text the most likely one counts."""
+    """Include the token itself. Of several tokens with one text the most likely counts."""
     top: dict[str, float] = {}
     for token, logprob in (*entry.top, (entry.token, entry.logprob)):
         top.setdefault(pieces[token].text, finite(logprob))
@@ -151,7 +146,7 @@ def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> Le
 
 
 class _EchoingChoice:
-    """One choice of a stream; an echoed prompt comes first, with all its scores at once."""
+    """Choice of a stream. An echoed prompt comes first, with all its scores at once."""
 
     def __init__(self, index: int, prompt: Prompt, pieces: ShownPieces | None) -> None:
         self._begin = b'{"index":%d,"text":' % index

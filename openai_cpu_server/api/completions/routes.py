@@ -1,4 +1,4 @@
-"""`/v1/completions`: its body, the `Ask` that it becomes, and its route."""
+"""Body and route of `/v1/completions`, and conversion of the body to an `Ask`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CompletionBody(GenerationBody, PredictionBody):
     suffix: str | None = None
     max_tokens: ScoringLimit = None
     truncate_prompt_tokens: LastTokens | None = None
-    """vLLM's: the prompt's last ones are kept, -1: as many as there is room for."""
+    """vLLM's number of last tokens to keep, or -1 for as many as fit."""
     best_of: Several | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

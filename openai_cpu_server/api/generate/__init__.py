@@ -1,6 +1,4 @@
-"""`/generate` and its kin: an older server's names for one prompt, or many in one body.
-
-`api/application.py` names its routes, and requests reach them behind the gate; `api/asking` calls `as_ask`
-for one prompt. A batch goes the same way, prompt by prompt. Promises: each prompt of a batch has limits, a
-log line and an end of its own, and one that fails takes no other with it.
-"""
+"""Generation under an older server's names (`/generate` and others), for one prompt or many in one body.
+Callers: `api/application.py` lists its routes, and `api/asking` calls `generate_ask` once per prompt, also
+of a batch. Promises: each prompt of a batch has its own limits, log entry and end, and a failure affects
+no other prompt."""

@@ -1,4 +1,4 @@
-"""The answers of `/generate`: a text, its JSON where JSON was asked for, and numbers beside it."""
+"""Answers of `/generate`: a text, its JSON if requested, and metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GenerateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     cached_tokens: int
     ttft_ms: float
-    """From the call's arrival in the queue to its first token."""
+    """Time from the call's arrival in the queue to its first token."""
     tokens_per_second: float
     queue_ms: float
     latency_ms: float
@@ -58,14 +58,14 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     text: str
     structured_data: msgspec.Raw
-    """The text as JSON; null where none was asked for, or where it was cut."""
+    """Text as JSON, or null if not requested or cut."""
     reasoning: Union[str, UnsetType] = UNSET
     finish_reason: str
     metrics: GenerateMetrics
 
 
 class BatchedGeneration(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes one result of a batch: an answer, or an error."""
+    """One result in a batch: an answer, or an error."""
 
     status: int
     error: Union[ErrorBody, None]
@@ -79,10 +79,9 @@ class BatchedGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GeneratedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the answer to a batch, whose bytes `batch_bytes` puts together."""
+    """Answer to a batch, which `batch_bytes` writes."""
 
     results: list[BatchedGeneration]
-    """In the order of the requests."""
     succeeded: int
     failed: int
 
@@ -112,13 +111,12 @@ class GenerateRenderer:
 
 
 class GenerateStream(Renderer):
-    """Objects with a `text` each; the last one has the numbers, and says what the text is as JSON."""
+    """Stream of texts. The last object has the metrics, and the whole text as JSON."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._reader = call.reader()
         self._texts: list[str] = []
-        """Kept where they are to be read as JSON."""
         self._finish: Finish | None = None
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
@@ -147,13 +145,11 @@ class GenerateStream(Renderer):
 
 
 def batch_bytes(results: Sequence[bytes], num_failed: int) -> bytes:
-    """`results`: each of `answered` or `refused`."""
     numbers = (len(results) - num_failed, num_failed)
     return b'{"results":[' + b",".join(results) + b'],"succeeded":%d,"failed":%d}' % numbers
 
 
 def answered(body: bytes) -> bytes:
-    """`body`: a `Generated` as JSON."""
     return b'{"status":200,"error":null,' + body[1:]
 
 
@@ -162,7 +158,7 @@ def refused(error: ErrorObject, status: int) -> bytes:
 
 
 def _as_json(text: str) -> msgspec.Raw:
-    """It is passed on as the model wrote it: no number is rounded on the way."""
+    """Pass on the model's own JSON, so that no number is rounded."""
     try:
         return msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""`/generate`, `/v1/generate` and `/v1/generate/batch`: their bodies, the `Ask` of one, and their routes."""
+"""Bodies and routes of `/generate`, `/v1/generate` and `/v1/generate/batch`, and conversion to an `Ask`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 from openai_cpu_server.models.registry import fetch
 
 MAX_ITEMS = 1024
-"""As many as one call of another family may have sequences, by default."""
+"""Default limit of sequences in one call of another family."""
 _OLD_NAMES = {"high": "interactive", "normal": "interactive", "low": "batch"}
 PriorityName = Annotated[
     Literal["interactive", "batch", "high", "normal", "low"],
@@ -53,13 +53,11 @@ PriorityName = Annotated[
 
 
 class GenerateFields(GenerationBody):
-    """What these bodies have beside the common fields, prompts aside."""
-
     max_tokens: OutputLimit = None
     format: Literal["text", "json"] | None = None
-    """With a `json_schema` it is JSON anyway."""
+    """Always JSON with a `json_schema`."""
     raw: bool | None = None
-    """The prompt is a text to continue; else it is what a user says, if the model can chat."""
+    """True to continue the prompt as text. Otherwise it is a user's message for models that can chat."""
     priority: PriorityName | None = None
 
 
@@ -68,7 +66,7 @@ class GenerateBody(GenerateFields):
 
 
 class GenerateBatchBody(GenerateFields):
-    """Exactly one of the lists; all else is for every request that does not have it itself."""
+    """Body with exactly one of the lists. Other fields are defaults for each request."""
 
     prompts: Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] | None = None
     requests: (
@@ -89,7 +87,6 @@ def generate_ask(body: GenerateBody) -> Ask:
 
 
 def _form(body: GenerateBody, given: AskedForm | None) -> AskedForm | None:
-    """What `format` stands for, where nothing more exact is said."""
     names_schema = _names_schema(body)
     if body.format == "text" and names_schema:
         raise wrong("'format' is 'text', but a JSON schema is given.", "format")
@@ -107,22 +104,20 @@ def _names_schema(body: GenerateBody) -> bool:
 
 
 _AT_ONCE = 64
-"""So many requests of a batch are served at once, as of a WebSocket: the queue is not for one client."""
+"""Requests of a batch that are served at once, as of a WebSocket, so that one client does not fill the
+queue."""
 _ITEM_PATH = "/v1/generate"
 
 
 class PromptBatch(NamedTuple):
-    """The requests of one body."""
-
     shared: Mapping[str, object]
     items: Sequence[Mapping[str, object]]
     ignored: Ignored
     size: int
-    """As many bytes as all of it has."""
     shared_size: int
 
     def ask(self, index: int, *, lenient: bool) -> Ask:
-        """What the request at this index asks for, as if it had come alone. Raises InvalidRequest."""
+        """Convert one request as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
             raise not_in_batches("stream")
@@ -131,7 +126,7 @@ class PromptBatch(NamedTuple):
 
 
 class GenerateBatchRoute:
-    """`POST /v1/generate/batch`: each request goes its own way, with its own limits and its own end."""
+    """Route of `POST /v1/generate/batch`. Each request has its own limits and its own end."""
 
     def __init__(self, one: GenerationRoute, parts: ServerParts) -> None:
         self._one = one
@@ -151,7 +146,7 @@ class GenerateBatchRoute:
 
 
 class _RunningBatch:
-    """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
+    """Live batch, cancelled with all its requests when its client leaves."""
 
     def __init__(
         self, one: GenerationRoute, parts: ServerParts, outer: RequestContext, batch: PromptBatch
@@ -164,7 +159,7 @@ class _RunningBatch:
         self.num_failed = 0
 
     async def run(self) -> None:
-        """Serves no more at once than the key may have."""
+        """Serve at most as many requests at once as the key may have."""
         key = self._outer.identity.key
         most = (key and key.allowance.concurrent) or _AT_ONCE
         waiting = iter(range(len(self._batch.items)))
@@ -178,7 +173,7 @@ class _RunningBatch:
                 group.start_soon(in_turn)
 
     async def _result(self, index: int) -> bytes:
-        """Requests count and are logged one by one; their time began when the batch came in."""
+        """Count and log each request by itself, from the arrival of the batch."""
         outer = self._outer.ticket
         ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
         ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
@@ -202,7 +197,7 @@ class _RunningBatch:
 
 
 def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
-    """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
+    """Reject shared fields that would make much work of few bytes. Raises InvalidRequest, BodyTooLarge."""
     body, ignored = parse(GenerateBatchBody, data, lenient=options.lenient)
     if (body.prompts is None) == (body.requests is None):
         raise wrong("Give exactly one of 'prompts' and 'requests'.", "prompts")
@@ -229,7 +224,7 @@ class GenerateRoutes:
         self._models = parts.models
 
     async def model_info(self, request: Request) -> Response:
-        """For a server that had one model."""
+        """Describe the model, for clients of a server that had one model."""
         name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
         await fetch(self._models, name, allowed)
         return json_response(model_card(self._models.choose(name, allowed)))

@@ -1,7 +1,5 @@
-"""`/completion`, `/infill`, `/props`, `/slots` and what else llama-server's clients ask for, in its shapes.
-
-`api/application.py` names its routes, and requests reach them behind the gate; `api/asking` calls the
-renderer. Promises: what is not sent has llama-server's defaults; fields that only steer its own memory are
-ignored, and a header names them; what would change the answer and is not built is refused by its place.
-`/embedding` stands in `api/pooling`, `/tokenize` and `/apply-template` in `api/admin/tokens.py`.
-"""
+"""llama-server's own API: `/completion`, `/infill`, `/props`, `/slots` and the others, in its forms.
+Callers: `api/application.py` lists its routes, and `api/asking` calls the renderer. Promises: absent
+fields have llama-server's defaults; fields that only control its memory are ignored and named in a header;
+unsupported fields that would change the answer are rejected. `/embedding` is in `api/pooling`, and
+`/tokenize` and `/apply-template` are in `api/admin/tokens.py`."""

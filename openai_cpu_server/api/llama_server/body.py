@@ -1,4 +1,4 @@
-"""The bodies of `/completion` and `/infill`, as llama-server's clients write them."""
+"""Bodies of `/completion` and `/infill`, as llama-server's clients write them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from openai_cpu_server.json_size import MOST_TOKENS
 
 _LONGEST_ID = 10
 MOST_PROBS = 100
-"""Log-probabilities beside each token. Editors and studios show ten."""
+"""Log-probabilities per token. Editors and studios show ten."""
 MOST_FILES = 256
 _CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
 
@@ -47,8 +47,8 @@ class Biases(NamedTuple):
 
 
 def _biases(value: object) -> Biases:
-    """`{token: bias}`, or `[[token, bias]]`; a token is an id, or a text for all of its tokens, and `false`
-    forbids it."""
+    """Read `{token: bias}` or `[[token, bias]]`, where a text means each of its tokens and `false` forbids
+    it."""
     pairs: list[object] = list(value.items()) if isinstance(value, Mapping) else []
     pairs = value if isinstance(value, list) else pairs
     if not isinstance(value, (list, Mapping)):
@@ -83,7 +83,7 @@ def _wrong_bias() -> PydanticCustomError:
 
 
 def _with_texts_only(value: object) -> object:
-    """Empty stop strings stop nothing there."""
+    """Drop empty stop strings, which llama-server ignores."""
     return [each for each in value if each != ""] if isinstance(value, list) else value or None
 
 
@@ -96,13 +96,13 @@ WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 
 
 ANY_SEED = 2**32 - 1
-"""It stands for any seed; those that are told fit below it, so that any client can send them again."""
+"""Placeholder for any seed. Reported seeds are below it, so that any client can send them again."""
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""What llama-server takes where nothing is sent."""
+"""llama-server's values for absent fields."""
 
 
 class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
-    """What the two have alike. Fields that are not known llama-server ignores, too."""
+    """Fields of both bodies. Unknown ones are ignored, as in llama-server."""
 
     most_numbers: ClassVar[int] = MOST_TOKENS
     is_open: ClassVar[bool] = True
@@ -120,14 +120,10 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     }
 
     max_tokens: Prediction | None = None
-    """The same."""
     max_completion_tokens: Prediction | None = None
-    """The same."""
     n_cmpl: Annotated[Several, Whole] | None = None
     n: Annotated[Several, Whole] | None = None
-    """The same."""
     stop: Annotated[Stop | None, BeforeValidator(_with_texts_only)] = None
-    """At most 64 texts."""
     n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), Whole] | None = None
     logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
     seed: Annotated[Seed, Whole] | None = None
@@ -139,11 +135,11 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     json_schema: JsonObject | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
-    """The only fields that are told; `a/b` is the field `b` of `a`."""
+    """Only fields of the answer, where `a/b` is the field `b` of `a`."""
 
     @property
     def limit(self) -> tuple[str, int] | None:
-        """The name by which the client has given a limit of tokens, and the limit; None: there is none."""
+        """Field name and value of the client's token limit, or None."""
         names = ("n_predict", "max_completion_tokens", "max_tokens")
         given = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
         return given[0] if given and given[0][1] >= 0 else None
@@ -151,12 +147,9 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
 
 class LlamaCompletionBody(LlamaServerBody):
     prompt: Prompts
-    """A text, a list of token ids and texts, an object with `prompt_string`, or a list of these."""
 
 
 class InputExtra(OpenBody):
-    """A file beside the one that is filled in, or a piece of it."""
-
     filename: str | None = None
     text: str
 
@@ -165,6 +158,6 @@ class LlamaInfillBody(LlamaServerBody):
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[InputExtra], Field(max_length=MOST_FILES, fail_fast=True)] | None = None
-    """The most important one is the last: from the first on they are left out where there is no room."""
+    """Most important one last. The first ones are dropped if they do not fit."""
     prompt: str | None = None
-    """It goes on from the prefix."""
+    """Continuation of the prefix."""

@@ -1,4 +1,4 @@
-"""llama-server's answers: an object for each prompt, or chunks of one; its settings and its timings."""
+"""llama-server's answers: an object for each prompt, or chunks of one, with its settings and timings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from openai_cpu_server.http.errors import ErrorObject, numbered
 from openai_cpu_server.models.served import ShownPieces, finite
 
 _ANY_SLOT = -1
-"""A request has none of its own; sent back as `id_slot` it asks for nothing."""
+"""Slot of all requests. Sent back as `id_slot` it has no effect."""
 
 
 class TokenProbability(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class TokenProbabilities(msgspec.Struct, frozen=True):
     token: str
     bytes: tuple[int, ...]
     logprob: float
-    """Before any sampler."""
+    """Value before any sampler."""
     top_logprobs: list[TokenProbability]
 
 
@@ -52,27 +52,24 @@ Probabilities = Union[list[TokenProbabilities], UnsetType]
 
 class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """Counts the prompts, and the answers to each."""
+    """Counter over prompts, and over the answers to each."""
     content: str
     tokens: list[int]
     stop: bool = False
     id_slot: int = _ANY_SLOT
     tokens_predicted: int
-    """So far."""
     tokens_evaluated: int
-    """Those of the prompt."""
     timings: Union[dict[str, float], UnsetType] = UNSET
     completion_probabilities: Probabilities = UNSET
     prompt_progress: Union[ToldProgress, UnsetType] = UNSET
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one prompt, or the last chunk of it, which has no more content. Several are a list."""
+    """Answer to one prompt, or its last chunk without content. Several are a list."""
 
     index: int
     content: str
     tokens: list[int]
-    """Where `return_tokens` asks for them."""
     id_slot: int = _ANY_SLOT
     stop: bool = True
     model: str
@@ -82,12 +79,12 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     has_new_line: bool
     truncated: bool
-    """The context has ended it."""
+    """True if the context has ended the answer."""
     stop_type: str
     """`eos`, `word` or `limit`."""
     stopping_word: str
     tokens_cached: int
-    """Tokens of prompt and answer, which the next prompt may begin with."""
+    """Tokens of prompt and answer, with which the next prompt may begin."""
     timings: dict[str, float]
     completion_probabilities: Probabilities = UNSET
 
@@ -95,7 +92,8 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
 def settings(
     sampling: Sampling, request: GenerationRequest | None = None, call: Call | None = None
 ) -> dict[str, Any]:
-    """llama-server's names of how an answer is made. What is not built has the value that means off."""
+    """Return the settings of an answer under llama-server's names. Unsupported ones have the value for
+    off."""
     dry = sampling.dry or DryPenalty(multiplier=0.0)
     most_tokens = -1 if request is None else request.max_tokens
     return {
@@ -156,8 +154,6 @@ class LlamaRenderer:
 
 
 class _Told(NamedTuple):
-    """What one answer says."""
-
     content: str
     has_new_line: bool
     tokens: list[int]
@@ -172,7 +168,6 @@ class _Told(NamedTuple):
 
 
 def _completion(call: Call, index: int, at: int, told: _Told, figures: Figures) -> bytes:
-    """`at`: its place among the requests of the call."""
     request, finish = call.requests[at], told.finish
     own = msgspec.structs.replace(
         figures,
@@ -201,7 +196,6 @@ def _completion(call: Call, index: int, at: int, told: _Told, figures: Figures) 
 
 
 def _stop_type(finish: Finish) -> str:
-    """Raises GenerationFailed for an end that is nobody's result."""
     if finish_reason(finish) == "length":
         return "limit"
     return "eos" if finish.stop_string is None else "word"
@@ -223,7 +217,6 @@ def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[
 
 
 def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
-    """All of its fields where no paths are given."""
     encoded = msgspec.json.encode(answer)
     if not paths:
         return encoded
@@ -239,7 +232,7 @@ def _inner(value: object, names: Sequence[str]) -> object:
 
 
 class LlamaStream(Renderer):
-    """Chunks with what is new; the last one of each answer says how it was made."""
+    """Stream of chunks. The last one of each answer has its settings."""
 
     def __init__(self, call: Call, pieces: ShownPieces) -> None:
         self._call = call

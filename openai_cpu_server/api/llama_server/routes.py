@@ -1,4 +1,4 @@
-"""llama-server's own routes, and the `Ask` that their bodies become."""
+"""Routes of llama-server's own API, and conversion of bodies to an `Ask`."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, JsonSchema, RouteRoom, RouteRow
 
 _NO_NAME = "tmp"
-"""llama-server's name for a file without one."""
+"""llama-server's name of a file without one."""
 _ANSWER_ROOM = 256
 
 
 def completion_ask(body: LlamaCompletionBody) -> Ask:
-    """Raises InvalidRequest."""
+    """Convert a body. Raises InvalidRequest."""
     return llama_ask(body, AskedTexts(body.prompt, echo=True))
 
 
 def infill_ask(body: LlamaInfillBody) -> Ask:
-    """Raises InvalidRequest."""
+    """Convert a body. Raises InvalidRequest."""
     files = [AskedFile(file.filename or _NO_NAME, file.text) for file in body.input_extra or ()]
     limit = body.limit
     prompt = AskedTexts(
@@ -61,7 +61,7 @@ def infill_ask(body: LlamaInfillBody) -> Ask:
 
 
 def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
-    """Raises InvalidRequest."""
+    """Convert the shared fields. Raises InvalidRequest."""
     given = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
     biases = body.logit_bias
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}

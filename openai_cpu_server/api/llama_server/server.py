@@ -1,4 +1,4 @@
-"""What llama-server tells of itself: `/props` and `/slots`."""
+"""llama-server's description of itself: `/props`, `/slots` and `/v1/health`."""
 
 from __future__ import annotations
 
@@ -39,15 +39,13 @@ class PropsModalities(msgspec.Struct, frozen=True):
 class Props(msgspec.Struct, frozen=True, kw_only=True):
     default_generation_settings: DefaultSettings
     total_slots: int
-    """So many sequences are computed at once at most."""
     model_alias: str
     model_ftype: str
     model_path: str
-    """The name of its file."""
     modalities: PropsModalities
     endpoint_slots: bool = True
     endpoint_props: bool = False
-    """Nothing can be changed there."""
+    """False, because properties cannot be changed."""
     endpoint_metrics: bool = True
     chat_template: str
     bos_token: str
@@ -62,14 +60,13 @@ class NextToken(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """A place that a sequence may have. Who has it is told of one's own requests alone."""
+    """Place for a sequence. Details are shown only for requests of the same client."""
 
     id: int
     n_ctx: int
     speculative: bool
     is_processing: bool = False
     request: Union[str, UnsetType] = UNSET
-    """As `/v1/requests` names it."""
     n_prompt_tokens: Union[int, UnsetType] = UNSET
     next_token: Union[list[NextToken], UnsetType] = UNSET
 
@@ -87,7 +84,7 @@ class LlamaServerFacts:
         return json_response(_props(chosen, chosen.model.loaded()))
 
     async def slots(self, request: Request) -> Response:
-        """With `fail_on_no_slot` a server without a free one is 503."""
+        """Answer 503 without a free slot if `fail_on_no_slot` is set."""
         chosen = await self._chosen(request)
         engine, info = chosen.model.engine, chosen.model.loaded()
         running = [one for one in engine.requests() if one.state is RequestState.RUNNING]
@@ -97,7 +94,7 @@ class LlamaServerFacts:
         return Response(msgspec.json.encode(told), media_type="application/json")
 
     async def health(self, request: Request) -> Response:
-        """503 until it can generate, as llama-server has it. Raises EngineUnavailable."""
+        """Answer 503 until the server can generate. Raises EngineUnavailable."""
         status = self._models.status()
         if status.state not in (EngineState.READY, EngineState.ASLEEP):
             raise unavailable(status)

@@ -1,4 +1,5 @@
-"""Anthropic's conversations become an `Ask`: the same messages, tools and wishes as chat's. Pure."""
+"""Pure conversion of Anthropic's conversations to an `Ask`, with the same messages, tools and options as
+chat's."""
 
 from __future__ import annotations
 
@@ -44,11 +45,11 @@ from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.prompt.template import joined, to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
-"""Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so
-that no prompt would begin like the one before."""
+"""First line of Claude Code's system prompt. Its value changes with each request, which would prevent
+shared prefixes."""
 _USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.NAMED, "none": None}
 _SWITCHES = {"enabled": True, "disabled": False}
-"""With the other words the model decides, as it does unasked."""
+"""Other words leave the decision to the model."""
 _ALLOWED = {
     "user": (TextBlock, ToolResultBlock, ForeignKind),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ForeignKind),
@@ -59,11 +60,10 @@ _ALLOWED = {
 class PlacedBlock(NamedTuple):
     block: Block
     at: str
-    """Its path in the body."""
 
 
 def messages_ask(body: MessagesBody) -> Ask:
-    """Clients name the most that any model could write, so what the context leaves is enough. Raises
+    """Convert a body. The limit is a ceiling, because clients name the maximum of any model. Raises
     InvalidRequest."""
     return msgspec.structs.replace(
         prompt_ask(body),
@@ -77,8 +77,7 @@ def messages_ask(body: MessagesBody) -> Ask:
 
 
 def prompt_ask(body: CountBody) -> Ask:
-    """As much of it as decides how long the prompt is. Raises InvalidRequest for blocks that stand where they
-    cannot."""
+    """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _told(turn)]
     form = _form(body)
@@ -101,13 +100,11 @@ def prompt_ask(body: CountBody) -> Ask:
 
 
 def _skipped_tools(body: CountBody) -> list[str]:
-    """Tools that only Anthropic's servers have, as a header names them."""
     tools = enumerate(body.tools or ())
     return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
 
 
 def _told_in_words(body: CountBody, turns: Sequence[_Turn]) -> Iterator[str]:
-    """Blocks of other kinds than there are here, also in results."""
     for placed in (placed for turn in turns for placed in turn.blocks):
         within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
         yield from _foreign([*_placed(within or "", placed.at), placed])
@@ -120,7 +117,6 @@ def _foreign(blocks: Sequence[PlacedBlock]) -> Iterator[str]:
 
 
 def _attached(turns: Sequence[_Turn]) -> Iterator[Attached]:
-    """Those in results, too."""
     for turn in turns:
         for placed in turn.blocks:
             within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
@@ -132,7 +128,7 @@ def _attached(turns: Sequence[_Turn]) -> Iterator[Attached]:
 
 
 def _thinking(body: CountBody) -> AskedThinking:
-    """How hard to try is about thoughts here, so it says nothing where there are to be none."""
+    """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
     efforts = said_by(body, "output_config.effort")
     if body.thinking is None:
         return asked_thinking(efforts=efforts)
@@ -153,7 +149,7 @@ def _thinking(body: CountBody) -> AskedThinking:
 
 
 class _Turn(NamedTuple):
-    """Successive messages of one role, which are one turn, as at Anthropic."""
+    """Successive messages of one role, which form one turn as at Anthropic."""
 
     role: str
     blocks: Sequence[PlacedBlock]
@@ -161,7 +157,6 @@ class _Turn(NamedTuple):
 
 
 def _turns(body: CountBody) -> Iterator[_Turn]:
-    """Raises InvalidRequest for blocks that stand where they cannot."""
     given = [
         (message.role, f"messages[{index}]", message.content) for index, message in enumerate(body.messages)
     ]
@@ -206,7 +201,7 @@ def _check_place(placed: PlacedBlock, role: str) -> None:
 
 
 def _told(turn: _Turn) -> Iterator[AskedMessage]:
-    """Results come first: they answer the message before."""
+    """Yield results first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
     said = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
     text = joined(map(_text, said))
@@ -238,7 +233,7 @@ def _call(block: ToolUseBlock) -> dict[str, object]:
 
 
 def _result_text(result: ToolResultBlock) -> str:
-    """OpenAI's results cannot say that they are errors, so the text does, if it does not yet."""
+    """Mark an error in the text, because OpenAI's results have no field for it."""
     content = result.content or ""
     if not isinstance(content, str):
         content = joined(map(_text, content))
@@ -250,7 +245,6 @@ def _result_text(result: ToolResultBlock) -> str:
 
 
 def _tools(body: CountBody) -> AskedTools | None:
-    """Raises InvalidRequest for a demand without tools, or for a tool that has no name."""
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise missing("tool_choice.name")
@@ -277,7 +271,6 @@ def _function(tool: CustomTool, path: str) -> AskedFunction:
 
 
 def _form(body: CountBody) -> AskedForm | None:
-    """The newer name goes first."""
     form, path = body.output_format, "output_format"
     if body.output_config is not None and body.output_config.format is not None:
         form, path = body.output_config.format, "output_config.format"

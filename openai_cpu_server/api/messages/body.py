@@ -1,4 +1,4 @@
-"""The bodies of `POST /v1/messages` and its `/count_tokens`, as Anthropic writes them."""
+"""Bodies of `POST /v1/messages` and its `/count_tokens`, as Anthropic writes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openai_cpu_server.api.asking.body import (
 from openai_cpu_server.http.unheeded import Hint, Hints
 
 MAX_TOOLS = 512
-"""Agents with many servers of tools have more than OpenAI's limit of 128."""
+"""Above OpenAI's 128, because agents with many tool servers have more."""
 _SERVICE = Hint("it is for a service of Anthropic's that is not here")
 SERVICE_HINTS: Hints = dict.fromkeys(
     (
@@ -49,7 +49,7 @@ _UNCOUNTED = Hint("it is for answers; here nothing is generated")
 
 class Cacheable(OpenBody):
     cache_control: JsonValue = None
-    """A hint for Anthropic's cache; here every prompt is cached."""
+    """Ignored, because every prompt is cached."""
 
 
 class TextBlock(Cacheable):
@@ -61,11 +61,11 @@ class ThinkingBlock(Cacheable):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
-    """Whoever has made it proves so; it is not looked at."""
+    """Ignored proof of the author."""
 
 
 class RedactedThinkingBlock(Cacheable):
-    """Nobody but its maker can read it, so the model does not see it."""
+    """Reasoning that only its author can read, hidden from the model."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -110,15 +110,13 @@ class InputMessage(OpenBody):
 
 
 class CustomTool(Cacheable):
-    """A function of the client's."""
-
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    """A hint; here arguments are always streamed as they come."""
+    """Ignored, because arguments are always streamed as they come."""
 
 
 def _tool_kind(value: object) -> str | None:
@@ -130,7 +128,7 @@ AnyTool = Annotated[
     Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ForeignKind, Tag("<other>")]],
     Discriminator(_tool_kind),
 ]
-"""A tool of Anthropic's own, such as `web_search_20250305`, is left out."""
+"""Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
 
 
 class ToolChoice(OpenBody):
@@ -147,7 +145,7 @@ class ThinkingOptions(OpenBody):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Several | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """`omitted`: the model thinks, and the answer does not tell what."""
+    """`omitted`: reason without showing it in the answer."""
 
 
 class OutputFormat(OpenBody):
@@ -174,7 +172,7 @@ _ANSWERING = (
 
 
 class CountBody(Cacheable):
-    """What decides how long the prompt is. All of another body may be sent, too."""
+    """Fields that determine the prompt's length. Fields that only concern the answer are ignored."""
 
     is_open: ClassVar[bool] = False
     hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
@@ -187,7 +185,7 @@ class CountBody(Cacheable):
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """What `output_config.format` was called when it was new."""
+    """Former name of `output_config.format`."""
 
 
 class MessagesBody(CountBody, ProgressBody):
@@ -201,6 +199,6 @@ class MessagesBody(CountBody, ProgressBody):
     top_k: TopK | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    """There is one tier; the header `X-Priority` says what is urgent."""
+    """Ignored, because there is one tier. The header `X-Priority` sets the priority."""
     cache: bool | None = None
-    """Ours. `false`: neither answer from the cache of answers nor keep this answer there."""
+    """Extension. False neither uses nor stores a cached answer."""

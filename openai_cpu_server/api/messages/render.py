@@ -1,4 +1,4 @@
-"""`/v1/messages` as it is told: messages, the events of a stream, and failures."""
+"""Rendering of messages, events of a stream, and errors of `/v1/messages`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _TYPES: Mapping[int, str] = {
     500: "api_error",
     503: "overloaded_error",
 }
-"""Anthropic's words by our statuses. All others mean that the request is wrong."""
+"""Anthropic's error types by HTTP status. Others are invalid requests."""
 _STATUSES = {failure.code: failure.status for failure in TABLE.values() if failure.code is not None}
 _TOO_LONG = "context_length_exceeded"
 
@@ -72,11 +72,11 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     type: str
     error: MessagesErrorBody
     request_id: str | None = None
-    """None: in a stream, whose headers have it."""
+    """Unset in a stream, whose headers have it."""
 
 
 def streamed_error(error: ErrorObject) -> MessagesError:
-    """The same in the middle of a stream, which has no status: its code tells what that would be."""
+    """Convert an error in a stream, which has no status, by the status of its code."""
     otherwise = 400 if error.error.type == "invalid_request_error" else 500
     return MessagesError(type="error", error=_body(error, _STATUSES.get(error.error.code or "", otherwise)))
 
@@ -86,7 +86,8 @@ def _body(said: ErrorObject, status: int) -> MessagesErrorBody:
 
 
 def _words(said: ErrorBody) -> str:
-    """Claude Code shortens a conversation when a message begins with Anthropic's words for one too long."""
+    """Begin with Anthropic's words for a prompt that is too long, because Claude Code then shortens the
+    conversation."""
     if said.code == _TOO_LONG:
         return f"prompt is too long: {said.message}"
     is_named = said.param is None or said.param in said.message
@@ -100,11 +101,11 @@ def _response(error: Exception, request_id: str) -> Response:
 
 
 SHAPE = ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
-"""Anthropic's SDKs read only their own name of the id."""
+"""Errors and headers. Anthropic's SDKs read only `request-id`."""
 
 
 _UNSIGNED = "unsigned"
-"""Anthropic signs what its models think, and clients send that back. Ours is believed as it is."""
+"""Placeholder for Anthropic's signature of reasoning, which clients send back. It is not checked here."""
 _PING = (Chunk(b'{"type":"ping"}', "ping"),)
 
 
@@ -125,7 +126,7 @@ class MessageToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_us
     id: str
     name: str
     input: msgspec.Raw
-    """An object; of a call that was cut, what there was of it."""
+    """Object, or what there is of it if the call was cut."""
 
 
 MessageBlock = Union[MessageText, MessageThinking, MessageToolUse]
@@ -137,13 +138,13 @@ class MessagesOutputDetails(msgspec.Struct, frozen=True):
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-    """Without those that were found in the prefix cache."""
+    """Prompt tokens without those found in the prefix cache."""
     cache_creation_input_tokens: int = 0
-    """Every prompt is kept, and nobody pays for that."""
+    """Always 0, because caching is free."""
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: Union[MessagesOutputDetails, UnsetType] = UNSET
-    """Unset at a stream's beginning, where there is no output."""
+    """Unset at the beginning of a stream."""
 
     @classmethod
     def of(cls, figures: Figures) -> MessagesUsage:
@@ -171,8 +172,6 @@ class _Ending(msgspec.Struct, frozen=True):
 
 
 class MessagesRenderer:
-    """Makes the answers of calls that have one choice."""
-
     def __init__(self, new_id: NewId = new_tool_use_id) -> None:
         self._new_id = new_id
 
@@ -223,7 +222,6 @@ def _blocks(parts: Sequence[Part], new_id: NewId) -> Iterator[MessageBlock]:
 
 
 def _grouped(parts: Sequence[Part]) -> Iterator[tuple[Part, list[str]]]:
-    """Each part that begins a block, and all the text of its block."""
     first, texts = None, list[str]()
     for part in parts:
         if first is None or _begins_block(part, first):
@@ -237,14 +235,13 @@ def _grouped(parts: Sequence[Part]) -> Iterator[tuple[Part, list[str]]]:
 
 
 def _begins_block(part: Part, block: Part) -> bool:
-    """`block`: the part that has begun the block before."""
     return not isinstance(part, CallArguments) and (
         isinstance(part, CallBegin) or type(part) is not type(block)
     )
 
 
 def _object(arguments: str) -> bytes:
-    """As it was written, if it is whole; else what there is of it."""
+    """Return whole arguments as written, and a valid object from cut ones."""
     read = partial(pydantic_core.from_json, arguments, allow_inf_nan=False)
     with suppress(ValueError):
         return arguments.encode() if isinstance(read(), dict) else b"{}"
@@ -258,19 +255,16 @@ def _object(arguments: str) -> bytes:
 
 
 class MessageStream(Renderer):
-    """One block is open at a time."""
-
     def __init__(self, call: Call, new_id: NewId) -> None:
         self._call = call
         self._reader = call.reader()
         self._new_id = new_id
         self._block: Part | None = None
-        """The part that has begun the open block."""
         self._index = 0
         self._ending: _Ending | None = None
 
     def begin(self) -> Sequence[Chunk]:
-        """What was found in the cache is known at the end, and told then."""
+        """Report no cached tokens, because they are known only at the end."""
         prompt = self._call.prompt_tokens
         usage = MessagesUsage(input_tokens=prompt, cache_read_input_tokens=0, output_tokens=0)
         message = AnswerMessage(
@@ -290,7 +284,7 @@ class MessageStream(Renderer):
         return _PING
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Anthropic's clients skip pings, whatever these say."""
+        """Send progress in a ping, which Anthropic's clients skip."""
         return (_chunk("ping", progress_field(progress, figures)),)
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:

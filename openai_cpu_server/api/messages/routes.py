@@ -1,4 +1,4 @@
-"""The routes of Messages."""
+"""Routes of the Messages API."""
 
 from __future__ import annotations
 

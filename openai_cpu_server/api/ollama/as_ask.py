@@ -1,4 +1,4 @@
-"""Ollama's bodies become an `Ask`. Pure."""
+"""Pure conversion of Ollama's bodies to an `Ask`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_EYES = LACKS["image"]
 
 
 def ollama_chat_ask(body: OllamaChatBody) -> Ask:
-    """Raises InvalidRequest, also for a question about pictures."""
+    """Convert a body. Raises InvalidRequest."""
     given = body.messages or []
     messages = list(_messages(given))
     pictures = [
@@ -53,7 +53,7 @@ def ollama_chat_ask(body: OllamaChatBody) -> Ask:
 
 
 def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
-    """Raises InvalidRequest for what a text that goes on as it is cannot have."""
+    """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
     prompt = body.prompt or ""
     if body.raw and body.system:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
@@ -147,8 +147,8 @@ def _function(tool: OllamaTool, index: int) -> AskedFunction:
 
 
 def _messages(given: Sequence[OllamaMessage]) -> Iterator[AskedMessage]:
-    """Ollama's calls need no ids, and results name their function at most: they belong to the calls in their
-    order."""
+    """Match results to calls in order, because Ollama's calls need no ids and results only name a
+    function."""
     open_calls: list[tuple[str, str]] = []
     for index, message in enumerate(given):
         fields: dict[str, object] = {"role": message.role, "content": _content(message)}
@@ -166,7 +166,7 @@ def _content(message: OllamaMessage) -> str:
 
 
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
-    """Ollama shows pictures before what is said about them."""
+    """Put images before the text, as Ollama does."""
     marks = [mark_of(_source(image)) for image in images or ()]
     return joined(filter(None, (*marks, text)))
 
@@ -179,7 +179,7 @@ def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Itera
 
 
 def _source(image: str) -> str:
-    """Ollama's clients send the bytes alone in base64, some as a data URI."""
+    """Accept base64 alone, as Ollama's clients send it, and data URIs."""
     return image if image[:5].lower() == "data:" else f"data:;base64,{image}"
 
 
@@ -195,7 +195,7 @@ def _calls(message: OllamaMessage, index: int, open_calls: list[tuple[str, str]]
 
 
 def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -> str:
-    """The id of the first open call of this function, or of any; one of its own where none is open."""
+    """Return the id of the first open call of this function, or of any."""
     found = next((call for call in open_calls if name in (None, call[1])), None)
     if found is None:
         return f"result_{index}"

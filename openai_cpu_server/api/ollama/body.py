@@ -1,4 +1,4 @@
-"""The bodies of `/api/chat`, `/api/generate` and `/api/show`, as Ollama's clients write them."""
+"""Bodies of `/api/chat`, `/api/generate` and `/api/show`, as Ollama's clients write them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_TOOLS = 512
-"""Home Assistant offers one for each thing that a house can do."""
+"""Home Assistant has one tool for each action of a house."""
 _RUNNER = Hint("the server's own options decide it, for all requests alike")
 _KEPT = Hint("the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0"))
 _NO_MIROSTAT = "this sampler is not built"
@@ -95,7 +95,7 @@ TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 
 
 class OllamaBody(ProgressBody, OpenBody):
-    """What is not known here Ollama ignores, too."""
+    """Body whose unknown fields are ignored, as in Ollama."""
 
     hints: ClassVar[Hints] = {"keep_alive": _KEPT}
     refusals: ClassVar[Refusals] = {
@@ -104,22 +104,20 @@ class OllamaBody(ProgressBody, OpenBody):
 
     model: str
     stream: bool | None = None
-    """Absent: it streams."""
+    """Streams if absent."""
     format: SchemaOrText | None = None
-    """`json`, or a JSON Schema."""
     options: OllamaOptions | None = None
     think: Think | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
-    """Of all tokens that the answer has, those of its thoughts and marks too."""
+    """Scores of all tokens, including reasoning and marks."""
     top_logprobs: Annotated[TopLogprobs, Whole] | None = None
-    """So many others beside each, where `logprobs` asks for them."""
+    """Number of alternatives per token, if `logprobs` is set."""
     truncate: bool | None = None
-    """`false`: a conversation that is too long is refused; else its oldest messages are left out."""
+    """False rejects a conversation that is too long. Otherwise its oldest messages are dropped."""
 
     @property
     def unloads(self) -> bool:
-        """It says that the model is of no use any more."""
         given = self.keep_alive
         return given == 0 or (isinstance(given, str) and given.rstrip("hmsnu") in ("0", "-0"))
 
@@ -157,25 +155,24 @@ class OllamaMessage(OpenBody):
 
 class OllamaChatBody(OllamaBody):
     messages: Listed[OllamaMessage] | None = None
-    """None at all: the model is loaded, or unloaded with a `keep_alive` of 0."""
+    """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
     prompt: str | None = None
-    """Nothing: as with `messages`."""
+    """Empty: as without `messages`."""
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    """Writes the prompt in place of the model's own; in Go's language."""
+    """Replacement of the model's own template, in Go's language."""
     images: Listed[str] | None = None
     raw: bool | None = None
     context: Listed[TokenId] | None = None
-    """What an earlier answer told as its `context`: this prompt goes on from there."""
+    """Value from an earlier answer, which this prompt continues."""
 
 
 class OllamaShowBody(OpenBody):
     model: str | None = None
     name: str | None = None
-    """The older name of it."""

@@ -1,4 +1,4 @@
-"""Models as Ollama tells of them: `/api/tags`, `/api/ps`, `/api/show`."""
+"""Models in Ollama's form: `/api/tags`, `/api/ps`, `/api/show`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     families: list[str]
     parameter_size: str
-    """Such as `4.0B`."""
     quantization_level: str
 
 
 class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
-    """The same."""
     modified_at: str
-    """When this server began to serve it."""
+    """Time since which this server serves the model."""
     size: int
     digest: str
-    """Equal for equal files and versions of this server. It is not the digest of the file."""
+    """Hash that is equal for equal files and server versions. It is not the digest of the file."""
     details: OllamaDetails
 
 
@@ -48,13 +46,13 @@ class OllamaRunning(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     size: int
-    """Memory of its process, and of a device."""
+    """Memory of the process and of a device."""
     digest: str
     details: OllamaDetails
     expires_at: str
-    """So late: how long it stays is known when there is need for its memory."""
+    """Far future, because a model stays until its memory is needed."""
     size_vram: int = 0
-    """What it takes of a device, its draft model's included."""
+    """Memory on devices, including the draft model's."""
     context_length: int
 
 
@@ -66,10 +64,9 @@ class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
     license: str = ""
     modelfile: str
     parameters: str = ""
-    """A line for each."""
     system: str | msgspec.UnsetType = msgspec.UNSET
     template: str
-    """The model's own, in Jinja."""
+    """Jinja template of the model, unless a preset has one."""
     details: OllamaDetails
     model_info: dict[str, str | int]
     capabilities: list[str]
@@ -81,7 +78,7 @@ class OllamaVersion(msgspec.Struct, frozen=True):
 
 
 def listed(chosen: ChosenModel) -> OllamaModel:
-    """Of a model that nothing is known of yet the numbers are 0."""
+    """Numbers are 0 until the model has been inspected."""
     info = chosen.model.engine.info
     return OllamaModel(
         name=chosen.name,
@@ -94,7 +91,7 @@ def listed(chosen: ChosenModel) -> OllamaModel:
 
 
 def lying(model: ShelvedModel) -> OllamaModel:
-    """One that was not asked for yet. Of its numbers only the size is known."""
+    """Describe a model that has not been requested yet. Only its size is known."""
     family = model.architecture
     return OllamaModel(
         name=model.name,
@@ -127,7 +124,7 @@ def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
 
 
 def shown(chosen: ChosenModel) -> OllamaShown:
-    """Raises EngineUnavailable while nothing is known of it."""
+    """Describe a model. Raises EngineUnavailable until it has been inspected."""
     info, model = chosen.model.loaded(), chosen.model
     preset = chosen.preset or Preset(base=chosen.name)
     return OllamaShown(
@@ -157,7 +154,7 @@ def _parameters(preset: Preset) -> list[tuple[str, str | int | float]]:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """Ollama's words. Each model that has a template for chats can call tools here."""
+    """Return Ollama's words. Each model with a chat template can call tools."""
     if model.kind is not ModelKind.GENERATES:
         return ["embedding"] if model.kind is ModelKind.EMBEDS else []
     info = model.engine.info
@@ -171,7 +168,6 @@ def capabilities(model: ServedModel) -> list[str]:
 
 
 def _facts(info: ModelInfo) -> dict[str, str | int]:
-    """Under GGUF's names. The context is the one that requests may have here."""
     family = info.architecture
     facts: dict[str, str | int] = {
         "general.architecture": family,

@@ -1,4 +1,4 @@
-"""Ollama's answers: an object, or objects on lines; their counts, and durations in nanoseconds."""
+"""Ollama's answers as one object or as lines, with counts and durations in nanoseconds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def now() -> str:
 
 class OllamaFunctionCall(msgspec.Struct, frozen=True):
     index: int
-    """Counts the calls of an answer."""
     name: str
     arguments: msgspec.Raw
 
@@ -71,8 +70,6 @@ class OllamaToolCall(msgspec.Struct, frozen=True):
 
 
 class OllamaSaid(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message of the assistant's, or what is new of it."""
-
     role: str
     content: str
     thinking: str = ""
@@ -80,32 +77,27 @@ class OllamaSaid(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole answer, or a line of it. Only the last one, whose `done` is true, has what stands behind
-    that."""
+    """Whole answer, or one line of it. Fields behind `done` are only in the last one."""
 
     model: str
     created_at: str
     message: Union[OllamaSaid, None] = None
-    """`/api/chat` has it."""
     response: Union[str, None] = None
-    """`/api/generate` has it."""
     thinking: str = ""
     logprobs: tuple[TokenEntry, ...] = ()
-    """Of the tokens that are new."""
     prompt_progress: ToldProgress | None = None
-    """Where it is asked for, until the first word."""
     done: bool
     done_reason: str = ""
-    """`stop` or `length`; `load` or `unload`, where nothing was asked."""
+    """`stop` or `length`, or `load` or `unload` for an empty request."""
     total_duration: int | None = None
     load_duration: int | None = None
-    """What it waited: for its model, and in the queue. So it is with Ollama."""
+    """Wait for the model and in the queue, as in Ollama."""
     prompt_eval_count: int | None = None
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
     context: tuple[int, ...] = ()
-    """The tokens of prompt and answer: the next prompt of `/api/generate` may go on from them."""
+    """Tokens of prompt and answer, which the next `/api/generate` may continue."""
 
 
 def _nanoseconds(milliseconds: float) -> int:
@@ -139,7 +131,7 @@ def _with_context(line: OllamaLine, call: Call, answer: Sequence[int]) -> Ollama
 
 
 class OpenCalls:
-    """Ollama tells a call when it is whole. One that was cut is none."""
+    """Collector of whole calls, because Ollama does not stream them. A cut call is dropped."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -147,7 +139,7 @@ class OpenCalls:
         self._arguments: list[str] = []
 
     def read(self, parts: Sequence[Part]) -> tuple[OllamaToolCall, ...]:
-        """The calls that are whole now, for another part has begun."""
+        """Return the calls that are whole because another part has begun."""
         done: list[OllamaToolCall] = []
         for part in parts:
             if isinstance(part, CallArguments):
@@ -159,7 +151,6 @@ class OpenCalls:
         return tuple(done)
 
     def close(self) -> tuple[OllamaToolCall, ...]:
-        """The last call, if there is one that is not told yet."""
         name, text = self._name, "".join(self._arguments) or "{}"
         self._name, self._arguments = None, []
         if name is None:
@@ -198,7 +189,7 @@ class OllamaRenderer:
         return OllamaLine(model=model, created_at=now(), message=said, done=False)
 
     def unasked(self, model: str, done_reason: str) -> OllamaLine:
-        """The answer to who has asked nothing, so that the model was loaded or unloaded."""
+        """Answer a request without a prompt, which has loaded or unloaded the model."""
         return msgspec.structs.replace(self.line(model), done=True, done_reason=done_reason)
 
 
@@ -208,9 +199,8 @@ class OllamaStream(Renderer):
         self._renderer = renderer
         self._pieces = pieces
         self._scores: list[TokenLogprob] = []
-        """Those of tokens whose text is not told yet."""
+        """Scores of tokens whose text is not out yet."""
         self._tokens: list[int] = []
-        """The answer's, where it tells them at its end."""
         self._reader = call.reader()
         self._calls = OpenCalls()
         self._finish: Finish | None = None
@@ -235,7 +225,7 @@ class OllamaStream(Renderer):
         return _scored(line, scores, self._pieces)
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Clients show the empty word in it, which is nothing."""
+        """Send an empty text with the progress, which clients show as nothing."""
         line, told = self._renderer.line(self._call.model), ToldProgress.of(progress, figures)
         return (_chunk(msgspec.structs.replace(line, prompt_progress=told)),)
 
@@ -253,7 +243,7 @@ def _chunk(line: OllamaLine) -> Chunk:
 
 
 class JsonLines:
-    """The response of a call that streams. It owns the call: when it ends, however, that ends too."""
+    """Response of a streaming call. The response owns the call, which ends with it."""
 
     def __init__(self, running: RunningCall, renderer: Renderer) -> None:
         self._running = running

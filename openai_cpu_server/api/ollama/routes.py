@@ -1,4 +1,4 @@
-"""The routes of Ollama's API."""
+"""Routes of Ollama's API for answers and models."""
 
 from __future__ import annotations
 
@@ -50,14 +50,12 @@ from openai_cpu_server.models.registry import fetch, shelved
 
 B = TypeVar("B", bound=OllamaBody)
 _API_VERSION = "0.13.0"
-"""The version of Ollama whose API this is: clients ask for a least one, VS Code for 0.6.4."""
+"""Version of Ollama with this API. Clients require a minimum, such as 0.6.4 for VS Code."""
 
 
 class OllamaGeneration(Generic[B]):
-    """A conversation or a prompt is answered; where there is none, the model is loaded or unloaded."""
-
     def __init__(self, family: Family[B], renderer: OllamaRenderer, field: str, parts: ServerParts) -> None:
-        """`field`: nothing is asked where it is empty."""
+        """`field`: field that has the conversation or prompt."""
         self._reader = family.reader
         self._renderer = renderer
         self._field = field
@@ -86,8 +84,7 @@ class OllamaGeneration(Generic[B]):
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
     async def _kept(self, body: B, context: RequestContext) -> Response:
-        """Answer when the model is in memory, or out of it. Unloading needs the scope admin, as everywhere.
-        Raises Forbidden, ModelInUse, EngineUnavailable, ModelTooLarge, ModelNotLoaded."""
+        """Load or unload the model. Unloading needs the scope admin, as everywhere."""
         identity = context.identity
         await fetch(self._parts.models, body.model, identity.allowed_models)
         chosen = self._parts.models.choose(body.model, identity.allowed_models)
@@ -122,7 +119,7 @@ class OllamaRoutes:
         return json_response(OllamaTags([*told, *map(lying, there)]))
 
     async def running(self, request: Request) -> Response:
-        """One line for each model that is in memory, whatever other names it has."""
+        """List each model in memory once, whatever other names it has."""
         allowed = context_of(request.scope).identity.allowed_models
         chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         first = {id(each.model): each for each in reversed(chosen) if each.adapter is None}

@@ -1,4 +1,4 @@
-"""Ollama's `/api/pull`, `/api/create`, `/api/copy`, `/api/delete` and blobs: the set of models changes."""
+"""Changes of the set of models: `/api/pull`, `/api/create`, `/api/copy`, `/api/delete` and blobs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,13 @@ _NO_FILES = "this server takes no files; pull a model of the hub, or name its fi
 
 
 class OllamaNamed(OpenBody):
-    """A model, by the newer or the older name of the field."""
-
     model: ModelName | None = None
     name: ModelName | None = None
     stream: bool | None = None
-    """Absent: it streams."""
+    """Streams if absent."""
 
     @property
     def asked(self) -> str:
-        """Raises InvalidRequest."""
         name = self.model or self.name
         if name is None:
             raise missing("model")
@@ -69,7 +66,7 @@ class OllamaCreateBody(OllamaNamed):
     base: Annotated[ModelName | None, Field(alias="from")] = None
     system: str | None = None
     template: str | None = None
-    """Ollama's: what writes a prompt of a conversation. Absent: the model's own."""
+    """Ollama template of prompts, or the model's own if absent."""
     parameters: OllamaOptions | None = None
     messages: Listed[OllamaMessage] | None = None
 
@@ -90,7 +87,6 @@ _DONE = OllamaProgress("success")
 
 
 def progress_of(step: PullStep) -> OllamaProgress | None:
-    """None: Ollama has no word for it."""
     match step:
         case PullStep(status="asking"):
             return OllamaProgress("pulling manifest")
@@ -106,7 +102,7 @@ def progress_of(step: PullStep) -> OllamaProgress | None:
 
 
 def preset_of(body: OllamaCreateBody) -> Preset:
-    """Raises InvalidRequest."""
+    """Convert the body to a preset. Raises InvalidRequest."""
     if body.base is None:
         raise missing("from")
     options = body.parameters or OllamaOptions()
@@ -133,7 +129,7 @@ def _message(message: OllamaMessage, index: int) -> PresetMessage:
 
 
 class ProgressLines:
-    """The response of a pull that streams. The pull ends with it, unless others listen."""
+    """Response of a streaming pull. The pull ends with it, unless another client follows it."""
 
     def __init__(self, store: ModelStore, name: str, ignored: Ignored) -> None:
         self._store = store
@@ -155,7 +151,7 @@ class ProgressLines:
         await send({"type": "http.response.body", "body": b""})
 
     async def _lines(self, scope: Scope) -> AsyncIterator[bytes]:
-        """The status is out already, so the last line says what went wrong."""
+        """Report an error in the last line, because the status is already sent."""
         try:
             async for step in self._store.pull(self._name):
                 if (told := progress_of(step)) is not None:
@@ -209,7 +205,6 @@ class OllamaStoreRoutes:
         raise InvalidRequest("This server sends models nowhere.")
 
     async def _derive(self, request: Request, name: str, preset: Preset) -> None:
-        """Raises ModelNotFound also for a base that the key may not use."""
         store = store_for(self._store, name, request)
         allowed = context_of(request.scope).identity.allowed_models
         await fetch(self._models, preset.base, allowed)

@@ -1,4 +1,4 @@
-"""Chooses how many tokens of its draft each sequence computes: those that make all together faster."""
+"""Choice of each sequence's number of draft tokens that makes all sequences together fastest."""
 
 from __future__ import annotations
 
@@ -13,38 +13,34 @@ from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.drafts import SequenceDraft
 
 _WORTH = 0.95
-"""Drafts must be predicted to bring the time per token down to this share, or they are not worth the risk.
+"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk.
 
-`scripts/regress.py sensitivity speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0
-nothing is gained.
+`scripts/regress.py sensitivity speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing
+is gained.
 """
 _LEAST_CHANCE = 0.02
-"""Draft tokens that are less likely than this to be reached are not weighed at all. It saves time in Python;
-`scripts/regress.py sensitivity speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
-"""
+"""Minimum probability of reaching a draft token that is considered, which saves time in Python.
+`scripts/regress.py sensitivity speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing."""
 
 
 @dataclass(frozen=True)
 class _DraftToken:
-    """One further draft token of a sequence."""
-
     sequence: Sequence
     gain: float
-    """How much it shortens the sequence's expected time per token, in steps."""
+    """Reduction of the sequence's expected time per token, in steps."""
     ms: float
-    """The time that the draft model takes for it; 0 if it is quoted."""
+    """Time of the draft model for it, or 0 if it is quoted."""
 
 
 def choose_lengths(
     plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft], *, always: bool
 ) -> dict[Sequence, int]:
-    """How many tokens of its draft each sequence computes in this step; those with none are left out.
+    """Return the number of draft tokens of each sequence in this step, without zeros.
 
-    If a step takes the time T, and g draft tokens of a sequence are expected to be right, the sequence needs
-    T / (1 + g) per token. The mean of this over all sequences in the step, also those without a draft
-    (g = 0), is made as small as it gets; the tokens per second of all together then do not fall either.
-    Drafts make no step longer than its budget, because newcomers have to wait for its end. `always`:
-    compute all drafts that there is room for.
+    If a step takes the time T, and g draft tokens of a sequence are expected to be correct, the sequence
+    needs T / (1 + g) per token. The mean over all sequences in the step, also those without a draft (g = 0),
+    is minimised. Then the total tokens per second do not fall either. Drafts make no step longer than its
+    budget, because new requests wait for its end. `always`: compute all drafts that fit.
     """
     if not always and not _can_pay(plan, prices, drafts):
         return {}
@@ -58,10 +54,11 @@ def choose_lengths(
 
 
 def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft]) -> bool:
-    """Whether drafts could pay if all their tokens were right, cost nothing to find, and attended to nothing.
+    """Return True if drafts could pay if all their tokens were correct, free to find, and attended to
+    nothing.
 
-    If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token;
-    added up that is m * m / (m + c).
+    If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token. In
+    total that is m * m / (m + c).
     """
     lengths = [len(draft.chances) for draft in drafts.values() if draft.chances]
     most, num_drafting = min(plan.draft_room, sum(lengths)), len(lengths)
@@ -83,11 +80,10 @@ def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Seque
 class _Choice:
     tokens: list[_DraftToken]
     ms: float
-    """The expected time per token, summed over the step's sequences."""
+    """Expected time per token, summed over the step's sequences."""
 
 
 def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -> _Choice:
-    """The tokens, from the first on, that make the step's sequences fastest; none if they win too little."""
     if not tokens:
         return _Choice([], math.inf)
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
@@ -109,14 +105,12 @@ def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -
 
 
 def _fitting(plan: StepPlan, prices: StepPrices, num_further: int, limit_ms: float) -> int:
-    """How many of `num_further` tokens the step would have time for if they attended to nothing."""
     if prices.padded_ms(plan, num_further) <= limit_ms:
         return num_further
     return bisect_right(range(1, num_further), limit_ms, key=lambda count: prices.padded_ms(plan, count))
 
 
 def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftToken]:
-    """The draft's tokens from the first on; each gains less than the one before."""
     reached, expected, ms = 1.0, 1.0, draft.first_ms + draft.token_ms
     for chance in draft.chances:
         reached *= chance
@@ -127,10 +121,8 @@ def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftTo
 
 
 def _is_worth_a_look(size: int, count: int, last: int) -> bool:
-    """Whether to compute the time of this size: at ends of tiles, at powers of two, and at the last token.
-
-    Step times climb in stairs; the sizes between are left out, for each look takes time.
-    """
+    """Step times climb in stairs, and each prediction takes time. So only ends of tiles, powers of two and
+    the last token are examined."""
     return size % TILE_TOKENS == 0 or count & (count - 1) == 0 or count == last
 
 

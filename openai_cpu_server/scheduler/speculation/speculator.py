@@ -1,4 +1,4 @@
-"""Decides which draft tokens each sequence computes in a step, and learns whether that was worth it."""
+"""Choice of the draft tokens of each sequence in a step, with evaluation of their benefit."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 
 _FORGET = 0.98
-"""What a further step leaves of those before: some 50 count.
+"""Decay of previous steps, so that about 50 count.
 
-This guards against drafts that lose against all predictions (tests/scheduler/test_drafts.py tells when it
-must act). `scripts/regress.py sensitivity speculation.speculator._TRIAL` and the other names here: where
-drafts gain, no value matters.
+This guards against drafts that lose against all predictions (tests/scheduler/test_drafts.py shows when it must
+act). `scripts/regress.py sensitivity speculation.speculator._TRIAL` and the other names here: where drafts
+gain, no value matters.
 """
 _TRIAL = 32
-"""Steps with drafts before anything is said of them."""
+"""Minimum steps with drafts before they are judged."""
 _ENOUGH = 8
-"""Steps without drafts that say how far predictions of such are off."""
+"""Minimum steps without drafts from which the error of predictions is known."""
 _FURTHEST = 3.0
-"""How many times longer, or shorter, than predicted a step may count: the rest is a noisy neighbour."""
+"""Maximum factor between predicted and counted time; a noisy neighbour causes the rest."""
 _PAUSE_MS = 10_000.0
-"""How long drafts are left after their first loss: a trial of 32 steps then costs little of it."""
+"""Pause of drafts after their first loss, which is long compared with a trial of 32 steps."""
 _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
-"""After losses in a row, each of which doubles the pause: five minutes, so that other texts get a chance."""
+"""Maximum pause, which each loss in a row doubles: five minutes, so that other texts get a chance."""
 
 
 class DraftingKind(NamedTuple):
-    """A kind of steps: steps of one kind are compared with each other."""
+    """Kind of steps that are compared with each other."""
 
     size: int
-    """The number of sequences, in powers of two (its bit length)."""
+    """Number of sequences in powers of two (its bit length)."""
     uses_model: bool
-    """Whether the draft model takes part."""
 
     @classmethod
     def of(cls, num_sequences: int, *, uses_model: bool) -> DraftingKind:
@@ -45,37 +44,34 @@ class DraftingKind(NamedTuple):
 
 
 class ComparedStep(NamedTuple):
-    """A step that was computed, in which somebody could have had a draft."""
+    """A computed step in which a sequence could have had a draft."""
 
     num_sequences: int
     num_accepted: int
-    """How many draft tokens were right."""
     plain_ms: float
-    """The time that it was predicted to take without drafts."""
     predicted_ms: float
-    """The time that it was predicted to take as it was computed, drafting included."""
+    """Predicted time of the actual step, with drafting."""
     elapsed_ms: float
-    """The time that it took, drafting included."""
+    """Actual time, with drafting."""
 
     @property
     def worth_ms(self) -> float:
-        """The time that the same tokens were predicted to take without drafts."""
+        """Predicted time of the same tokens without drafts."""
         return self.plain_ms * (1 + self.num_accepted / self.num_sequences)
 
     @property
     def taken_ms(self) -> float:
-        """The time that it took, kept within bounds around the predicted time."""
+        """Actual time within bounds around the predicted time."""
         shortest, longest = self.predicted_ms / _FURTHEST, self.predicted_ms * _FURTHEST
         return min(max(self.elapsed_ms, shortest), longest)
 
 
 class DraftGains:
-    """Knows for each kind of steps whether drafts have paid, and pauses them where they have not.
+    """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay.
 
-    Its clock counts only the time that steps take, so that a pause does not pass while nothing is done. A
-    step is compared with what the cost model predicts for it without drafts, corrected by how long steps of
-    that size without drafts really take. So contexts of different lengths, and steps with prompts, can be
-    compared.
+    Its clock counts only the time of steps, so that a pause does not pass while the engine is idle. A step is
+    compared with the cost model's prediction without drafts, corrected by the actual time of steps of that
+    size without drafts. So contexts of different lengths, and steps with prompts, are comparable.
     """
 
     def __init__(self) -> None:
@@ -84,33 +80,26 @@ class DraftGains:
         self._trials: dict[DraftingKind, _Trial] = {}
 
     def allows(self, kind: DraftingKind) -> bool:
-        """Whether drafts in such steps are not paused."""
         trial = self._trials.get(kind)
         return trial is None or trial.paused_until_ms <= self._now_ms
 
     def pass_time(self, ms: float) -> None:
-        """Let the clock go on by the time that a step took."""
         self._now_ms += ms
 
     def learn_plain(self, done: ComparedStep) -> None:
-        """Learn from a step without drafts."""
         size = DraftingKind.of(done.num_sequences, uses_model=False).size
         self._plain.setdefault(size, _Account()).book(done.worth_ms, done.taken_ms)
 
     def learn(self, kind: DraftingKind, done: ComparedStep) -> None:
-        """Learn from a step with drafts."""
         trial = self._trials.setdefault(kind, _Trial())
         trial.learn(done, self._slowness(kind.size), self._now_ms)
 
     def _slowness(self, size: int) -> float:
-        """Real time divided by predicted time, of steps of this size without drafts; 1.0 if unknown."""
         account = self._plain.get(size)
         return 1.0 if account is None or account.num_steps < _ENOUGH else 1.0 / account.ratio
 
 
 class _Account:
-    """Sums of predicted and real times, in which old steps count less and less."""
-
     def __init__(self) -> None:
         self.num_steps = 0
         self._worth_ms = 0.0
@@ -118,7 +107,7 @@ class _Account:
 
     @property
     def ratio(self) -> float:
-        """The predicted time without drafts, divided by the time that was taken: above 1 there is a gain."""
+        """Above 1 drafts gain."""
         return self._worth_ms / max(self._taken_ms, 1e-9)
 
     def book(self, worth_ms: float, taken_ms: float) -> None:
@@ -128,7 +117,7 @@ class _Account:
 
 
 class _Trial:
-    """The drafts in steps of one kind. A loss pauses them for a while, the next loss for twice as long."""
+    """Drafts in steps of one kind. A loss pauses them, and the next loss for twice as long."""
 
     def __init__(self) -> None:
         self.paused_until_ms = 0.0
@@ -148,22 +137,20 @@ class _Trial:
 
 
 _FEW_TO_READ = 16
-"""Tokens that a draft model may always read: what has come since, and what was wrong of its last draft. It is
-twice the longest draft of a draft model (`drafts.py`).
-"""
+"""Tokens that a draft model may always read: those since its last draft, and wrong ones of that. Twice the
+longest draft of a draft model (`drafts.py`)."""
 
 
 class SpanDraft(NamedTuple):
-    """The draft in one span: these tokens, or the number that the draft model is to generate."""
+    """Draft of one span: tokens, or the number that the draft model generates."""
 
     tokens: tuple[int, ...] = ()
     num_to_draft: int = 0
     num_to_read: int | None = None
-    """How many tokens the draft model may read before that; None: as many as it can."""
+    """Limit of the draft model's reading, or None."""
 
     @classmethod
     def of(cls, draft: SequenceDraft, length: int) -> SpanDraft:
-        """The first `length` tokens of the draft."""
         return cls(draft.tokens[:length]) if draft.tokens else cls(num_to_draft=length)
 
     @property
@@ -171,26 +158,22 @@ class SpanDraft(NamedTuple):
         return len(self.tokens) + self.num_to_draft
 
     def cut(self, length: int) -> SpanDraft:
-        """The same with at most `length` draft tokens."""
         return SpanDraft(self.tokens[:length], min(self.num_to_draft, length), self.num_to_read)
 
 
 @dataclass(frozen=True)
 class ChosenDrafts:
-    """The drafts to compute in a step."""
-
     spans: dict[Sequence, SpanDraft] = field(default_factory=dict)
     drafting_ms: float = 0.0
-    """The time that the draft model takes before the step."""
     plain_ms: float | None = None
-    """The time that the step would take without drafts; None: no sequence in it could have one."""
+    """Predicted time of the step without drafts, or None if no sequence in it could have one."""
 
 
 class Speculator:
-    """Chooses drafts: it asks the drafters which tokens may come, and the prices what these would cost.
+    """Choice of drafts by the tokens that drafters predict and by their cost.
 
-    There is always a drafter that knows its tokens at once (`LookupDrafter` quotes them from the sequence);
-    there may be a draft model beside it.
+    One drafter always knows its tokens at once (`LookupDrafter` quotes the sequence). A draft model is
+    optional.
     """
 
     def __init__(
@@ -201,10 +184,8 @@ class Speculator:
         max_tokens: int = 31,
         always: bool = False,
     ) -> None:
-        """`max_tokens`: draft tokens of one sequence in a step, at most; 31 and its own token fill two tiles.
-
-        `always`: compute every draft that there is, whether it pays or not (`contract.Experiment`).
-        """
+        """`max_tokens`: maximum draft tokens of one sequence in a step; 31 and its own token fill two
+        tiles. `always`: compute every draft (`contract.Experiment`)."""
         self._drafter = drafter
         self._draft_model = draft_model
         self._max_tokens = max_tokens
@@ -212,10 +193,7 @@ class Speculator:
         self._gains = DraftGains()
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
-        """The drafts to compute in this step.
-
-        `limits` has every sequence of the step, with the number of draft tokens that it may have.
-        """
+        """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
         quotes, generates = (self._always or self._gains.allows(kind) for kind in kinds)
         single_ms = prices.single_ms
@@ -236,11 +214,8 @@ class Speculator:
     def compare(
         self, plain_ms: float | None, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
     ) -> None:
-        """Learn whether a step's drafts paid.
-
-        `plain_ms` is the time predicted without drafts (`ChosenDrafts`), `predicted_ms` that for what the
-        step computed, drafting included, and `elapsed_ms` is the time that it took.
-        """
+        """Learn if a step's drafts paid. `plain_ms` is the time predicted without drafts (`ChosenDrafts`),
+        `predicted_ms` that of the actual step, with drafting as in `elapsed_ms`."""
         self._gains.pass_time(elapsed_ms)
         if plain_ms is None:
             return
@@ -253,7 +228,6 @@ class Speculator:
             self._gains.learn_plain(done)
 
     def learn(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        """Learn from the outcomes of a step's drafts from the draft model, and from the time that it took."""
         if self._draft_model is None or not outcomes:
             return
         for sequence, drafted in outcomes.items():
@@ -261,7 +235,6 @@ class Speculator:
         self._draft_model.learn_price(outcomes, drafting_ms)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of the sequence, which has finished."""
         self._drafter.forget(sequence)
         if self._draft_model is not None:
             self._draft_model.forget(sequence)
@@ -269,11 +242,8 @@ class Speculator:
     def _draft(
         self, sequence: Sequence, limit: int, single_ms: float, *, quotes: bool, generates: bool
     ) -> SequenceDraft:
-        """The quotation, unless the draft model is more likely to be right.
-
-        `single_ms` is the time of a step with one token. `quotes`, `generates`: whether quotations, and the
-        draft model, may be used.
-        """
+        """The quotation is used unless the draft model is more likely to be correct. `single_ms`: time of
+        a step with one token."""
         limit = max(0, min(limit, self._max_tokens))
         quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if quotes else SequenceDraft()
@@ -287,11 +257,11 @@ class Speculator:
 def with_reading(
     drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int], left_ms: float
 ) -> tuple[dict[Sequence, SpanDraft], float]:
-    """The drafts to compute, each with the number of tokens that the draft model may read first; and the time
-    that the draft model takes.
+    """Return the drafts with the tokens that the draft model may read first, within `left_ms`, and the draft
+    model's time.
 
-    It reads as far as `left_ms` allows, and begins with the sequence that has the fewest unread tokens. A
-    sequence that is not read to its end gets its draft in a later step.
+    Reading begins with the sequence that has the fewest unread tokens. A sequence that is not read to its end
+    gets its draft in a later step.
     """
     chosen: dict[Sequence, SpanDraft] = {}
     drafting_ms = 0.0
@@ -310,7 +280,6 @@ def _left_ms(
     drafts: Mapping[Sequence, SequenceDraft],
     lengths: Mapping[Sequence, int],
 ) -> float:
-    """The time that is left of the step's budget once all drafts are computed; 0 if nothing must be read."""
     if not any(drafts[sequence].num_unread for sequence in lengths):
         return 0.0
     trial = plan.copy()
@@ -322,7 +291,6 @@ def _left_ms(
 
 
 def _read_first(draft: SequenceDraft, length: int, left_ms: float) -> tuple[SpanDraft, float]:
-    """The draft, or as much reading for it as `left_ms` allows; and the time that the reading takes."""
     span_draft, ms = SpanDraft.of(draft, length), draft.num_unread * draft.read_ms
     if draft.tokens:
         return span_draft, 0.0
