@@ -1,8 +1,7 @@
-"""What every room needs that keeps something elsewhere: on disk, in a database, in Redis.
+"""Common parts of every room that stores data on disk, in a database or in Redis.
 
-The rooms of jobs and of cached answers call `database`, rate limits and both of them `breaker`, and
-whoever writes a file of people's words `private_files`.
-Promises: an event loop never waits for a disk; a store that is away is asked only now and then, and told
-of once; what is written is whole and this user's alone. It knows nothing of what is stored, and only
-`database` imports SQLAlchemy.
+The jobs database and the response cache use `database`, both and the rate limits use `breaker`, and private
+files are written with `private_files`. An event loop never waits for a disk; a store that is down is retried
+only now and then, and logged once; a written file is complete and private to this user. The room does not
+know what is stored, and only `database` imports SQLAlchemy.
 """
