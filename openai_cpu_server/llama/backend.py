@@ -1,4 +1,4 @@
-"""The contract's `Backend` on llama.cpp."""
+"""Implementation of the contract's `Backend` with llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from openai_cpu_server.llama.steps import StepRunner
 
 
 class LlamaBackend:
-    """Owns model, context, saved blocks, compiled grammars and the samplers of the open slots.
+    """Owns the model, the context, saved blocks, compiled grammars, and the samplers of open slots.
 
-    Not thread-safe but for `interrupt` and `forced`.
+    Not thread-safe except for `interrupt` and `forced`.
     """
 
     def __init__(self, loaded: LoadedParts) -> None:
-        """The backend owns `loaded` from here on, and closes it."""
+        """Take ownership of `loaded`."""
         self._loaded = loaded
         self._constraints = Constraints(loaded.vocabulary)
         self._adapters = NativeAdapters(loaded.model, loaded.context)
@@ -35,8 +35,7 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model; the backend is ready for its first step.
-        Raises `StartupError` with one line for the terminal."""
+        """Load a model and warm it up. Raises `StartupError` with one line for the terminal."""
         backend = cls.load_cold(options, on_progress, machine)
         try:
             backend.warm_up()
@@ -49,7 +48,7 @@ class LlamaBackend:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model; `warm_up` follows. Raises `StartupError` with one line for the terminal."""
+        """Load a model without `warm_up`. Raises `StartupError` with one line for the terminal."""
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._constraints.wait_until_ready()
@@ -61,7 +60,7 @@ class LlamaBackend:
     def warm_up(self) -> bool:
         """Compute one token and forget it, so that no request pays for the first use of the weights.
 
-        Returns False if that was interrupted: call it again to go on, for what was used stays in memory.
+        Return False if interrupted; another call continues, because weights already read stay in memory.
         """
         return self._steps.warm_up()
 
@@ -74,12 +73,12 @@ class LlamaBackend:
         return self._loaded.context.compute_threads
 
     def execute(self, step: Step) -> StepResult:
-        """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then."""
+        """Execute a step. Raises `DecodeFailed` or `BadLogits`, after which the backend is unusable."""
         return self._steps.run(step)
 
     def interrupt(self) -> None:
-        """End the running step early, if it may be interrupted; without a running step this does nothing. Any
-        thread may call it at any time."""
+        """End the running step early, if there is one and it may be interrupted. Any thread may call this
+        at any time."""
         self._loaded.abort.press()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -96,7 +95,8 @@ class LlamaBackend:
         self._adapters.check(adapter)
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Also computes a token with it: who asks for it first does not pay for its first use."""
+        """Load an adapter and compute a token with it, so that no request pays for its first use. Raises
+        `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._try(adapter)
@@ -126,7 +126,7 @@ class LlamaBackend:
         self._loaded.model.close()
 
     def _try(self, adapter: Adapter) -> None:
-        """Compute a token with the adapter, if there is a cell for it. Raises `AdapterFailed`."""
+        """Skipped if no cell is free."""
         self._adapters.use(adapter.key)
         if not self._steps.computes_numbers():
             raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")

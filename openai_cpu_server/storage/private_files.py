@@ -1,6 +1,6 @@
 """Files with users' texts, or with data that native code will read: only this user may read and write them.
 
-The jobs database, the response cache, the prefix cache and the measurements are created here. A file of
+The jobs database, the cache of answers, the prefix cache and the measurements are created here. A file of
 another user is rejected, because that user can read it and change it at any time.
 """
 
