@@ -1,4 +1,4 @@
-"""The metadata at the front of a GGUF file, read without loading it; and what kind of file that makes it."""
+"""Metadata of a GGUF file, read without loading it, and the kind of model that follows from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
-"""GGUF's number for that type."""
+"""GGUF's type number."""
 _LONGEST_KEPT_ARRAY = 4096
 """Longer arrays belong to the vocabulary; arrays about layers are shorter."""
 _WINDOW = 2**20
@@ -29,15 +29,15 @@ _MOST_PAIRS = 1 << 16
 _MOST_STRINGS = 1 << 23
 _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_STRING = 1 << 26
-"""No model has as much by far (vocabularies have a quarter of a million strings). Whoever believed the
-numbers of a damaged file would read all of it byte by byte."""
+"""Limits far above any model's (vocabularies have a quarter of a million strings), because the counts of a
+damaged file could make the reader go through all of it byte by byte."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
-    """An array that stays in the file, because it has strings or is long."""
+    """Array left in the file because it has strings or is long."""
 
     kind: int
-    """GGUF's number for the type of its elements."""
+    """GGUF's type number of its elements."""
     length: int
     start: int
     """Byte of the file at which its elements begin."""
@@ -51,9 +51,10 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """A GGUF file behind its first word. Raises `StartupError` if it cannot be read or is no GGUF file.
+    """Open a GGUF file and read its magic. Raises `StartupError` if it cannot be read or is not a GGUF file.
 
-    It is read and not mapped: where a mapped file is cut short by somebody, the kernel ends the process.
+    Files are read and not mapped, because the kernel ends a process that reads a mapped file after it was
+    truncated.
     """
     try:
         file = path.open("rb")
@@ -70,8 +71,8 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Reads GGUF's basic types (little endian) one after the other, through a window of the file.
-    Raises `StartupError` where there are none."""
+    """Sequential reader of GGUF's basic types (little endian) through a window of the file. Raises
+    `StartupError` on damaged data."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -82,12 +83,12 @@ class GgufReader:
         self.size = os.fstat(file.fileno()).st_size
         """Bytes of the file."""
         self.num_tensors = 0
-        """The number of tensors; known after `pairs`."""
+        """Set by `pairs`."""
         self.kinds: dict[str, int] = {}
-        """GGUF's number for the type of each value; known after `pairs`."""
+        """GGUF's type number of each value, set by `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
-        """All keys and values. The reader must be at the beginning of the file."""
+        """Return all keys and values. The reader must be at the beginning of the file."""
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -98,7 +99,7 @@ class GgufReader:
         return dict(self._pair() for _ in range(num_pairs))
 
     def scalar(self, code: str) -> int | float | bool:
-        """One number; `code` is its format in `struct`."""
+        """Read one number. `code`: its format in `struct`."""
         size = struct.calcsize("<" + code)
         at = self._reach(size)
         (value,) = struct.unpack_from("<" + code, self._window, at)
@@ -142,7 +143,7 @@ class GgufReader:
         return code
 
     def _reach(self, num_bytes: int) -> int:
-        """The window has so many bytes from `position` on; returns where in it they begin."""
+        """Return the offset in the window of the next `num_bytes` bytes."""
         at = self.position - self._window_start
         if not 0 <= at <= len(self._window) - num_bytes:
             self._skip(num_bytes)
@@ -159,7 +160,7 @@ class GgufReader:
             raise self._damage()
 
     def _skip_strings(self, count: int) -> None:
-        """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
+        """Loops without calls, because a vocabulary has hundreds of thousands of strings."""
         self._require(count, at_most=_MOST_STRINGS)
         length_of = _LENGTH.unpack_from
         while count:
@@ -180,11 +181,11 @@ class GgufReader:
 
 
 _MOST_LAYERS, _MOST_EXPERTS = 512, 1024
-"""llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS: it ends the process for more."""
+"""llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS. It ends the process for more."""
 _MOST_PARTS = 99_999
-"""Their numbers have five digits."""
+"""Part numbers have five digits."""
 _MOST_TOKENS = (1 << 31) - 1
-"""No file holds a context, so its size bounds none."""
+"""Limit of the context length, which no file's size bounds."""
 _WIDTHS = (
     "embedding_length",
     "feed_forward_length",
@@ -195,14 +196,14 @@ _WIDTHS = (
     "attention.value_length",
     "attention.value_length_swa",
 )
-"""Each counts the values in a row of a tensor, or rows."""
+"""Keys that count the values in a row of a tensor, or rows."""
 _ANY_WIDTH = 1 << 16
-"""This is believed of a file without weights too, such as a vocabulary: it does no harm."""
+"""Harmless width that is accepted even in a file without weights, such as a vocabulary."""
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key.
-    Raises `StartupError` for whatever is not a whole header."""
+    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for an incomplete or damaged
+    header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -214,12 +215,12 @@ class GgufHeader:
         self.tensors_start = reader.position
         """Byte of the file at which the descriptions of the tensors begin."""
         self.most_values = max(8 * _bytes_on_disk(path), _ANY_WIDTH)
-        """The most values that the model can have: no type takes less than a bit for one."""
+        """Upper bound of the model's values, because every type takes at least a bit for one."""
         self._require_counts()
 
     def _require_counts(self) -> None:
-        """Memory is planned by these numbers, and lists are made of such lengths. For some llama.cpp ends the
-        process, where it means to refuse the file."""
+        """Memory and lists are sized by these numbers. For some wrong ones llama.cpp ends the process,
+        although it means to reject the file."""
         key = self.for_architecture
         self._require_count("split.count", at_most=_MOST_PARTS)
         self._require_count(key("block_count"), at_least=1, at_most=_MOST_LAYERS)
@@ -234,7 +235,6 @@ class GgufHeader:
             self._require_count(key(name), at_most=self.most_values)
 
     def _require_count(self, key: str, *, at_least: int = 0, at_most: int) -> None:
-        """A number, or each of the numbers that the layers have."""
         for count in self.get_ints(key, _MOST_LAYERS if self.array_length(key) else 1) or ():
             if not at_least <= count <= at_most:
                 raise StartupError(
@@ -246,7 +246,8 @@ class GgufHeader:
         return key in self._values
 
     def is_float32(self, key: str) -> bool:
-        """Whether the value is stored as float32: llama.cpp ends the process where it expects that."""
+        """Return True if the value is stored as float32. llama.cpp ends the process if it expects that and
+        finds another type."""
         return self._kinds.get(key) == FLOAT32
 
     def get_int(self, key: str) -> int | None:
@@ -266,7 +267,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """The first `length` elements of an array, or a scalar repeated; None if it is neither."""
+        """Return the first `length` elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [element for element in value[:length] if isinstance(element, int)]
@@ -281,9 +282,9 @@ class GgufHeader:
     def get_strings(
         self, key: str, indices: Collection[int] | None = None, *, errors: str = "replace"
     ) -> dict[int, str]:
-        """Elements of an array of strings by index, read from the file now; None: all. {} if it is none.
+        """Read elements of an array of strings by index from the file; {} if it is not one.
 
-        `errors`: what is made of bytes that are no UTF-8, as for `bytes.decode`.
+        `indices`: None for all. `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
         """
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or not array.holds_strings:
@@ -304,7 +305,8 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """The files of the model. Raises `StartupError` unless all are there and `header` is the first file's."""
+    """Return the files of the model. Raises `StartupError` unless all exist and `header` is the first
+    file's."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -323,7 +325,7 @@ def model_files(header: GgufHeader) -> list[Path]:
 
 
 def files_by_name(path: Path) -> list[Path]:
-    """The files that a model of this name may have, present or not, without a look into any."""
+    """Return the files that a model of this name may have, present or not, without opening any."""
     found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     if found is None:
         return [path]
@@ -336,19 +338,19 @@ def total_bytes(files: list[Path]) -> int:
 
 
 def _bytes_on_disk(path: Path) -> int:
-    """All parts count: the first may have no tensors."""
+    """Counts all parts, because the first may have no tensors."""
     return total_bytes([file for file in files_by_name(path) if file.is_file()])
 
 
 class FileType(msgspec.Struct, frozen=True):
     name: str
     number: int
-    """The number in llama.cpp's LLAMA_FTYPE."""
+    """Number in llama.cpp's LLAMA_FTYPE."""
     base: str
-    """The tensor type of most weights; "" where they stay as they are."""
+    """Tensor type of most weights, or "" if they stay unchanged."""
     remark: str = ""
     needs_importance: bool = False
-    """llama.cpp refuses to make it without an importance matrix."""
+    """True if llama.cpp requires an importance matrix."""
 
 
 _MIXED = "some tensors in more bits"
@@ -395,16 +397,16 @@ FILE_TYPES = {
         FileType(_COPY, 0, "", "as they are: makes one file of several parts"),
     )
 }
-"""All types, the best first.
-Types that llama.cpp reads but does not make (nvfp4) are missing, and its short names."""
+"""Types from best to worst, without those that llama.cpp reads but cannot make (nvfp4), and without its
+short names."""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
 _READ_ONLY = {"nvfp4": 39}
 
 
 def file_type_named(name: str) -> FileType:
-    """Find a type: `q4_k` means `q4_k_m`, case does not matter.
-    Raises `StartupError` with the nearest names."""
+    """Return a type by its name, in any case; `q4_k` means `q4_k_m`. Raises `StartupError` with the
+    nearest names."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -415,7 +417,7 @@ def file_type_named(name: str) -> FileType:
 
 
 def file_type_name(number: int) -> str | None:
-    """The name of the type that a file states; None for an unknown number."""
+    """Return the name of a file's type, or None for an unknown number."""
     known = {kind.number: kind.name for kind in FILE_TYPES.values() if kind.name != _COPY}
     return (known | {number: name for name, number in _READ_ONLY.items()}).get(number)
 
@@ -427,7 +429,7 @@ def is_copy(kind: FileType) -> bool:
 _POOLING_NONE, _POOLING_RANK = 0, 4
 """llama.cpp's LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
 _POOLING_UNSPECIFIED = (-1, (1 << 32) - 1)
-"""llama.cpp's LLAMA_POOLING_TYPE_UNSPECIFIED, and what its own writer makes of that: its key has no sign."""
+"""llama.cpp's LLAMA_POOLING_TYPE_UNSPECIFIED, also as its writer stores it, in an unsigned key."""
 ENCODERS = frozenset(
     (
         "bert",
@@ -441,14 +443,14 @@ ENCODERS = frozenset(
         "nomic-bert-moe",
     )
 )
-"""Those for which llama.cpp keeps no cells."""
+"""Architectures for which llama.cpp keeps no cells."""
 _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
 """llama.cpp's names of architectures that have no head for the next token, or are trained without one."""
 
 
 def pooling_type(header: GgufHeader) -> int | None:
-    """What the file says about pooling; None for no pooling too.
-    Raises `StartupError` for what llama.cpp does not know: it ends the process for that."""
+    """Return the file's pooling type, or None for none or an unspecified one. Raises `StartupError` for an
+    unknown one, for which llama.cpp ends the process."""
     key = header.for_architecture("pooling_type")
     pooling = header.get_int(key)
     if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
@@ -459,10 +461,10 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """A model that pools embeds, whatever its architecture: causal models too. One that ranks reranks.
+    """Return RERANKS for models that rank, EMBEDS for others that pool, whatever their architecture. Raises
+    `StartupError`.
 
-    Without a word about pooling the architecture decides, or that attention is not causal.
-    Raises `StartupError`.
+    Without a pooling type, the architecture or non-causal attention decides.
     """
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
@@ -476,7 +478,7 @@ _SIZE_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def description(header: GgufHeader, num_parameters: int) -> str:
-    """The architecture, size and quantisation: `llama 135M q4_1`."""
+    """Return architecture, size and quantization, such as `llama 135M q4_1`."""
     number = header.get_int("general.file_type")
     file_type = None if number is None else file_type_name(number)
     return " ".join(filter(None, (header.architecture, _size_name(num_parameters), file_type)))

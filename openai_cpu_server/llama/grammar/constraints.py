@@ -1,5 +1,5 @@
-"""The engine's side of grammars: compiled for one model's vocabulary, remembered, and followed by threads
-that work beside a step."""
+"""Engine's side of grammars: compiled for one model's vocabulary, cached, and computed by threads beside a
+step."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from openai_cpu_server.llama.grammar.grammar_check import PARSER_LIMITS
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _SPECIAL = b"\xff"
-"""llguidance's mark for tokens that occur in no text."""
+"""llguidance's mark of tokens that occur in no text."""
 
 
 def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """All tokens, as llguidance needs them. It takes a second for 250,000 and must not outlive the
-    vocabulary.
-
-    Raises `ConstraintFailed` for a vocabulary without an end: no output could ever be complete.
-    """
+    """Return llguidance's tokenizer, which takes a second for 250,000 tokens and must not outlive the
+    vocabulary. Raises `ConstraintFailed` for a vocabulary without end tokens, with which no output could
+    be complete."""
     if not vocabulary.end_tokens:
         raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
     return LLTokenizer.from_llamacpp(
@@ -43,7 +41,7 @@ def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
-    """The token's bytes. A token that is silent in the output counts as no text in the grammar."""
+    """A token that is silent in the output counts as no text in the grammar."""
     piece = vocabulary.piece(token)
     if piece:
         return piece
@@ -52,7 +50,7 @@ def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 
 
 def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
+    """Return a matcher at the grammar's start, to be copied for each sequence. Raises `ConstraintFailed`."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
     if matcher.is_error():
         raise ConstraintFailed(f"The grammar cannot be used: {matcher.get_error()}")
@@ -60,9 +58,12 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """What compiles a grammar and finds the first tokens that it allows, before anything is promised. It
-    raises InvalidRequest for one that is too complex for this vocabulary, or allows none of its tokens; and
-    at once for a vocabulary that can follow no grammar. It must not outlive the vocabulary."""
+    """Return a function that compiles a grammar and computes its first allowed tokens, before a request is
+    accepted. It must not outlive the vocabulary.
+
+    The function raises InvalidRequest for a grammar that is too complex for this vocabulary or allows none of
+    its tokens. Raises InvalidRequest itself for a vocabulary without end tokens.
+    """
     try:
         tokenizer = grammar_tokenizer(vocabulary)
     except ConstraintFailed as error:
@@ -89,10 +90,10 @@ def _find_first(matcher: LLMatcher) -> None:
 
 
 class CompiledGrammars:
-    """Compiled grammars by their text; the least recently used is forgotten first. Any thread may use it."""
+    """LRU cache of compiled grammars by their text. Any thread may use it."""
 
     def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
-        """`max_bytes` limits the texts together."""
+        """`max_bytes`: limit of all texts together."""
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -103,9 +104,9 @@ class CompiledGrammars:
         return len(self._known)
 
     def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`.
+        """Return a new matcher at the grammar's start, compiling each text once. Raises `ConstraintFailed`.
 
-        What is not the grammar's own fault, such as a want of memory, is raised too, but not remembered.
+        Other errors, such as a lack of memory, are raised but not cached.
         """
         future, is_new = self._entry(lark)
         if is_new:
@@ -115,7 +116,8 @@ class CompiledGrammars:
         return future.result().deep_copy()
 
     def forget(self, lark: str) -> None:
-        """Forget a grammar that hit a limit: copies share what they learn, so later ones would fail too."""
+        """Forget a grammar that hit a limit, because copies share what they learn and later ones would
+        fail too."""
         with self._lock:
             self._remove(lark)
 
@@ -150,21 +152,22 @@ _THREADS = 2
 
 
 class Constraints:
-    """Opens constrained outputs and computes their masks beside llama.cpp, without the interpreter's lock."""
+    """Opens constrained outputs, and computes their masks beside llama.cpp without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Begin to read the vocabulary. It must outlive this: call `close` first."""
+        """Begin to read the vocabulary, which must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._words = self._threads.submit(_words, vocabulary)
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Wait until the vocabulary is read.
-        A model that can have no constraints refuses them when they come."""
+        """Wait until the vocabulary is read. A model without end tokens fails constraints only when they
+        are used."""
         self._words.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay what there is of it. Any thread. Raises `ConstraintFailed`."""
+        """Start an output and replay the existing one. Any thread may call this. Raises
+        `ConstraintFailed`."""
         words = self._words.result()
         grammar = constraint.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar, words.tokenizer)
@@ -177,7 +180,7 @@ class Constraints:
 
     @contextmanager
     def foreseeing(self, outputs: Sequence[Future[ConstrainedOutput]]) -> Iterator[None]:
-        """Find the tokens that each output allows next, while the block runs."""
+        """Compute the outputs' next masks while the block runs."""
         job = self._threads.submit(_foresee, outputs) if outputs else None
         try:
             yield
@@ -186,7 +189,7 @@ class Constraints:
                 job.result()
 
     def give_up(self, constraint: Constraint) -> None:
-        """Forget a grammar that failed on its way, so that other requests compile it anew."""
+        """Forget a failed grammar, so that other requests compile it anew."""
         if constraint.grammar is not None:
             self._grammars.forget(constraint.grammar)
 
@@ -199,7 +202,7 @@ def _words(vocabulary: Vocabulary) -> ModelTokens:
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
-    """Compute the outputs' masks. Errors are ignored: they come again, and are told, when a mask is used."""
+    """Errors are ignored, because they occur again when the mask is used."""
     for output in outputs:
         with contextlib.suppress(RequestFailed), contained():
             constrained = output.result()
