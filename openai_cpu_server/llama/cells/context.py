@@ -149,7 +149,7 @@ class OwnedContext(NativeObject):
         self._threads = int(params.n_threads), int(params.n_threads_batch)
         """Most threads for one token, and for more."""
         self._memory = llama_cpp.llama_get_memory(handle)
-        """Null if the context keeps no cells."""
+        """Memory of the sequences, or None if the context keeps no cells."""
         self._returns_early = model.places.uses_device
         """A device computes on after llama.cpp's calls return."""
 

@@ -1,4 +1,4 @@
-"""Owns a loaded `llama_model`, and writes in one line all that saved cells depend on."""
+"""Owner of a loaded `llama_model`, and the fingerprint of everything that saved cells depend on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from openai_cpu_server.llama.offload.devices import NativeSplit
 
 _COPIED_WHOLE = frozenset({"deepseek4"})
 _COMPUTED_APART = frozenset({"plamo2"})
-"""Its graph takes `kv_head * n_seqs` for the place of the first state (plamo2.cpp)."""
+"""Architectures whose graph uses `kv_head * n_seqs` as the place of the first state (plamo2.cpp)."""
 _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
 
 
 class Model(NativeObject):
-    """Weights and vocabulary of a GGUF file. Its opener closes it, after everything that was made from it."""
+    """Weights and vocabulary of a GGUF file. The opener closes it, after everything made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
         """Use `open` instead."""
@@ -29,7 +29,7 @@ class Model(NativeObject):
         self.header = header
         self.file_bytes = file_bytes
         self.places = places
-        """What of it goes to a device."""
+        """Parts of the model on a device."""
 
     @classmethod
     def open(
@@ -41,9 +41,11 @@ class Model(NativeObject):
         on_progress: Callable[[float], None],
         places: NativeSplit | None = None,
     ) -> Model:
-        """Load a model. `repack` rearranges the weights for this CPU in private memory; `reads_weights`
-        copies them there as they are, where else the file is mapped. `places`: what goes to a device; None:
-        nothing. Raises `StartupError`."""
+        """Load a model. Raises `StartupError`.
+
+        `repack`: rearrange weights for this CPU in private memory. `reads_weights`: copy the file's weights
+        to memory instead of mapping them. `places`: None for no device.
+        """
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
@@ -52,7 +54,7 @@ class Model(NativeObject):
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Load metadata and tokens only, which is quick and takes little memory. Raises `StartupError`."""
+        """Load metadata and tokens only, which is fast and takes little memory. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None, NativeSplit.cpu_alone())
@@ -90,8 +92,8 @@ class Model(NativeObject):
 
     @property
     def description(self) -> str:
-        """The architecture, size and quantisation. llama.cpp's own takes the size from the number of layers,
-        and is wrong for all but the best-known models."""
+        """Architecture, size and quantization. llama.cpp's own description derives the size from the
+        number of layers, which is wrong for all but the best-known models."""
         return description(self.header, self.num_parameters)
 
     @property
@@ -100,44 +102,44 @@ class Model(NativeObject):
 
     @property
     def context_trained(self) -> int:
-        """The number of tokens of context that the model was trained for; 0 if the model does not say."""
+        """Context length of the training, or 0 if unknown."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
     @property
     def input_width(self) -> int:
-        """Numbers in a row that stands for a token, as it is computed from."""
+        """Numbers per input embedding."""
         return int(llama_cpp.llama_model_n_embd_inp(self.handle))
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some or all layers keep a state per sequence instead of cells per token."""
+        """True if some or all layers keep a state per sequence instead of cells per token."""
         model = self.handle
         return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
     @property
     def window(self) -> int:
-        """How many of the last tokens some or all layers attend to; 0: all layers attend to all."""
+        """Tokens of the attention window of some or all layers, or 0 if all layers attend to everything."""
         return int(llama_cpp.llama_model_n_swa(self.handle))
 
     @property
     def has_window(self) -> bool:
-        """Whether there is a window whose cells a guard can keep."""
+        """True if there is a window whose cells a guard can keep."""
         return self.window > 0 and not self.is_copied_whole
 
     @property
     def is_copied_whole(self) -> bool:
-        """Whether llama.cpp copies only whole sequences of this memory. It ends the process (GGML_ASSERT in
-        llama-kv-cache-dsv4.cpp) where a part is asked for."""
+        """True if llama.cpp copies only whole sequences of this memory. It ends the process for parts
+        (GGML_ASSERT in llama-kv-cache-dsv4.cpp)."""
         return self.header.architecture in _COPIED_WHOLE
 
     @property
     def is_computed_apart(self) -> bool:
-        """Whether llama.cpp computes several sequences together in a wrong way, or ends the process."""
+        """True if llama.cpp computes several sequences together wrongly, or ends the process."""
         return self.header.architecture in _COMPUTED_APART
 
     @property
     def generates_text(self) -> bool:
-        """Whether this is a generator; False for encoders and embedding models."""
+        """True for a generator; False for encoders and embedding models."""
         model = self.handle
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
@@ -146,14 +148,16 @@ class Model(NativeObject):
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """The template's jinja2 source. A file can have further templates by name, such as `tool_use`."""
+        """Return the jinja2 source of a template. A file can have further templates by name, such as
+        `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
 
 
 class _Progress:
-    """Passes llama.cpp's progress on. A listener that raises ends the load, and its exception comes back."""
+    """Forwards llama.cpp's progress. A listener that raises ends the load, and its exception is raised
+    again."""
 
     def __init__(self, listener: Callable[[float], None]) -> None:
         self._listener = listener
@@ -195,8 +199,8 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """A digest of the model, what it sees with, the layout of the cells, and the library that wrote them:
-    cells with another one would mean something else here. Raises `StartupError`."""
+    """Return a digest of the model, the projector, the layout of cells and the library. Cells with another
+    fingerprint are meaningless here. Raises `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
@@ -218,7 +222,7 @@ def _model_digest(files: list[Path]) -> str:
 
 
 def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    """Add a file's size, time of change (samples can miss an edit), both ends, and samples between them."""
+    """Hashes size, modification time (samples can miss an edit), both ends, and samples between them."""
     facts = path.stat()
     digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
     last = max(0, facts.st_size - _EDGE_BYTES)
