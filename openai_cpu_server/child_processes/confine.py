@@ -1,5 +1,4 @@
-"""Irrevocable restrictions of this process, as far as the kernel has them: landlock, seccomp, no
-privileges."""
+"""Irrevocable restrictions of this process by landlock, seccomp and dropped privileges."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ _DEVICE = _READ | _WRITE_FILE | _IOCTL_DEVICE
 _OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEVICE
 """Rights that a rule can grant on a single file."""
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Landlock version -> number of file rights that it knows; later versions know no more. The right to
-execute is granted to no process here."""
+"""Landlock version -> number of file rights; later versions have no more. No process may execute files."""
 _NETWORK_RIGHTS, _NETWORK_SINCE = 0b11, 4
 _SCOPES, _SCOPES_SINCE = 0b11, 6
 """Abstract sockets and signals."""
@@ -54,8 +52,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_files(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path] = ()) -> int:
-    """Restrict file access and return landlock's version; absent paths are skipped. Restricts only the
-    calling thread and those that it starts later. Raises `KernelRefused`."""
+    """Restrict file access of this thread and those that it starts later, and return landlock's version.
+    Raises `KernelRefused`."""
     version = call(_CREATE_RULESET, None, 0, _ASK_VERSION)
     ruleset = _ruleset(version)
     rules = call(_CREATE_RULESET, ctypes.cast(ctypes.pointer(ruleset), ctypes.c_void_p), _size(version), 0)
@@ -119,7 +117,7 @@ _DRIVERS = tuple(
     )
 )
 _GPUS = ("dri", "dxg", "kfd", "nvidia*")
-"""Device nodes under /dev: Mesa and other kernel drivers, WSL, AMD, NVIDIA."""
+"""Under /dev: Mesa and other kernel drivers, WSL, AMD, NVIDIA."""
 _THREADS = Path("/proc/self/task")
 
 
@@ -136,7 +134,7 @@ def confine(
     *, read: Iterable[Path] = (), write: Iterable[Path] = (), computes_on_gpu: bool = False
 ) -> Confinement:
     """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also
-    to GPU devices and their drivers. Call it while there is one thread."""
+    to GPUs and their drivers. Call it while there is one thread."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 
@@ -161,13 +159,11 @@ def confine(
 
 
 def driver_files() -> list[Path]:
-    """Files and folders of GPU drivers outside the library folders; some may not exist."""
     return [*_DRIVERS, *_named_drivers()]
 
 
 def _named_drivers() -> Iterator[Path]:
-    """Vulkan's driver manifests, or folders of them, and the libraries that they name. The linker finds a
-    library whose name has no slash."""
+    """The linker finds a library whose name has no slash."""
     for path in driver_manifests():
         yield path
         for manifest in path.glob("*.json") if path.is_dir() else [path]:
@@ -182,8 +178,8 @@ def _gpus() -> list[Path]:
 
 
 def _code() -> list[Path]:
-    """Folders that Python searches, without the working directory and the checkout of an editable
-    installation, because those may contain anything, such as a home directory."""
+    """The working directory and an editable checkout are left out: they may contain anything, such as a
+    home directory."""
     anything = {_PACKAGE.parent, Path(), *_working_directory()}
     searched = [path for path in map(Path, sys.path) if path not in anything]
     installed = (sys.prefix, sys.base_prefix, *site.getsitepackages(), *library_folders())

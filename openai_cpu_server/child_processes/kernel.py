@@ -1,7 +1,7 @@
 """System calls without a Python function, and the seccomp filter of child processes.
 
-The filter lists forbidden calls. An allow list would have to follow each libc, Python and ggml version;
-landlock is the allow list here. See seccomp(2), and `linux/bpf_common.h` for the numbers.
+The filter lists forbidden calls, because an allow list would have to follow each libc, Python and ggml
+version. See seccomp(2), and `linux/bpf_common.h` for the numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION = 0x20080522
 _FILES_OF_ALL = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH. The upper half of the sets has neither and stays empty."""
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, both in the lower half of the sets."""
 _IN_WORDS = {
     errno.ENOSYS: "the kernel has none",
     errno.EINVAL: "the kernel has none",
@@ -29,7 +29,7 @@ _IN_WORDS = {
 
 
 class KernelRefused(Exception):
-    """The kernel refused a call. The message is a clause."""
+    """The message is a clause."""
 
 
 def call(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
@@ -46,8 +46,8 @@ _PREFERRED = 1
 
 
 def settle_on_node(node: int) -> None:
-    """Call `prefer_memory_of`, and write a line to stderr if it is refused, as in many containers. Memory
-    then lies near the thread that touches it first, which is mostly the same node."""
+    """Prefer this node's memory, and write a line to stderr if that is refused, as in many containers.
+    Memory then lies near the thread that touches it first, which is mostly the same."""
     try:
         prefer_memory_of(node)
     except KernelRefused as error:
@@ -55,8 +55,8 @@ def settle_on_node(node: int) -> None:
 
 
 def prefer_memory_of(node: int) -> None:
-    """Prefer this NUMA node for new memory of this process. Binding to the node alone would get the
-    process killed when the node is full. Raises `KernelRefused`."""
+    """Prefer this NUMA node for new memory; binding would get the process killed when the node is full.
+    Raises `KernelRefused`."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         raise KernelRefused(f"the number of the call is not known for {platform.machine()}")
@@ -67,16 +67,15 @@ def prefer_memory_of(node: int) -> None:
 
 
 def give_up_new_privileges() -> None:
-    """Prevent programs started by this process from gaining privileges, without which only root may
-    restrict itself. Raises `KernelRefused`."""
+    """Set no_new_privs, without which only root may restrict itself. Raises `KernelRefused`."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _refusal()
 
 
 def give_up_capabilities() -> None:
     """Drop root's capabilities except access to files of all users, because models may belong to another
-    user; landlock limits which files. Root could otherwise read the environment of every process under
-    /proc despite landlock. Raises `KernelRefused`."""
+    user. Root could otherwise read every process's environment under /proc despite landlock. Raises
+    `KernelRefused`."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
@@ -93,8 +92,7 @@ def _refusal() -> KernelRefused:
 
 class _Machine(NamedTuple):
     arch: int
-    """The kernel's AUDIT_ARCH_..., which a filter must check because call numbers differ between
-    architectures."""
+    """AUDIT_ARCH_..., which a filter must check because call numbers differ."""
     seccomp: int
     column: int
     """Index into `_FORBIDDEN` and the other tables."""
@@ -102,7 +100,7 @@ class _Machine(NamedTuple):
 
 _MACHINES = {"x86_64": _Machine(0xC000003E, 317, 0), "aarch64": _Machine(0xC00000B7, 277, 1)}
 _X32 = 0x40000000
-"""First number of x86_64's second set of numbers for the same calls."""
+"""First of x86_64's second set of call numbers."""
 _NONE = -1
 
 _FORBIDDEN = {
@@ -182,16 +180,16 @@ _FORBIDDEN = {
 }
 """System call -> its number on x86_64 and on aarch64."""
 _OF_CUDA = ("socket", "bind", "listen")
-"""CUDA creates a Unix socket when it starts, and finds no device if it cannot. The name is abstract
-(landlock forbids names in the file system), and CUDA needs no connection."""
+"""CUDA creates an abstract Unix socket when it starts, and finds no device if it cannot. It needs no
+connection."""
 _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))
-"""`kill` and `tgkill`: a process may still signal itself, as `abort` does."""
+"""`kill` and `tgkill`, which a process may still send to itself, as `abort` does."""
 _NEW_NAMESPACES = 0x7E020000
-"""All CLONE_NEW... flags except the one for time, which `clone` does not accept."""
+"""All CLONE_NEW... flags that `clone` accepts."""
 _TYPING = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which type into the terminal of the user who started the server."""
+"""TIOCSTI and TIOCLINUX, which type into the server's terminal."""
 
 _LOAD, _IS, _HAS_ANY, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW = 0x7FFF0000
@@ -202,8 +200,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 _SET_MODE_FILTER = 1
 _ALL_THREADS, _KEEP_SPEED = 1 << 0, 1 << 2
-"""Without the second flag, kernels before 5.16 disable a branch prediction of the CPU, which slows down
-steps."""
+"""Without the second flag, kernels before 5.16 disable a branch prediction, which slows down steps."""
 
 
 class _Step(NamedTuple):
@@ -218,7 +215,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls(*, allows_cuda: bool = False) -> None:
-    """Forbid system calls for all threads, which then fail with EPERM. Raises `KernelRefused`."""
+    """Forbid system calls for all threads (EPERM). Raises `KernelRefused`."""
     machine = _MACHINES.get(platform.machine())
     if machine is None or struct.calcsize("P") != 8:
         raise KernelRefused(f"there is no filter for {platform.machine()}")
@@ -272,8 +269,7 @@ def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
 
 
 def _where(number: int, argument: int, *steps: _Step) -> Iterator[_Step]:
-    """Run the steps for this call with the lower half of the argument loaded, and allow the call if none
-    of them returns. The lower half comes first on both architectures."""
+    """Both architectures have the lower half of an argument first."""
     yield _Step(_IS, number, if_not=len(steps) + 2)
     yield _Step(_LOAD, _ARGUMENTS + 8 * argument)
     yield from steps

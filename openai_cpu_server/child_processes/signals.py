@@ -11,21 +11,21 @@ _LEFT_TO_PARENT = ("SIGINT", "SIGHUP", "SIGTERM")
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore the signals that Ctrl-C, a closing terminal and service managers send to the whole group. The
-    API process decides what they mean, and its streams need this process until then."""
+    """Ignore the signals that a terminal or service manager sends to the whole group. The API process
+    decides what they mean, and its streams need this process until then."""
     for name in _LEFT_TO_PARENT:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the parent dies, even if it hangs in native code or is
-    stopped. Elsewhere than on Linux the process ends only when its socket closes."""
+    """Let the kernel kill this process when the parent dies, even if it hangs or is stopped. On other
+    systems than Linux the end of the socket must do."""
     _signal_at_parents_death("SIGKILL")
 
 
 def wake_at_parents_death() -> None:
-    """Replace `die_with_parent` in a process that ends by itself when its socket closes. The kernel
-    continues a stopped process when the parent dies, so that it can end."""
+    """Wake this process if it is stopped when the parent dies, so that it can end by itself. Replaces
+    `die_with_parent`."""
     _signal_at_parents_death("SIGCONT")
 
 

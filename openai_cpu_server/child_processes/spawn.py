@@ -28,22 +28,20 @@ _BEGINNINGS = (
     *("COVERAGE_", "COV_", "DYLD_", "LC_", "LD_", "PYTHON", "TCMALLOC_"),
 )
 _TELLS_A_SECRET = re.compile("AUTH|CREDENTIAL|KEY|PASS(?!IVE)|SECRET|TOKEN")
-"""Words that exclude a variable from the child's environment, whatever it begins with."""
+"""Words that exclude a variable, whatever it begins with."""
 _SET = {"GGML_NO_BACKTRACE": "1"}
-"""A backtrace at an abort would start a debugger in the process, which takes longer than a restart and
-fills the log."""
+"""A backtrace at an abort would start a debugger, which takes longer than a restart and fills the log."""
 
 
 def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`inherited`: None for the environment of this process."""
+    """`inherited`: None for this process's environment."""
     variables = os.environ if inherited is None else inherited
     return {name: value for name, value in variables.items() if _may_pass(name)} | _SET
 
 
 def keep_shaders_in(folder: Path) -> None:
-    """Set the folder in which GPU drivers of this process cache compiled programs, because without it each
-    start compiles them again. Their usual folders are closed by the sandbox, and no other program may run
-    what an engine writes. Call it before a driver is loaded."""
+    """Set the folder in which GPU drivers cache compiled programs, before a driver is loaded. The sandbox
+    closes their usual folders, and no other program may run what an engine writes."""
     for name in ("CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH"):
         os.environ[name] = str(folder)
 
@@ -53,7 +51,7 @@ def library_folders() -> list[str]:
 
 
 def driver_manifests() -> list[Path]:
-    """Manifests, or folders of them, that the environment names to Vulkan's loader."""
+    """Manifests, or folders of them, named to Vulkan's loader by the environment."""
     told = (
         os.environ.get(name, "") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
     )
@@ -73,9 +71,8 @@ class SpawnOptions(TypedDict):
 
 
 def spawn_options(theirs: socket.socket) -> SpawnOptions:
-    """Return options for a child that gets this end of a socket pair; its command names the file
-    descriptor. The child has its own session, so that Ctrl-C reaches only the parent, and an environment
-    without secrets."""
+    """Options for a child with this end of a socket pair, a session of its own (Ctrl-C is for the parent),
+    and no secrets. Its command names the file descriptor."""
     return SpawnOptions(
         pass_fds=(theirs.fileno(),),
         stdin=subprocess.DEVNULL,
@@ -85,8 +82,7 @@ def spawn_options(theirs: socket.socket) -> SpawnOptions:
 
 
 def death_cause(exit_status: int | None) -> str:
-    """Return one of few words for counters: the signal's name, `exit_1` and the like, or `unknown`. A
-    negative status is a signal's number."""
+    """Return a word for counters: the signal's name, `exit_1` and the like, or `unknown`."""
     if exit_status is None:
         return "unknown"
     if exit_status >= 0:

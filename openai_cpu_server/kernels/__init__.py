@@ -1,6 +1,6 @@
-"""C++ kernels that replace some of ggml's: built, proved and switched on here.
+"""C++ kernels that replace some of ggml's.
 
-`llama.loading` requests them when a model is loaded; `build` compiles them when the package is installed. A
-kernel is switched on only after it has reproduced ggml's results in this process, and without it everything
-works, only slower. The caller passes in the loaded ggml library.
+`build` compiles them when the package is installed; `llama.loading` requests them when a model is loaded. A
+kernel is switched on only after it has reproduced ggml's results in this process. Without it everything
+works, only slower.
 """

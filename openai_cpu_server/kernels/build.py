@@ -1,8 +1,7 @@
-"""Compiles the library of kernels for this machine's CPU: `python -m openai_cpu_server.kernels.build`.
+"""Compiles the library of kernels for this CPU: `python -m openai_cpu_server.kernels.build`.
 
-A wheel or an image for other machines has one library for each CPU level instead (`build_portable`), from
-which `library.py` chooses at run time. Only the standard library is imported, because `scripts/bootstrap` and
-the build hook of `pip install` run this before anything is installed.
+A portable wheel or image has one library per CPU level instead, from which `library.py` chooses at run time.
+Imports only the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
         "neon": ("-march=armv8-a",),
     },
 }
-"""Architecture -> CPU levels of a portable build, best first -> compiler flags.
-
-The levels are the code paths of `native/cpu.hpp`, with the same names.
-"""
+"""Architecture -> CPU levels, best first -> compiler flags. The levels are the code paths of
+`native/cpu.hpp`."""
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -60,8 +57,7 @@ class BuildFailed(Exception):
 def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
     """Compile the library, even if it exists. Raises `BuildFailed`.
 
-    `compiler`: a command line, or "" for the machine's compiler. `cpu`: compiler flags that select the
-    instruction set.
+    `compiler`: a command line, or "" for the machine's. `cpu`: compiler flags of the instruction set.
     """
     if sys.platform != "linux":
         raise BuildFailed("they go in front of ggml on Linux only")
@@ -90,9 +86,9 @@ def _run(command: Sequence[str]) -> None:
 
 
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
-    """Compile a library for each level of an architecture. Raises `BuildFailed`.
+    """Compile a library for each level. Raises `BuildFailed`.
 
-    `machine`: an architecture that the compiler generates code for, or "" for this machine's.
+    `machine`: target architecture of the compiler, or "" for this machine's.
     """
     machine = machine or platform.machine()
     levels = LEVELS.get(machine)
@@ -108,11 +104,8 @@ def level_library(level: str, beside: Path = LIBRARY) -> Path:
 
 
 def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
-    """Compile unless the library was built from these sources by this compiler for this CPU. Return True if
-    it compiled.
-
-    Raises `BuildFailed` after deleting an outdated library.
-    """
+    """Compile, and return True, unless the library has the same sources, compiler and CPU. Raises
+    `BuildFailed` after deleting an outdated library."""
     key, key_file = _key(compiler), target.with_suffix(".key")
     if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
@@ -155,7 +148,7 @@ def _first_error(log: str) -> str:
 
 
 def main() -> int:
-    """Return 0 in any case, because the server works without the library."""
+    """Return 0 even after a failure, because the server works without the library."""
     try:
         if build_if_changed(" ".join(sys.argv[1:])):
             sys.stderr.write("setup: kernels compiled for this CPU\n")

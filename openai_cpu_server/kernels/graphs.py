@@ -13,7 +13,7 @@ import numpy as np
 from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlTensors, GgmlType, Ints, Packed
 
 _Layer = tuple[Any, tuple[int, ...], list[Any]]
-"""Node of a layer's results, their shape, and the nodes that write states back."""
+"""Node of the results, their shape, and the nodes that write states back."""
 
 
 class _Block(NamedTuple):
@@ -61,10 +61,8 @@ def random_weights(
     size: float = 1.0,
     bytes_of: range = range(256),
 ) -> Packed:
-    """Return random packed weights, (outputs, bytes of a row), with scales of about `size`.
-
-    Quantizing numbers would take far longer than their product, and some types need an importance matrix.
-    """
+    """Return packed weights, (outputs, bytes of a row), with scales of about `size`. Quantizing takes far
+    longer, and some types need an importance matrix."""
     block = _BLOCKS[kind]
     shape = (outputs, depth // block.num_weights, block.num_bytes)
     packed = random.integers(bytes_of.start, bytes_of.stop, shape, np.uint8)
@@ -89,7 +87,7 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     value_type: GgmlType | None = None
     """Type of the values, or None for that of the keys."""
     values_in_keys: bool = False
-    """True if values are a view of the first numbers of the keys, which they must equal."""
+    """True: values are a view of the first numbers of the keys, and must equal them."""
     scale: float = 1.0
     max_bias: float = 0.0
     """ALiBi's, or 0 for none."""
@@ -121,20 +119,17 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecurrentCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Layer whose states are gathered from llama.cpp's memory and written back to it.
-
-    The result is the layer's output followed by the whole memory.
-    """
+    """Layer whose states are read from and written to llama.cpp's memory. The result is its output
+    followed by that memory."""
 
     states: Floats
-    """(cells, values): one cell per sequence, followed by as many for each earlier token whose state is
-    kept."""
+    """(cells, values): one cell per sequence, then as many for each earlier kept state."""
     reads: tuple[int, ...]
-    """Cell that each sequence of the step reads."""
+    """Cell read by each sequence."""
     first: int = 0
-    """Cell that the first sequence writes; the others write the following ones."""
+    """Cell written by the first sequence; the others follow."""
     kept: int = 1
-    """Number of states written per sequence, from the last one backwards."""
+    """States written per sequence, from the last one backwards."""
 
 
 class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
@@ -144,7 +139,7 @@ class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
     values: Floats
     """Same shape; heads may be a multiple of those of queries and keys."""
     gates: Floats
-    """(sequences, tokens, heads, 1), or one per column: logarithm of the share of a state that is left."""
+    """(sequences, tokens, heads, 1), or one per column: logarithm of a state's remaining share."""
     betas: Floats
     """(sequences, tokens, heads, 1)"""
 
@@ -179,11 +174,11 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
-        """Compute attention repeatedly; of several cases in one graph, as of layers, return the last one's
-        result.
+        """Compute attention repeatedly, in llama.cpp's layout; several cases are one graph, as of layers,
+        with the last one's result.
 
-        Tensors are laid out as in llama.cpp. Cases with the same mask object share its tensor.
-        `masks_change`: store masks anew each time, as in steps.
+        Cases with the same mask object share its tensor. `masks_change`: store masks anew each time, as in
+        steps.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
         masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
@@ -226,7 +221,7 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def multiplying(self, case: ProductCase, *, copies: int = 1) -> Iterator[Computing]:
-        """Compute a product repeatedly, each time with every copy of the weights in turn."""
+        """Compute a product repeatedly with each copy of the weights in turn."""
         results = np.empty((copies, *case.shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, GgmlType.F32)
@@ -241,8 +236,8 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def multiplying_each(self, cases: Sequence[ProductCase]) -> Iterator[Computing]:
-        """Compute several products in one graph, because starting a graph takes longer than a small
-        product. Results are concatenated without a shape."""
+        """Compute products in one graph, because starting one takes longer than a small product. Results
+        are concatenated."""
         arrays = [array for case in cases for array in (case.weights, case.activations)]
         with self._context(*arrays, *(np.empty(case.shape, np.float32) for case in cases)) as context:
             nodes = [
@@ -263,7 +258,6 @@ class GgmlGraphs(GgmlTensors):
             yield compute
 
     def unpacked(self, case: ProductCase) -> Floats:
-        """Return the weights as floats."""
         shape = case.weight_shape
         with self._context(case.weights, np.empty(shape, np.float32)) as context:
             node = self._ggml.ggml_cast(context, self._packed(context, case), GgmlType.F32)
@@ -271,7 +265,7 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def recurring(self, case: RecurrentCase) -> Iterator[Computing]:
-        """Compute a layer repeatedly from the same states, with llama.cpp's nodes."""
+        """Compute a layer repeatedly from the same states."""
         arrays = [value for value in msgspec.structs.astuple(case) if isinstance(value, np.ndarray)]
         with self._context(*arrays, *arrays, *4 * [case.states]) as context:
             memory = self._tensor(context, case.states, GgmlType.F32)
@@ -313,7 +307,7 @@ class GgmlGraphs(GgmlTensors):
     def _written_back(
         self, context: int, case: RecurrentCase, memory: Any, node: Any, results: tuple[int, ...]
     ) -> Any:
-        """Copy of the states, which follow the results in the node's output, to the memory."""
+        """States follow the results in the node's output."""
         (sequences, tokens), row = results[:2], 4 * case.states.shape[1]
         kept, cells = min(case.kept, tokens), len(case.states) // case.kept
         sizes, view = (row // 4, sequences, kept), self._ggml.ggml_view_3d
@@ -346,7 +340,6 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def scaling(self, rows: Floats, factors: Floats) -> Iterator[Computing]:
-        """Multiply rows (..., width) by a number each (..., 1), with `ggml_mul`."""
         with self._of_two(self._ggml.ggml_mul, rows, factors) as compute:
             yield compute
 
@@ -354,20 +347,16 @@ class GgmlGraphs(GgmlTensors):
     def gating(
         self, gates: Floats, ups: Floats, *, alpha: float = 1.702, limit: float = 7.0
     ) -> Iterator[Computing]:
-        """Gate arrays of the same shape with `ggml_swiglu_oai`."""
         with self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, alpha, limit) as compute:
             yield compute
 
     @contextmanager
     def gating_by_gelu(self, gates: Floats, ups: Floats) -> Iterator[Computing]:
-        """Gate arrays of the same shape with `ggml_geglu_split`."""
         with self._of_two(self._ggml.ggml_geglu_split, gates, ups) as compute:
             yield compute
 
     @contextmanager
     def normalising(self, rows: Floats, weights: Floats | None, epsilon: float = 1e-6) -> Iterator[Computing]:
-        """Divide rows (..., width) by their root mean square and multiply them by the weights, if any,
-        with `ggml_rms_norm` and `ggml_mul`."""
         with self._context(rows, rows, *([] if weights is None else [weights])) as context:
             node = self._ggml.ggml_rms_norm(context, self._tensor(context, rows, GgmlType.F32), epsilon)
             if weights is not None:
@@ -383,7 +372,7 @@ class GgmlGraphs(GgmlTensors):
             yield self._computing(context, [operation(context, *tensors, *options)], first.shape)
 
     def _rows_by_head(self, context: int, values: Floats, kind: GgmlType) -> Any:
-        """View (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
+        """View (width, rows, heads), as of llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
     def _packed(self, context: int, case: ProductCase) -> Any:

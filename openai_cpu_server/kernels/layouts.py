@@ -1,5 +1,4 @@
-"""Products of a file's weights as ggml graphs, plain and in the layouts into which ggml can repack them at
-load. Used to measure which one is faster."""
+"""Products of a file's weights as ggml graphs, plain and repacked, to measure which is faster."""
 
 from __future__ import annotations
 
@@ -18,15 +17,14 @@ _CPU = 0
 
 
 class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Matrix, or one for each of some experts, in bytes of a file."""
+    """Matrix, or several experts' matrices, in bytes of a file."""
 
     type: int
     """`ggml_type`."""
     depth: int
     outputs: int
     num_experts: int | None = None
-    """Number of experts, to which rows of activations go in turn (`ggml_mul_mat_id`), or None for one
-    matrix for all rows (`ggml_mul_mat`)."""
+    """Experts, to which rows go in turn (`ggml_mul_mat_id`), or None for one matrix (`ggml_mul_mat`)."""
     data: bytes
 
     @property
@@ -55,8 +53,7 @@ class LayoutGraphs(GgmlGraphs):
     def repacked(
         self, weights: StoredWeights, rows: Sequence[int]
     ) -> Iterator[Mapping[int, Computing] | None]:
-        """Products of weights repacked as llama.cpp would at load, or None if ggml does not repack them
-        here."""
+        """Products of weights repacked as at load, or None if ggml does not repack them."""
         with ExitStack() as stack:
             context = stack.enter_context(self._room(weights, rows, 0))
             owner = stack.enter_context(self._memory(OVERHEAD_BYTES, holds_data=False))
@@ -90,7 +87,7 @@ class LayoutGraphs(GgmlGraphs):
         return buffer
 
     def _is_for(self, context: int, weights: StoredWeights, tensor: Any) -> bool:
-        """Same test as llama.cpp's: True if the CPU computes products of weights in that buffer."""
+        """llama.cpp makes the same test."""
         device = self._ggml.ggml_backend_dev_by_type(_CPU)
         return bool(self._ggml.ggml_backend_dev_supports_op(device, self._node(context, weights, tensor, 1)))
 

@@ -1,4 +1,4 @@
-"""C++ library of kernels: its place, the obstacles to its use, and its switches."""
+"""C++ library of kernels: its file, obstacles to its use, and its switches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Kernel(enum.IntEnum):
 
 
 class KernelLibrary:
-    """Library loaded in this process. Its switches hold for the whole process."""
+    """Library loaded in this process. Switches hold for the whole process, and may be changed only while
+    no graph is computed."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
@@ -46,7 +47,7 @@ class KernelLibrary:
         return str(self._handle.ocs_instruction_set().decode())
 
     def multiplies(self, weight_type: int) -> bool:
-        """Return True if our kernel computes products with weights of this `ggml_type` on this CPU."""
+        """Return True if our kernel computes products with this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
     def num_done(self, kernel: Kernel) -> int:
@@ -54,22 +55,18 @@ class KernelLibrary:
         return int(self._handle.ocs_num_done(kernel))
 
     def switch_on(self, kernel: Kernel) -> None:
-        """Call this only while no graph is computed."""
         self._handle.ocs_switch_on(kernel)
 
     def switch_off(self, kernel: Kernel) -> None:
-        """Call this only while no graph is computed."""
         self._handle.ocs_switch_off(kernel)
 
     def leave(self, weight_types: Collection[int]) -> None:
-        """Leave products with weights of these `ggml_type`s, and no others, to ggml. Call this only while
-        no graph is computed."""
+        """Leave products with weights of exactly these types to ggml."""
         self._handle.ocs_leave(ctypes.c_uint64(sum(1 << number for number in weight_types)))
 
 
 def library_path(native: Path = LIBRARY) -> Path:
-    """Return the library compiled on this machine, else the best one of a portable build that runs here.
-    Both lie in the same folder."""
+    """Return the library compiled here, else the best of a portable build that runs here."""
     existing = [path for path in _libraries(native) if path.exists()]
     return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else native)
 
@@ -79,7 +76,7 @@ def _libraries(native: Path) -> list[Path]:
 
 
 def digest(native: Path = LIBRARY) -> str:
-    """Digest of all libraries here, under which speeds are stored, or "" without a library. Loads none."""
+    """Digest of all libraries here, without loading them, or "" if there is none."""
     found = hashlib.sha256()
     existing = [path for path in _libraries(native) if path.exists()]
     for path in existing:
@@ -88,7 +85,7 @@ def digest(native: Path = LIBRARY) -> str:
 
 
 def obstacle(path: Path | None = None) -> str | None:
-    """Return why the library cannot be used on this machine, or None if it can. Loads no ggml."""
+    """Return why the library cannot be used here, or None. Loads no ggml."""
     path = path or library_path()
     if sys.platform != "linux":
         return "the library goes in front of ggml on Linux only"
@@ -105,11 +102,8 @@ def obstacle(path: Path | None = None) -> str | None:
 
 
 def put_in_front(path: Path | None = None) -> None:
-    """Load the library where ggml's calls find it first, if there is no obstacle.
-
-    The dynamic linker resolves a name in the library that was loaded first, so call this before llama_cpp is
-    imported.
-    """
+    """Load the library where ggml's calls find it first, unless there is an obstacle. The first library
+    with a name wins, so call this before llama_cpp is imported."""
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)

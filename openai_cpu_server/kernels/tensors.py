@@ -17,10 +17,10 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Packed = npt.NDArray[np.uint8]
 Computing = Callable[[int], Floats]
-"""Computes an operation with this number of threads."""
+"""Computes an operation with a number of threads."""
 
 OVERHEAD_BYTES = 4 << 20
-"""Memory for a graph of a few nodes, tensor headers, and ggml's scratch for a few threads."""
+"""Graph, tensor headers, and ggml's scratch for a few threads."""
 
 
 class GgmlType(enum.IntEnum):
@@ -49,10 +49,8 @@ class GgmlType(enum.IntEnum):
 
 
 class GgmlTensors:
-    """Creates tensors and computes graphs of them with ggml's threads."""
-
     def __init__(self, ggml: ctypes.CDLL) -> None:
-        """`ggml`: the library that llama_cpp has loaded."""
+        """`ggml`: loaded by llama_cpp."""
         self._ggml = ggml
         self._declare()
         self._backend = ggml.ggml_backend_cpu_init()
@@ -103,7 +101,6 @@ class GgmlTensors:
             self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
 
     def _stored(self, context: int, data: npt.NDArray[Any], shape: tuple[int, ...], kind: GgmlType) -> Any:
-        """`data`: in the type's format."""
         tensor = self._new_tensor(context, shape, kind)
         self._fill(tensor, data)
         return tensor
@@ -134,7 +131,7 @@ class GgmlTensors:
         return np.ctypeslib.as_array(values).reshape(shape)
 
     def _running(self, context: int, nodes: list[Any]) -> Callable[[int], None]:
-        """Graphs are computed as a whole, as llama.cpp does it, so that they pass through our library."""
+        """Whole graphs are computed, as in llama.cpp, so that they pass through our library."""
         graph = self._ggml.ggml_new_graph(context)
         for node in nodes:
             self._ggml.ggml_build_forward_expand(graph, node)

@@ -1,5 +1,4 @@
-"""Reader process, seen from its parent. The module imports little, because a server starts a reader first
-so that both import side by side."""
+"""Reader process, seen from its parent. Imports little, so that parent and child import side by side."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from openai_cpu_server.contract.framing import framed, read_frame
 _MODULE = "openai_cpu_server.reader.process"
 PATIENCE_S = 60.0
 _PROGRESS = 1 / 60
-"""Least share of CPU time of a live process. One that computes less is stopped or waits for a disk; one
-that computes may be slow beside others, and ends when its share is used up."""
+"""Least CPU share of a live process. One that computes less is stopped or waits for a disk."""
 _END_S = 5.0
 SILENCE = "silence"
 
@@ -32,11 +30,10 @@ class ReaderDied(Exception):
 
 
 class ReaderChild:
-    """Owns the process and its socket. The thread that creates it must live as long, because the kernel
-    ends the process with that thread."""
+    """Owns the process and its socket. The kernel ends the process with the thread that created it."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s`: time without progress after which the process counts as silent. Raises OSError."""
+        """`patience_s`: time without progress that counts as silence. Raises OSError."""
         self._patience_s = patience_s
         ours, theirs = socket.socketpair()
         with theirs:
@@ -90,7 +87,7 @@ class ReaderChild:
         self._process.kill()
 
     def close(self) -> None:
-        """Close the socket, with which the process ends, and wait for that."""
+        """Close the socket, and wait until the process has ended."""
         with suppress(OSError):
             self._stream.close()
             self._socket.close()
@@ -101,7 +98,6 @@ class ReaderChild:
             self._process.wait()
 
     def _death(self, error: OSError | None = None) -> ReaderDied:
-        """`error`: the socket's, or None if it was closed."""
         if isinstance(error, TimeoutError):
             self._process.kill()
             self.close()

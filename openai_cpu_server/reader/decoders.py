@@ -1,9 +1,5 @@
-"""Decoders of clients' pictures, sounds and documents, run by a reader because a decoder may hang or die of
-its input.
-
-Libraries for pictures and sounds are loaded only in processes that decode media, the library for documents
-with the first document.
-"""
+"""Decoders of clients' pictures, sounds and documents, which may hang or die of their input. Only
+processes that decode media load the libraries."""
 
 from __future__ import annotations
 
@@ -27,12 +23,12 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _INVALID = "invalid_image"
 _SCAN = b"\xff\xda"
-"""Begins each scan of a JPEG file, and occurs nowhere inside one."""
+"""Begins each scan of a JPEG file."""
 _MOST_SCANS = 20
-"""Scans of a picture of the largest size; encoders make 10. Each scan takes a pass over all pixels,
-however few bytes it has."""
+"""Scans of the largest picture; encoders make 10. Each takes a pass over all pixels, however few bytes it
+has."""
 _SHOWN_PIXELS = 2048 * 2048
-"""Larger pictures are scaled down to this. Qwen's encoders see the most, 4,096 patches of 32 x 32 pixels."""
+"""Larger pictures are scaled down. Qwen's encoders see the most, 4,096 patches of 32 x 32 pixels."""
 _ROUNDING = 1e-6
 _ORIENTATION = 0x112
 _TURNS = {
@@ -48,7 +44,7 @@ _GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 
 
 def load_decoders() -> None:
-    """Load all decoders, because a confined process can load nothing more."""
+    """Load all libraries, because a confined process cannot."""
     import miniaudio
     from PIL import (
         BmpImagePlugin,
@@ -68,10 +64,10 @@ def load_decoders() -> None:
 
 
 def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
-    """Return the first frame, turned as its EXIF data say, over white where it is transparent, and no larger
-    than encoders see. Raises InvalidRequest, for too many pixels before decoding any.
+    """Return the first frame, upright, over white, and no larger than encoders see. Raises InvalidRequest,
+    for too many pixels before decoding.
 
-    `most_side`: longer sides are scaled to this, or 0 for no limit.
+    `most_side`: longest side, or 0 for no limit.
     """
     load_decoders()
     from PIL import Image, UnidentifiedImageError
@@ -108,7 +104,7 @@ def _shown_size(width: int, height: int, most_side: int) -> tuple[int, int]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The orientation is used even if other EXIF data are damaged, as in browsers."""
+    """Other EXIF data may be damaged, as in browsers."""
     from PIL import Image
 
     orientation: object = None
@@ -142,14 +138,14 @@ _NO_SOUND = "invalid_audio"
 _TOO_LONG_A_SOUND = "audio_too_large"
 _FRAMES_AT_ONCE = 16_384
 _LOUDEST = 1e8
-"""Float samples may exceed 1 and stay as they are, as in llama.cpp, because some files hold integers as
-floats. Their spectrum is far from an overflow."""
+"""Samples beyond 1 are kept, as in llama.cpp, because some files hold integers as floats. Their spectrum
+is far from an overflow."""
 _SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
 
 
 def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    """Return one channel at this rate, in consecutive pieces that are cut where it is quiet. Raises
-    InvalidRequest, for too many samples as soon as they are decoded, whatever length the file states.
+    """Return one channel at this rate, in pieces that are cut where it is quiet. Raises InvalidRequest, for
+    too many samples as soon as they are decoded.
 
     `most_at_once`: samples of the longest piece, or 0 for one piece.
     """
@@ -185,7 +181,6 @@ def _samples(data: bytes, rate: int, most_samples: int) -> bytearray:
 
 
 def _pieces(samples: np.ndarray, rate: int, most_at_once: int) -> Iterator[np.ndarray]:
-    """Cut within the last seconds that a piece may have, at the quietest place."""
     within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
     while most_at_once and len(samples) > most_at_once:
         last = min(most_at_once, len(samples) - shortest)
@@ -211,8 +206,7 @@ _NO_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\x1b")
 
 
 def document_text(data: bytes, *, most_chars: int) -> str:
-    """Return the text of a PDF, page by page, or of a text file. Raises InvalidRequest if there is none,
-    or too much."""
+    """Return the text of a PDF or of a text file. Raises InvalidRequest."""
     text = "\n\n".join(_pages(data, most_chars)) if _PDF in data[:_PDF_WITHIN] else _plain_text(data)
     if len(text) > most_chars:
         raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
@@ -244,7 +238,6 @@ def _pages(data: bytes, most_chars: int) -> Iterator[str]:
 
 
 def _plain_text(data: bytes) -> str:
-    """Decode UTF-8, the encoding of a byte order mark, or Windows' cp1252."""
     mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
     try:
         text = data.decode("utf-8" if mark is None else _BYTE_ORDER_MARKS[mark])

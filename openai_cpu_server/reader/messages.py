@@ -14,14 +14,12 @@ from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
 
 SHARE_S = 10.0
-"""CPU seconds that one piece of work may take. The longest work that should pass takes two."""
+"""CPU seconds for one piece of work. The longest that should pass takes two."""
 
 
 class ReaderStart(msgspec.Struct, frozen=True):
-    """First message to a reader."""
-
     readable: Union[Sequence[str], None]
-    """Folders with models, or None to leave the process unconfined."""
+    """Folders with models, or None for no confinement."""
     opens_media: bool = False
     share_s: float = SHARE_S
 
@@ -44,7 +42,7 @@ class OpenModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     key: int
     source: ModelSource
     is_known: bool
-    """True if the client has the facts already, so that their digest is enough."""
+    """True if the client has the facts and needs only their digest."""
 
 
 class CloseModel(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +85,7 @@ class WriteTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Render a client's template. Raises InvalidRequest."""
 
     template: str
-    """Client's template in Ollama's language."""
+    """Written in Ollama's language."""
     messages: Union[Sequence[Mapping[str, str]], None]
     """Messages with `role` and `content`, or None to check the template only."""
     suffix: str
@@ -127,12 +125,12 @@ class ReadDocument(msgspec.Struct, frozen=True, tag=True):
 
 
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Apply the profile that `tune` has stored for this file on this machine."""
+    """Apply the profile of `tune`."""
 
     options: EngineOptions
     profile_dir: str
     given: frozenset[str]
-    """Options set by the user, which the profile does not change."""
+    """Options set by the user, which stay."""
 
 
 Work = Union[
@@ -154,16 +152,12 @@ Work = Union[
 
 
 class ReadTemplate(msgspec.Struct, frozen=True):
-    """Output formats of a model with this chat template."""
-
     tool_format: str
     reasoning: TemplateReasoning | None
     source: str
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Vocabulary of a model, and facts about its chat templates."""
-
     vocab_size: int
     bos: int | None
     eos: int | None
@@ -174,18 +168,17 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     marks: SequenceMarks
     end_tokens: frozenset[int]
     pieces: bytes
-    """Bytes of all tokens, concatenated."""
+    """Bytes of all tokens."""
     piece_ends: bytes
-    """End of each token in `pieces`: native unsigned integers of 4 bytes."""
+    """Ends in `pieces`: native unsigned integers of 4 bytes."""
     silent: bytes
     """Tokens without text, in the same encoding."""
     longest_piece: int | None
     template: ReadTemplate | None
-    """Chat template, or None if there is none."""
     named: Mapping[str, ReadTemplate]
     """Further templates, such as `tool_use`."""
     rerank_answers: tuple[str, str] | None
-    """Yes and no in the words of the reranking template, or None if there is none."""
+    """Yes and no in the words of the reranking template."""
 
 
 class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -219,7 +212,7 @@ class DocumentRead(msgspec.Struct, frozen=True, tag=True):
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
-    """Profile in words, or None if there is none."""
+    """Profile in words."""
 
 
 class ModelClosed(msgspec.Struct, frozen=True, tag=True): ...
@@ -251,4 +244,4 @@ Result = Union[
 class WorkReply(msgspec.Struct, frozen=True):
     result: Result
     is_last: bool = False
-    """True if the process has grown too much and ends after this reply."""
+    """True if the process ends after this reply because it has grown."""

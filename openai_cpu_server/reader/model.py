@@ -1,4 +1,4 @@
-"""Model of the API process: facts that were read once, and access to the readers for everything else."""
+"""A model's facts, and access to the readers for everything else."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _WORDS = 1024
 
 
 class ReadModel:
-    """`Tokenizer`, `Prompts`, `RerankPrompts` and `GrammarMaker` of one model, for any thread.
+    """`Tokenizer`, `Prompts`, `RerankPrompts` and `GrammarMaker` of a model, for any thread.
 
-    `piece`, `decode` and facts are at hand. The rest waits for a reader and is not for event loops, and
-    raises what `ReaderPool.do` raises.
+    Only `piece`, `decode` and facts are for event loops. The rest waits for a reader, and raises what
+    `ReaderPool.do` raises.
     """
 
     def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
@@ -81,7 +81,7 @@ class ReadModel:
     ) -> str:
         """Render messages with a client's template in Ollama's language. Raises the same as `picture`.
 
-        `messages`: with `role` and `content`, or None to check the template only.
+        `messages`: None to check the template only.
         """
         longest_piece = self.facts.longest_piece or _LONGEST_PIECE
         work = WriteTemplate(
@@ -103,7 +103,7 @@ class ReadTokenizer:
         self._ends = array("I", facts.piece_ends)
         self._silent = frozenset(array("I", facts.silent))
         self._encoded_word = functools.lru_cache(_WORDS)(self._encoded)
-        """Tokens of recent short texts, because the server encodes the same marks over and over."""
+        """Cached, because the server encodes the same marks over and over."""
         self.vocab_size, self.end_tokens = facts.vocab_size, facts.end_tokens
         self.bos_text, self.eos_text = facts.bos_text, facts.eos_text
         self.bos, self.adds_bos = facts.bos, facts.adds_bos
@@ -191,15 +191,13 @@ class ReadRerank:
 
 
 class ReadGrammars:
-    """The contract's `GrammarMaker`."""
-
     def __init__(self, pool: ReaderPool, key: OpenedKey) -> None:
         self._pool = pool
         self._key = key
 
     def __call__(self, order: GrammarOrder) -> GrammarAnswer:
-        """Compile a grammar in a reader. Raises what `ReaderPool.do` raises, except for a grammar that
-        kills the reader or uses up its share, which is rejected like a wrong one."""
+        """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
+        rejected like a wrong one."""
         try:
             work = MakeGrammar(self._key.number, order)
             result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
@@ -210,8 +208,7 @@ class ReadGrammars:
 
 
 def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: frozenset[str]) -> Profiled:
-    """Return the options with the values that `tune` has stored for their model on this machine, except
-    those in `given`."""
+    """Return the options with the profile of `tune`, except those in `given`."""
     result = pool.do(FindProfile(options=options, profile_dir=profile_dir, given=given))
     assert isinstance(result, Profiled)
     return result

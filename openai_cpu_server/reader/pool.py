@@ -1,4 +1,4 @@
-"""Pool of reader processes: lends them out, replaces dead ones, and finds the work that killed them."""
+"""Pool of reader processes: lends them, replaces dead ones, and finds the work that killed them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 2
 _KILLED_S = 15.0
-"""Time during which work is retried if its processes are killed from outside."""
+"""Work whose processes are killed from outside is retried this long."""
 _EXPLAINED = frozenset({"SIGXCPU"})
 """CPU limit exceeded: a retry would take as long."""
 _NO_LIBRARY = f"exit_{UNLOADABLE}"
@@ -62,14 +62,12 @@ _replies = msgspec.msgpack.Decoder(WorkReply)
 
 
 class ReadersUnusable(EngineUnavailable):
-    """Readers cannot load llama.cpp."""
-
     def __init__(self) -> None:
         super().__init__("llama.cpp cannot be loaded on this machine: the server's log says why.", _AGAIN_S)
 
 
 class WorkKind(enum.Enum):
-    """Duration of work. Each kind has places of its own, so that none waits for a longer one."""
+    """Kind of work by its duration, with places of its own."""
 
     QUICK = "quick"
     """Conversations and texts of ordinary length."""
@@ -92,12 +90,12 @@ class OpenedKey(NamedTuple):
 
 
 class _Reader:
-    """Process and the models open in it, used by the thread that has borrowed its place."""
+    """Process, used by the thread that has borrowed its place."""
 
     def __init__(self, child: ReaderChild, start: ReaderStart) -> None:
         self.child = child
         self.known: set[int] = set()
-        """Numbers of models open in the process."""
+        """Models open in the process."""
         child.send(_encoder.encode(start))
 
     def do(self, work: Work) -> WorkReply:
@@ -111,17 +109,17 @@ class _Reader:
 
 
 class _Place:
-    """Process, or the place for one, and the kinds of work that it takes."""
+    """Process, or the place for one."""
 
     def __init__(self, *kinds: WorkKind) -> None:
         self.kinds = kinds
         self.reader: _Reader | None = None
         self.is_lent = False
         self.closed_models = set[int]()
-        """Numbers of models that the process can close."""
+        """Models that the process can close."""
 
     def takes(self, kind: WorkKind) -> bool:
-        """Only work of the first kind starts a process."""
+        """Only the first kind of work starts a process."""
         return kind is self.kinds[0] or (kind in self.kinds and self.reader is not None)
 
 
@@ -131,16 +129,15 @@ class _Ticket:
 
 
 _PROGRAM_PLACES = _MEDIA_PLACES = 2
-"""Twice the places of one client, so that its slowest work never keeps other clients waiting."""
+"""Twice the places of one client, whose slow work thus never blocks other clients."""
 _MOST_OF_CLIENT = {WorkKind.QUICK: 1 + _PROGRAM_PLACES, WorkKind.PROGRAM: 1, WorkKind.MEDIA: 1}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
-"""A rejection that took longer is remembered, and the same work is then rejected at once."""
+"""A slower rejection is remembered, and repeated at once for the same work."""
 
 
 class ReaderPool:
-    """Pool of reader processes in which clients take turns. Any thread may call its methods, all of which
-    block."""
+    """Pool of reader processes in which clients take turns. Any thread may call its methods, which block."""
 
     def __init__(
         self,
@@ -150,13 +147,12 @@ class ReaderPool:
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: folders with models for the processes' sandbox, or None for no sandbox. `children`:
-        up to two running processes, which the pool takes over; others start on demand, the first one at
-        once. `opens_media`: load the media decoders. `share_s`: CPU seconds for one piece of work."""
+        """`readable`: folders with models, or None for no sandbox. `children`: up to two running
+        processes, which the pool takes over; the others start on demand. `share_s`: CPU seconds for one
+        piece of work."""
         self.deaths = 0
-        """Processes that died of their work or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
-        """Called in any thread with a signal's name, `exit_1` and the like, or `silence`."""
+        """Called in any thread, with a cause as in `ReaderDied`."""
         self._folders = None if readable is None else sorted({str(path) for path in readable})
         self._opens_media = opens_media
         self._share_s = share_s
@@ -180,7 +176,6 @@ class ReaderPool:
             self._starter.submit(self._start, programs[0], second)
 
     def load(self) -> dict[str, WorkLoad]:
-        """Waiting and running work by kind."""
         with self._changed:
             return {kind.value: WorkLoad(len(queue), queue.num_held) for kind, queue in self._queues.items()}
 
@@ -209,16 +204,13 @@ class ReaderPool:
         return key, opened.facts
 
     def forget(self, key: OpenedKey) -> None:
-        """Let the processes close the model later. Returns at once."""
+        """Let the processes close the model later."""
         for place in self._places:
             place.closed_models.add(key.number)
 
     def do(self, work: Work, *, model: OpenedKey | None = None, kind: WorkKind = WorkKind.QUICK) -> Result:
-        """Return the result of the work. Raises what the work raises; DeadlyInput if it kills its process
-        again and again; ReaderLost if the process is killed from outside; EngineUnavailable if none can run.
-
-        Work whose rejection was expensive is rejected at once when it is repeated.
-        """
+        """Return the result. Raises what the work raises; DeadlyInput if it kills its process repeatedly;
+        ReaderLost if the process is killed from outside; EngineUnavailable if no process can be had."""
         if self._refusals and (refusal := self._refusals.get(_digest(work))) is not None:
             raise refusal.with_traceback(None)
         start_s = time.monotonic()
@@ -287,7 +279,6 @@ class ReaderPool:
                         self._start_spare()
 
     def _start_spare(self) -> None:
-        """Have a process ready for the next client's program."""
         for place in self._places:
             is_missing = place.reader is None and not place.is_lent
             if WorkKind.PROGRAM in place.kinds and is_missing and not self._is_closing:
@@ -382,7 +373,6 @@ def _raised(refused: WorkRefused) -> ServerError:
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:
-    """Return True if the work is not tried again."""
     if not causes:
         return False
     if causes[-1] in _FROM_OUTSIDE:

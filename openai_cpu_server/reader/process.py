@@ -1,8 +1,8 @@
 """Reader process: `python -m openai_cpu_server.reader.process FD`.
 
-The process handles one piece of work at a time from its socket, within limits of memory and CPU time, beyond
-which it dies. Work runs on a thread with a large stack, because the splitters of some tokenizers recurse for
-each character of a long word, and the grammar library for each rule of a chain.
+Work comes from the socket, one piece at a time. Beyond its limits of memory and CPU time the process dies.
+The stack is large, because the splitters of some tokenizers recurse for each character of a long word, and
+the grammar library for each rule of a chain.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ STACK_BYTES = 512 * 2**20
 _DATA_BYTES = 2 * 2**30
 """Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
 _GROWTH_BYTES = 256 * 2**20
-"""A process ends to return its memory when it has grown by this since it last opened a model."""
+"""A process that has grown by this since it last opened a model ends to return the memory."""
 _MODEL_S = 60.0
 """CPU time for opening a model, whose file is not a client's input."""
 _NATIVE_S = 5
-"""Native code that has not returned this long after the share is used up ends with the process."""
+"""Native code gets this much longer until the process is killed."""
 
 _works: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
 _start: msgspec.msgpack.Decoder[ReaderStart] = msgspec.msgpack.Decoder(ReaderStart)
@@ -55,8 +55,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class _ShareUsed(BaseException):
-    """Raised within work that has used up its CPU time. A BaseException, because libraries do not catch
-    it."""
+    """BaseException, because libraries do not catch it."""
 
 
 class _Bounds:
@@ -68,7 +67,7 @@ class _Bounds:
         self._usual_bytes = 0
         self._is_working = False
         self.has_interrupted = False
-        """True if work was aborted in the middle, which makes the process unusable."""
+        """True if work was aborted halfway, which makes the process unusable."""
         self._thread = threading.get_ident()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
@@ -80,7 +79,7 @@ class _Bounds:
         self._usual_bytes = self._own.memory_info().rss
 
     def begin(self, work: Work) -> None:
-        """Interrupt Python code when the share is used up. Native code dies a little later."""
+        """Python code is interrupted when the share is used up; native code dies a little later."""
         share_s = _MODEL_S if isinstance(work, OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
         self._is_working = True
@@ -93,7 +92,7 @@ class _Bounds:
             _raise_in(self._thread, None)
 
     def interrupt(self, number: int, frame: object) -> None:
-        """Handler of SIGPROF on the main thread."""
+        """SIGPROF handler, on the main thread."""
         if self._is_working:
             self.has_interrupted = True
             _raise_in(self._thread, _ShareUsed)
@@ -115,7 +114,6 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: SimpleQueue[_Bounds]) -> None:
-    """The bounds are passed to the main thread, which handles signals."""
     bounds = _Bounds(share_s)
     has_bounds.put(bounds)
     worker = ReaderWorker()

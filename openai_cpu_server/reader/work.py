@@ -86,8 +86,8 @@ class OpenedModel:
 
     @functools.cached_property
     def make_grammar(self) -> MakesGrammar:
-        """Compile grammars; created on first use, which takes a second for a large vocabulary, because
-        most models need no grammar. Raises InvalidRequest for a vocabulary that supports none."""
+        """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
+        for a vocabulary without end tokens."""
         trial = grammar_trial(self.vocabulary)
         return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
 
@@ -117,13 +117,11 @@ class OpenedModel:
 
 
 class ReaderWorker:
-    """Owns the open models."""
-
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
 
     def do(self, work: Work) -> Result:
-        """Return the result of the work or its failure. Raises only panics of native code."""
+        """Return the result or the failure. Raises only panics of native code."""
         try:
             return self._done(work)
         except ServerError as error:
@@ -212,7 +210,7 @@ def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> PictureOpened | So
 
 
 def _kind(error: ServerError) -> str:
-    """Name of the class that the client raises; subclasses count as their base."""
+    """Subclasses count as their base, which the client knows."""
     known: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
     return next((each.__name__ for each in known if isinstance(error, each)), type(error).__name__)
 
@@ -225,12 +223,11 @@ def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | Non
 
 
 _OTHERS = ("default", "rerank")
-"""Template names that are not further templates for chats."""
+"""Not for chats."""
 _MOST_TEMPLATES = 16
 
 
 def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[tuple[str, ChatTemplate]]:
-    """Named templates of the file that compile, unless the user has chosen a template."""
     if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
         return
     names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
@@ -242,7 +239,7 @@ def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[
 
 
 def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:
-    """Return None if the model does not reason, or its thoughts are shown as they are."""
+    """Return None if thoughts are absent, or shown as they are."""
     if template is None or name == "none":
         return None
     return template_reasoning(template, REASONING_FORMATS.get(name))

@@ -1,7 +1,6 @@
 """Common parts of the rooms that store data on disk, in a database or in Redis.
 
-The jobs database and the cache of answers use `database`, both and the rate limits use `breaker`, and private
-files are written with `private_files`. An event loop never waits for a disk. A store that is down is retried
-only now and then, and logged once. A written file is complete and private to this user. Only `database`
-imports SQLAlchemy.
+The jobs database and the cache of answers use `database`, both and the rate limits `breaker`, and private
+files `private_files`. An event loop never waits for a disk. A store that is down is retried only now and
+then, and logged once. A written file is complete and private.
 """

@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSE_S = 5.0
-"""Pause for calls that clients wait for: once in so many seconds a client waits in vain."""
+"""Pause for calls that clients wait for."""
 
 
 class NotAnswering(Exception):
-    """The call has failed, or was skipped because an earlier one failed a moment ago."""
+    """The call has failed, or was skipped during a pause."""
 
 
 class CircuitBreaker:
@@ -56,7 +56,6 @@ class CircuitBreaker:
         return await self.insist(work, self._answer_s)
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Return None if the service does not answer."""
         try:
             return await self.ask(work)
         except NotAnswering:

@@ -1,5 +1,4 @@
-"""Database behind SQLAlchemy: setup of SQLite, transactions whose failures the owner translates, and the
-threads that keep disk waits off the event loop."""
+"""SQLite and other databases behind SQLAlchemy, and the threads that keep disk waits off the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 3
-"""Readers beside each other, because reading a long conversation keeps one of them busy."""
+"""Several readers, because reading a long conversation keeps one of them busy."""
 _READS = "openai_cpu_server_reads"
 
 
@@ -32,23 +31,22 @@ class SqliteOptions(NamedTuple):
     lock_timeout_s: float
     """Longest wait for a transaction of another process."""
     synchronous: str
-    """FULL: a power loss loses no committed transaction. NORMAL: a power loss may lose the last ones, kill
-    -9 none."""
+    """FULL: a power loss loses no commit. NORMAL: a power loss may lose the last ones, kill -9 none."""
     has_one_connection: bool = False
     """If True, reads wait for writes and one thread does both."""
     check: Callable[[sqlite3.Connection], None] = lambda _: None
-    """Inspects the file before anything in it is changed."""
+    """Inspects the file before it is changed."""
 
 
 class Database:
     def __init__(self, engine: Engine, named: Callable[[SQLAlchemyError], Exception | None]) -> None:
-        """`named`: translates a failure of the database, or returns None to raise SQLAlchemy's exception."""
+        """`named`: translates a failure of the database; None raises SQLAlchemy's own."""
         self._engine = engine
         self._named = named
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the database's file, or None if it is in memory or on a server."""
+        """Return None for a database in memory or on a server."""
         url = self._engine.url
         if url.get_backend_name() != "sqlite" or _is_in_memory(url):
             return None
@@ -56,7 +54,6 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Run a transaction, which is committed at the end and rolled back by an exception."""
         with self._named_failures(), self._engine.begin() as connection:
             yield connection
 
@@ -67,7 +64,6 @@ class Database:
 
     @property
     def reads_beside_writes(self) -> bool:
-        """True if other threads may read during a write."""
         return not isinstance(self._engine.pool, StaticPool)
 
     def close(self) -> None:
@@ -86,10 +82,7 @@ class Database:
 
 class DatabaseThreads:
     """One thread that writes, and some that read without waiting for it. Methods raise RuntimeError after
-    `close`.
-
-    `name`: prefix of the threads' names.
-    """
+    `close`."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -100,13 +93,12 @@ class DatabaseThreads:
         )
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that writes, in the order of the calls. Work that has begun completes even if
-        its caller is cancelled."""
+        """Call a function that writes, in the order of calls. Once begun, it completes even if its caller
+        is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that only reads. It sees committed data."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, partial(work, *args, **kwargs))
 
@@ -134,12 +126,10 @@ def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Return the driver's exception if there is one, else the error itself."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
 def _file(url: URL) -> Path:
-    """The URL may have the form of SQLite's own URI: `sqlite:///file:PATH?uri=true`."""
     name = url.database or ""
     return Path(unquote(urlsplit(name).path) if name.startswith("file:") and "uri" in url.query else name)
 
@@ -162,7 +152,6 @@ def _set_up_sqlite(options: SqliteOptions, connection: DBAPIConnection, _: Conne
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Take the write lock at the start of a writing transaction, so that nothing it has read can change
-    before it writes."""
+    """An early write lock keeps what a transaction reads from changing before it writes."""
     is_reading = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")

@@ -1,8 +1,5 @@
-"""Files with users' texts, or with data that native code will read: only this user may read and write them.
-
-The jobs database, the cache of answers, the prefix cache and the measurements are created here. A file of
-another user is rejected, because that user can read it and change it at any time.
-"""
+"""Files with users' texts, or with data that native code will read: only this user may access them. A file
+of another user is rejected, because that user can read it and change it at any time."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ class ForeignFile(OSError):
 
 
 def keep_private(path: Path) -> None:
-    """Make an existing file private, or create an empty one. Raises OSError, and `ForeignFile` for another
-    user's file."""
+    """Make a file private, or create it empty. Raises OSError, and `ForeignFile` for another user's file."""
     if path.is_symlink():
         _require_own(path, path.lstat(), path.parent)
         path = path.resolve()
@@ -45,7 +41,7 @@ def keep_private(path: Path) -> None:
 
 
 def keep_database_private(path: Path) -> None:
-    """Make the file of a SQLite database and its logs private, before SQLite opens it. Raises OSError."""
+    """Make a SQLite database and its logs private, before SQLite opens it. Raises OSError."""
     keep_private(path)
     real = path.resolve()
     for ending in _BESIDE_SQLITE:
@@ -67,8 +63,8 @@ def private_folder(path: Path) -> Path:
 
 
 def claim(path: Path, descriptor: int) -> None:
-    """Check an open file that will be trusted. One of this user is made private, one of root may be
-    readable by all. Raises OSError, and `ForeignFile` for any other owner."""
+    """Check an open file that will be trusted, and make it private; root's may be readable by all. Raises
+    OSError, and `ForeignFile` for another owner."""
     found = os.fstat(descriptor)
     if found.st_uid == os.geteuid():
         _take_from_others(path, found)
@@ -78,10 +74,10 @@ def claim(path: Path, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces the old one, synced to disk, if nothing fails; readers never see half a
-    file. Drafts left by killed processes are removed, because they can have gigabytes.
+    """Yield a new file that atomically replaces the old one, synced to disk, if nothing fails. Drafts left by
+    killed processes are removed, because they can have gigabytes.
 
-    `mode`: 0o666 for a file made for a user, whose umask then decides who may read it.
+    `mode`: 0o666 for a file whose readers the user's umask determines.
     """
     _remove_orphans(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT}")
@@ -105,11 +101,10 @@ class SoleWriter:
     def __init__(self, path: Path) -> None:
         self._lock = path.with_name(f".{path.name}.lock")
         self._descriptor: int | None = None
-        """Holds the lock; None if this process was not elected."""
+        """Holds the lock, or None."""
 
     def may_write(self) -> bool:
-        """Return True if this process is elected, trying again if another one was. True on file systems
-        without locks."""
+        """Return True if this process is elected. Also true on file systems without locks."""
         if self._descriptor is not None:
             return True
         try:
@@ -134,8 +129,8 @@ class SoleWriter:
 
 
 def _make_private(path: Path) -> None:
-    """The file is examined by name and not opened, because closing it would drop the locks that this
-    process holds on it, as SQLite may."""
+    """Examines the file by name, because closing it would drop locks that this process (SQLite) holds on
+    it."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ForeignFile(f"{path} is not a plain file")
@@ -159,7 +154,7 @@ def _require_own(path: Path, found: os.stat_result, folder: Path) -> None:
 
 
 def _owner_of_new_files(folder: Path) -> int | None:
-    """Some network file systems report one owner for all files. None if nothing can be written."""
+    """Some network file systems report one owner for all files."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         return os.fstat(probe.fileno()).st_uid
     return None
