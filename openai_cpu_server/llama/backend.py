@@ -18,10 +18,8 @@ from openai_cpu_server.llama.steps import StepRunner
 
 
 class LlamaBackend:
-    """Owns the model, the context, saved blocks, compiled grammars, and the samplers of open slots.
-
-    Not thread-safe except for `interrupt` and `forced`.
-    """
+    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
+    for `interrupt` and `forced`."""
 
     def __init__(self, loaded: LoadedParts) -> None:
         """Take ownership of `loaded`."""
@@ -35,7 +33,7 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model and warm it up. Raises `StartupError` with one line for the terminal."""
+        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
         backend = cls.load_cold(options, on_progress, machine)
         try:
             backend.warm_up()
@@ -48,7 +46,7 @@ class LlamaBackend:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model without `warm_up`. Raises `StartupError` with one line for the terminal."""
+        """Load a model. Raises `StartupError` with one line for the terminal."""
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._constraints.wait_until_ready()
@@ -58,10 +56,8 @@ class LlamaBackend:
         return backend
 
     def warm_up(self) -> bool:
-        """Compute one token and forget it, so that no request pays for the first use of the weights.
-
-        Return False if interrupted; another call continues, because weights already read stay in memory.
-        """
+        """Compute one token, so that no request pays for the first use of the weights. Return False if
+        interrupted; another call continues."""
         return self._steps.warm_up()
 
     @property
@@ -77,8 +73,7 @@ class LlamaBackend:
         return self._steps.run(step)
 
     def interrupt(self) -> None:
-        """End the running step early, if there is one and it may be interrupted. Any thread may call this
-        at any time."""
+        """End the running step early, if it may be interrupted. Any thread may call this at any time."""
         self._loaded.abort.press()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -95,8 +90,7 @@ class LlamaBackend:
         self._adapters.check(adapter)
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and compute a token with it, so that no request pays for its first use. Raises
-        `AdapterFailed`."""
+        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._try(adapter)
@@ -126,7 +120,6 @@ class LlamaBackend:
         self._loaded.model.close()
 
     def _try(self, adapter: Adapter) -> None:
-        """Skipped if no cell is free."""
         self._adapters.use(adapter.key)
         if not self._steps.computes_numbers():
             raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")

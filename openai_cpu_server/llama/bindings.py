@@ -1,8 +1,8 @@
-"""llama-cpp-python's ctypes bindings without the rest of its package.
+"""llama-cpp-python's ctypes bindings without running the package's `__init__`.
 
-`import llama_cpp` also imports an unused model class, and with it numpy, jinja2 and more. That takes 0.16 s
-of CPU time in a process that needs none of them, and 0.06 s in one that needs numpy (`python -c`, best of 5).
-So the package's `__init__` is not run here; a later import of the whole package still runs it.
+The latter also imports an unused model class, and with it numpy, jinja2 and more. That takes 0.16 s of CPU
+time in a process that needs none of them, and 0.06 s in one that needs numpy (`python -c`, best of 5). A
+later import of the whole package still works.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _PACKAGE = "llama_cpp"
 
 @contextlib.contextmanager
 def _package_not_run() -> Iterator[None]:
-    """Allow imports of the package's modules without running its `__init__`."""
     spec = None if _PACKAGE in sys.modules else importlib.util.find_spec(_PACKAGE)
     if spec is None:  # somebody has run it already, or it is not installed, which the import will tell
         yield
@@ -47,7 +46,7 @@ VERSION = metadata.version("llama-cpp-python")
 
 @functools.cache
 def mtmd_library() -> Any:
-    """Return the bindings of libmtmd, which only models with a projector load. Raises StartupError."""
+    """Return the bindings of libmtmd, loaded only for projectors. Raises StartupError."""
     try:
         with _package_not_run():
             from llama_cpp import mtmd_cpp

@@ -1,4 +1,4 @@
-"""Draft model: a small model with the same tokens that guesses what the large one will generate."""
+"""Draft model: a small model with the same tokens."""
 
 from __future__ import annotations
 
@@ -16,41 +16,39 @@ from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _MOST_PADDING = 256
-"""Largest difference of vocabulary sizes, because some models of a family have meaningless tokens at the
-end."""
+"""Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
-"""A draft ends before a token to which the draft model gives a lower probability."""
+"""A draft ends before a less probable token."""
 _KEPT_FREE = 16
-"""One in this many cells is reserved for the growth of sequences that the draft model already reads."""
+"""One cell in this many is reserved for the growth of sequences already in the pool."""
 
 
 class DraftRequest(NamedTuple):
-    """Request for a draft behind all of a slot's tokens, the last of which is not computed yet."""
+    """Request for a draft behind the slot's tokens, the last of which is not computed yet."""
 
     slot: int
     tokens: Sequence[int]
     num_tokens: int
-    """Longest draft, at least 1."""
+    """At least 1."""
     num_to_read: int | None = None
-    """Most tokens to prefill for it now, or None for as many as a batch holds."""
+    """Most tokens to prefill now, or None for a whole batch."""
 
 
 class ModelDraft(NamedTuple):
     tokens: tuple[int, ...]
     num_tried: int
-    """Tokens tried: one more than `tokens` has if the draft ended at an unsure one."""
+    """One more than `tokens` has if the draft ended at an unsure one."""
 
 
 class DraftModel:
-    """Owns the small model and its pool of cells, with one slot for each slot of the large model.
+    """Owns the small model and its pool, with one slot for each slot of the large model.
 
     Each draft compares the slot's tokens with those already computed, so the large model need not report
-    anything. One step prefills at most what a request allows and a batch holds. Slots share no cells, so not
-    all may fit: a prompt is begun only if it can be read to the end.
+    anything. Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
-        """`num_common`: tokens that both models have; one of the two has only padding behind them."""
+        """`num_common`: tokens that both models have, before the padding of one."""
         self._model = model
         self._vocabulary = vocabulary
         self._num_common = num_common
@@ -58,18 +56,17 @@ class DraftModel:
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
-        """Cells claimed for each slot whose prefill has begun: for all its tokens and the draft."""
+        """Cells for all tokens and the draft of each slot whose prefill has begun."""
 
     @property
     def num_parameters(self) -> int:
         return self._model.num_parameters
 
     def num_known(self, slot: int) -> int:
-        """Tokens of the slot that the draft model has computed."""
         return len(self._held.get(slot, ()))
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
-        """Return greedy drafts by slot, without slots whose prefill is not done or finds no room."""
+        """Return greedy drafts by slot, without slots whose prefill is not done."""
         spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in requests}
         drafts: dict[int, list[int]] = {}
@@ -84,7 +81,6 @@ class DraftModel:
         return {slot: ModelDraft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
-        """Free the cells of a closed slot."""
         self._claims.pop(slot, None)
         if self._held.pop(slot, None) is not None:
             self._context.free_slot(slot)
@@ -98,7 +94,6 @@ class DraftModel:
         self.forget(0)
 
     def _reading(self, requests: Sequence[DraftRequest]) -> list[Span]:
-        """A slot that finds no room leaves its cells to the others."""
         spans = []
         left = self._batch.capacity
         for one in sorted(requests, key=lambda one: one.slot not in self._claims):
@@ -137,8 +132,7 @@ class DraftModel:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """Return the next token of each sampling slot, None if it is unsure; {} if the computation was
-        interrupted."""
+        """{} if interrupted; None for an unsure token."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -159,7 +153,6 @@ class DraftModel:
         return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
-        """Return None for a token that is improbable, ends the output, or is unknown to the large model."""
         best = int(logits.argmax())
         if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
             return None

@@ -1,5 +1,4 @@
-"""Implementation of the contract's `EmbedBackend` with llama.cpp: one row of numbers for each input of
-tokens."""
+"""Implementation of the contract's `EmbedBackend` with llama.cpp."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
-"""Inputs of one step, each of which is a sequence of llama.cpp."""
+"""Inputs of one step, each a sequence."""
 
 
 class PoolingContext(OwnedContext):
-    """Computes inputs together, each as an isolated sequence.
+    """Computes inputs together as isolated sequences.
 
     An encoder keeps no memory of tokens, and needs the inputs of a step at once. A causal model has cells for
-    one step, which are freed after it.
+    one step.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class PoolingContext(OwnedContext):
         flash_attention: bool,
         cells_beside_layers: bool = False,
     ) -> None:
-        """`step_tokens`: most tokens of all inputs of one step. Raises `StartupError`."""
+        """`step_tokens`: most tokens of one step. Raises `StartupError`."""
         params = common_params(flash_attention=flash_attention)
         params.n_ctx = params.n_batch = params.n_ubatch = step_tokens
         params.n_seq_max = INPUTS_MAX
@@ -67,7 +66,6 @@ class PoolingContext(OwnedContext):
         super().__init__(model, params, abort, ComputeThreads(threads))
         self._batch = TokenBatch(step_tokens)
         self.row_size = _row_size(model, self.handle)
-        """Numbers per input."""
 
     @property
     def step_tokens(self) -> int:
@@ -89,7 +87,7 @@ class PoolingContext(OwnedContext):
         raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
 
     def rows(self, count: int) -> bytes:
-        """Return the rows of the last computation's first `count` inputs: float32, `row_size` each."""
+        """Rows of the first `count` inputs: float32, `row_size` each."""
         size = self.row_size * ctypes.sizeof(ctypes.c_float)
         return b"".join(
             ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
@@ -106,8 +104,8 @@ class PoolingContext(OwnedContext):
 
 
 def _pooling(model: Model) -> int:
-    """Default if the file does not say: an encoder's vectors are averaged, and a causal model's last token
-    is the only one that has seen all."""
+    """Without a type in the file, an encoder's vectors are averaged, and a causal model's last token is
+    the only one that has seen all."""
     if pooling_type(model.header) is not None:
         return int(llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
     is_causal = model.generates_text
@@ -142,10 +140,7 @@ class LlamaEmbedder:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaEmbedder:
-        """Load a model without `warm_up`. Raises `StartupError` with one line; then nothing stays loaded.
-
-        `on_progress` may let others compute before it returns.
-        """
+        """Load a model. Raises `StartupError` with one line; then nothing stays loaded."""
         machine = machine or Machine()
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:
@@ -180,8 +175,7 @@ class LlamaEmbedder:
         return cls(model, context, abort, info)
 
     def warm_up(self) -> bool:
-        """Compute one step of the largest size, so that all memory is resident. Return False if
-        interrupted."""
+        """Compute a step of the largest size, so that all memory is resident. Return False if interrupted."""
         token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self._abort.armed():
             return self._context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED

@@ -1,5 +1,5 @@
-"""Memory and cores that this process may use, the threads that compute on them, and the load by other
-processes. Loads no llama.cpp."""
+"""Memory and cores for this process, its compute threads, and the load by other processes. Loads no
+llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ nothing."""
 class ComputeThreads:
     """Number of compute threads, their cores, and the time that they have waited for these.
 
-    The threads meet after each of some hundred operations of a step, and wait for the last one. If there are
-    as many as cores, each is bound to one. Otherwise Linux may put two of them on one core for seconds on a
-    busy machine, and each meeting takes a time slice (measured: steps of 10 ms took 630). Fewer threads than
-    cores are left to the kernel, which finds free ones.
+    The threads meet after each of some hundred operations of a step. If there are as many as cores, each is
+    bound to one, because Linux may put two of them on one core for seconds (measured: steps of 10 ms took
+    630). Fewer threads are left to the kernel, which finds free cores.
 
-    One object serves all contexts that one thread computes with, because these share llama.cpp's threads.
+    One object serves all contexts of a thread, because these share llama.cpp's threads.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class ComputeThreads:
         stat: Path = Path("/proc/stat"),
         machine: Machine | None = None,
     ) -> None:
-        """`most`: compute threads, including the caller. `stat`, `machine`: replaced in tests."""
+        """`most`: includes the caller. `stat`, `machine`: for tests."""
         self.most = self.count = most
         self._machine = machine or Machine()
         self._quota_files = self._machine.quota_files()
@@ -48,16 +47,14 @@ class ComputeThreads:
         self._seen: set[int] = set()
         """Compute threads observed at any number of threads."""
         self._looks = 0
-        """Observations since the number of threads last changed."""
+        """Observations since the last change of the number."""
         self._delays: dict[int, _RunDelay] = {}
-        """Delays of the workers and the caller."""
         self._is_settled = False
-        """True if the compute threads are known, and each is in its place."""
+        """True if the compute threads are known and in their places."""
         self._own: Collection[int] | None = None
-        """CPUs of the calling thread's core, or None if threads are not bound."""
+        """CPUs of the caller's core, or None if threads are not bound."""
 
     def use(self, count: int) -> None:
-        """Compute with this many threads from the next computation on."""
         assert 1 <= count <= self.most
         if count != self.count:
             self.count, self._own, self._is_settled, self._looks = count, None, False, 0
@@ -66,8 +63,8 @@ class ComputeThreads:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap each computation. The caller is bound to a core only inside, so that threads which it
-        starts in between do not inherit that."""
+        """Wrap each computation. The caller is bound only inside, so that threads which it starts
+        elsewhere do not inherit that."""
         if not self._is_settled:
             yield from self._first()
         elif self._own is None:
@@ -80,8 +77,8 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """Seconds that each thread has been ready without a core, or {} if the system does not report it.
-        Without per-thread values the control group's (PSI) count as the caller's."""
+        """Seconds that each thread has been ready without a core; {} if unknown. Without per-thread values
+        the control group's (PSI) count as the caller's."""
         told = {thread: delay.total_s() for thread, delay in self._delays.items()}
         waits_s = {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
@@ -89,11 +86,11 @@ class ComputeThreads:
         return waits_s
 
     def throttled_s(self) -> float:
-        """Wall-clock seconds that all threads have been stopped by an exhausted CPU quota."""
+        """Seconds that all threads have been stopped by an exhausted CPU quota."""
         return sum(map(_throttled_s, self._quota_files)) / self.most
 
     def idle_s(self) -> float:
-        """Idle seconds of the usable CPUs, summed over them."""
+        """Idle seconds of all usable CPUs."""
         names = {f"cpu{cpu}" for cpu in self._cpus}
         ticks = (line.split() for line in _lines(self._stat) if line.startswith("cpu"))
         idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
@@ -126,22 +123,19 @@ class ComputeThreads:
 
 
 class _RunDelay:
-    """Time that a thread of this process has waited for a core."""
-
     def __init__(self, thread: int) -> None:
         self._thread = thread
         told = _schedstat(thread)
         self._before_ns = told[1] if told is not None else 0
 
     def total_s(self) -> float | None:
-        """Waiting time since creation, or None if the thread has ended or the system does not report it."""
+        """Seconds waited for a core since creation, or None if unknown."""
         told = _schedstat(self._thread)
         return None if told is None else (told[1] - self._before_ns) / 1e9
 
 
 def _schedstat(thread: int) -> tuple[int, int] | None:
-    """Return the nanoseconds that a thread has run and waited, or None if it has ended or the system does
-    not report it."""
+    """Nanoseconds that a thread has run and waited, or None if unknown."""
     try:  # not `Path.read_text`, which takes five times as long
         descriptor = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
     except OSError:
@@ -164,8 +158,7 @@ def usable_cpus() -> Collection[int]:
 
 
 def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
-    """Return the cores of these CPUs, each as a list of its hyper-threads among them. A CPU without
-    topology is a core."""
+    """Return the cores of these CPUs as lists of hyper-threads. A CPU without topology is a core."""
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
@@ -175,16 +168,14 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
 
 
 def _native_threads() -> dict[int, int]:
-    """Threads that Python did not start, and the nanoseconds that each has run; 0 if the system does not
-    report it."""
+    """Threads that Python did not start, and the nanoseconds that each has run."""
     ours = {thread.native_id for thread in threading.enumerate()}
     native = [thread.id for thread in psutil.Process().threads() if thread.id not in ours]
     return {thread: (_schedstat(thread) or (0, 0))[0] for thread in native}
 
 
 def _bind(thread: int, cores: Collection[int]) -> bool:
-    """Return False if the thread or a core is gone, or the system cannot bind. Thread 0 is the calling
-    one."""
+    """Thread 0 is the calling one."""
     if not hasattr(os, "sched_setaffinity"):
         return False
     try:
@@ -198,7 +189,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def numa_nodes(folder: Path = NODES) -> dict[int, int]:
-    """Return the NUMA node of each CPU, or {} if the system reports none."""
+    """Return the node of each CPU, or {} if the system reports none."""
     nodes = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
@@ -216,7 +207,7 @@ def _listed(text: str) -> list[int]:
 
 
 def usable_nodes(folder: Path = NODES) -> dict[int, list[int]]:
-    """Return the usable CPUs of each NUMA node. Nodes without any are left out."""
+    """Return the usable CPUs of each NUMA node that has some."""
     nodes: dict[int, list[int]] = {}
     places = numa_nodes(folder)
     for cpu in sorted(usable_cpus()):
@@ -229,13 +220,12 @@ _MEMORY_LIMITS = {
     "memory.high": "memory.current",
     "memory.limit_in_bytes": "memory.usage_in_bytes",
 }
-"""Limit of a control group's memory -> its usage. Beyond `memory.high` nothing is killed, but allocations
-are slowed down until the process is useless."""
+"""Limit of a control group's memory -> its usage. Beyond `memory.high` allocations are slowed down until
+the process is useless."""
 
 
 class Machine:
-    """Limits of the machine and the control groups, read anew at each call. Paths and CPUs are arguments
-    for tests."""
+    """Limits of machine and control groups, read at each call. Paths are arguments for tests."""
 
     def __init__(
         self,
@@ -253,16 +243,16 @@ class Machine:
         self._usable = usable
 
     def free_memory(self) -> int:
-        """Bytes available without swapping, and within the limits of the control groups."""
+        """Bytes available without swapping and within the control groups' limits."""
         return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
 
     def total_memory(self) -> int:
-        """Bytes of the machine, or of the control groups' limit if that is less, used or not."""
+        """Bytes of the machine, or of a lower limit of the control groups."""
         limits = [_number(group / name) for group in self._groups("memory") for name in _MEMORY_LIMITS]
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
-        """Cores that this process may use, at most its CPU quota. Hyper-threads of a core count as one."""
+        """Cores that this process may use, at most its CPU quota."""
         cores = len(cores_of(self._usable(), self._topology))
         return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
@@ -271,7 +261,7 @@ class Machine:
         return max(1, min([len(self._usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def throttled_s(self) -> float:
-        """CPU seconds withheld so far because the control groups' quota was used up, summed over CPUs."""
+        """CPU seconds withheld by exhausted quotas."""
         return sum(map(_throttled_s, self.quota_files()))
 
     def quota_files(self) -> list[Path]:
@@ -279,8 +269,8 @@ class Machine:
         return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
 
     def cpu_pressure_s(self) -> float | None:
-        """Seconds in which some task of the control group, else of the machine, waited for a core (PSI),
-        or None if Linux does not report it."""
+        """Seconds in which a task of the control group, else of the machine, waited for a core (PSI), or
+        None if unknown."""
         groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
         for file in (*groups, self._pressure):
             for line in _lines(file):
@@ -308,7 +298,7 @@ class Machine:
         return quotas
 
     def _groups(self, controller: str) -> list[Path]:
-        """Control group of the process and its ancestors, up to the mounted root."""
+        """Control group of the process and its ancestors."""
         groups: list[Path] = []
         for line in _lines(self._process / "cgroup"):
             _, controllers, name = line.split(":", 2)
@@ -319,8 +309,7 @@ class Machine:
         return groups
 
     def _mounted(self, together: list[str], controller: str) -> Path:
-        """cgroup v1 mounts controllers together in a folder named after them in any order, or one by one.
-        v2 has one folder without names."""
+        """cgroup v1 mounts controllers together in a folder with their names in any order, or one by one."""
         if together == [""]:
             return self._cgroups
         wanted = sorted(together)
@@ -353,7 +342,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _reclaimable(group: Path) -> int:
-    """File pages count as used, but are freed when memory is short, as for the whole system."""
+    """Pages of files count as used, but are freed when memory is short."""
     fields = dict(_pairs(group / "memory.stat"))
     names = ("inactive_file", "active_file")
     return sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in names)
@@ -377,7 +366,7 @@ NOISY = 0.15
 
 
 class OtherProcesses:
-    """Measures other processes' share of all cores since the last call, or since creation."""
+    """Measures other processes' share of all cores since the last call."""
 
     def __init__(self) -> None:
         self._before = _cpu_seconds()
@@ -391,7 +380,7 @@ class OtherProcesses:
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """Seconds of all cores so far: total, busy, and used by this process and its ended children."""
+    """Seconds of all cores: total, busy, and used by this process and its ended children."""
     times = psutil.cpu_times()
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     idle = times.idle + getattr(times, "iowait", 0.0)

@@ -48,21 +48,17 @@ from openai_cpu_server.llama.projector import Projector, RowStore
 logger = logging.getLogger(__name__)
 
 _FileState = tuple[int, int, int]
-"""Inode, size and time of modification, which are equal as long as the file is neither written nor
-replaced."""
+"""Inode, size and time of modification."""
 
 
 class _Native(NamedTuple):
     address: int
-    """Address of the `llama_adapter_lora`."""
     scale: float
 
 
 class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context.
-
-    Not thread-safe except for `check`.
-    """
+    """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
+    `check`."""
 
     def __init__(self, model: Model, context: Context) -> None:
         """Both arguments must live until `close`."""
@@ -73,12 +69,8 @@ class NativeAdapters:
         self._in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
-        """Validate the file, which takes a moment for a large one. Any thread may call this. Raises
-        `AdapterFailed`.
-
-        Everything that llama.cpp takes for granted is checked, because it ends the process for some files
-        that it should reject.
-        """
+        """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
+        may call this. Raises `AdapterFailed`."""
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
@@ -99,10 +91,8 @@ class NativeAdapters:
         )
 
     def use(self, key: str | None) -> None:
-        """Compute with this adapter, or without one if None, from the next decode on.
-
-        A change makes llama.cpp plan its next graph anew, which takes some milliseconds.
-        """
+        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
+        because llama.cpp plans its next graph anew."""
         if key == self._in_use:
             return
         if key is None:
@@ -117,7 +107,6 @@ class NativeAdapters:
         _free(self._loaded.pop(key))
 
     def close(self) -> None:
-        """Free all adapters. The context must not compute any more."""
         while self._loaded:
             _free(self._loaded.popitem()[1])
 
@@ -143,10 +132,7 @@ def _file_state(path: Path) -> _FileState:
 
 
 def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on the requested (`auto` or `off`) and proved kernels, for all models of this process.
-
-    `pause`: called between two small computations of the proof.
-    """
+    """Switch on the requested (`auto` or `off`) and proved kernels, for all models of this process."""
     native_log()
     return kernels_in_use(asked, libggml, pause)
 
@@ -167,7 +153,7 @@ class SlotsSetAside(NamedTuple):
 
 
 class LoadedParts(NamedTuple):
-    """Loaded model with its parts. The owner closes the context, then the model."""
+    """Parts of a loaded model. The owner closes the context, then the model."""
 
     model: Model
     vocabulary: Vocabulary
@@ -184,8 +170,8 @@ class LoadedParts(NamedTuple):
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
     """Load the model of the options. Raises `StartupError`; then nothing stays loaded.
 
-    `on_progress`: called with 0 to 1, and may let others compute before it returns. After 1 the load only
-    fills memory, with one thread.
+    `on_progress`: called with 0 to 1, and may let others compute. After 1 the load only fills memory, with
+    one thread.
     """
     kv_type = KVType.named(options.kv_type)
     _require_sane_threads(options)
@@ -289,19 +275,17 @@ def _projector(
 
 
 def _compute_threads(options: EngineOptions, machine: Machine) -> ComputeThreads:
-    """Threads are bound only if small and large steps have as many, because a change of the number starts
-    new threads."""
+    """Threads are bound only if all steps have as many, because a change of the number starts new ones."""
     threads = options.threads or machine.num_threads()
     most = max(threads, options.threads_batch or threads)
     return ComputeThreads(most, may_bind=options.threads_batch in (None, threads))
 
 
 def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
-    """Return the bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
+    """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
 
-    llama.cpp reports the bytes only for a sequence that has a state. So a step is begun in a separate context
-    and aborted at once, which computes next to nothing. At a position other than the first, llama.cpp keeps
-    the state that it has begun.
+    llama.cpp reports the bytes only for a sequence with a state. So a step is begun in a separate context and
+    aborted at once. At a position other than the first, llama.cpp keeps the state that it has begun.
     """
     options = ContextOptions(
         kv_cells=CELLS_GRANULARITY,

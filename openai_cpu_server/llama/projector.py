@@ -1,9 +1,8 @@
-"""Encoder of pictures and sounds: llama.cpp's libmtmd, which turns them into embeddings for the model.
+"""Encoder of pictures and sounds: llama.cpp's libmtmd, which makes embeddings for the model.
 
-A picture takes seconds. The encoder computes in its own thread while the engine's thread waits for it, so
-that they share the cores by turns and streams continue between two turns. One operation may take longer than
-a turn (attention over 4,096 patches a second). Its rest runs with the lowest priority of Linux, on what the
-steps leave of the cores.
+A picture takes seconds. The encoder computes in its own thread while the engine's thread waits, so that they
+share the cores by turns. One operation may take longer than a turn (attention over 4,096 patches a second).
+Its rest runs with the lowest priority of Linux beside the steps.
 """
 
 from __future__ import annotations
@@ -42,29 +41,24 @@ from openai_cpu_server.llama.model.native import NativeObject, native_log
 _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
-"""Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled for an
-encoder."""
+"""Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
 _LEAST_SOUND_S = 0.1
-"""libmtmd dies of a single sample, and of less than two frames before some encoders. OpenAI requires as
-much."""
+"""libmtmd dies of a single sample, and of less than two frames before some encoders."""
 _MOST_SOUND_ROWS = 4096
-"""Rows of one part, because some encoders attend to all of a sound at once."""
+"""Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
-"""Target interval of pauses. The number of graph nodes between pauses is adjusted to it."""
+"""Target interval of pauses."""
 
 
-class EncodingFailed(ServerError):
-    """A picture or a sound cannot be encoded."""
+class EncodingFailed(ServerError): ...
 
 
 class EncodedRows(NamedTuple):
-    """Rows of one part of a media item."""
-
     values: npt.NDArray[np.float32]
     """(rows, width of the model's input)"""
     places: npt.NDArray[np.int32]
-    """(4, rows): time, y and x of each row relative to the first position, and 0; if positions are
-    consecutive, the row's number."""
+    """(4, rows): time, y and x relative to the first position, and 0; or the row's number if positions are
+    consecutive."""
 
 
 RowsKey = tuple[str, int]
@@ -72,13 +66,12 @@ RowsKey = tuple[str, int]
 
 
 class _Turns:
-    """Lets the encoder's thread compute by turns; between turns it only completes the operation it has
-    begun."""
+    """Lets the encoder compute by turns. Between turns it only completes the operation it has begun."""
 
     def __init__(self) -> None:
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
-        """Set while the encoder waits for its next turn, or when it has ended."""
+        """Set while the encoder waits for a turn, or when it has ended."""
         self._until_s = 0.0
         self.is_done = False
         self.is_over = False
@@ -87,7 +80,6 @@ class _Turns:
     # -- the engine's thread -----------------------------------------------------------------------------
 
     def give(self, seconds: float) -> None:
-        """Return when the turn is over or the encoder has ended."""
         self._until_s = time.perf_counter() + seconds
         if self._waits.is_set() and not self.is_done:
             self._waits.clear()
@@ -95,7 +87,7 @@ class _Turns:
         self._waits.wait(seconds)
 
     def take_back(self) -> None:
-        """End the encoder after the operation that it has begun."""
+        """End the encoder after its present operation."""
         self.is_over = True
         self._waits.clear()
         self._may_go.release()
@@ -107,7 +99,6 @@ class _Turns:
         self._may_go.acquire()
 
     def pause(self) -> None:
-        """Wait for the next turn if this one is over."""
         if time.perf_counter() >= self._until_s and not self.is_over:
             self._waits.set()
             self._may_go.acquire()
@@ -118,7 +109,7 @@ class _Turns:
 
 
 class _Pace:
-    """Adapts the number of graph nodes computed between two looks at the time."""
+    """Adapts the number of graph nodes between two looks at the time."""
 
     def __init__(self) -> None:
         self._turns = _Turns()
@@ -127,8 +118,8 @@ class _Pace:
         self._since_s = 0.0
 
     def observe(self, _tensor: object, is_asked: bool, _data: object) -> bool:
-        """llama.cpp calls this for each node to know if it must stop after it, and then to know if it may
-        continue."""
+        """llama.cpp calls this before each node, to know if it must stop after it, and then to know if it
+        may continue."""
         if is_asked:
             self._left -= 1
             return self._left <= 0
@@ -148,7 +139,7 @@ class _Pace:
 
 
 class Projector(NativeObject):
-    """Owns an `mtmd_context`. One thread at a time may encode; any thread may measure."""
+    """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
         """`model` must outlive the projector. Raises `StartupError`."""
@@ -175,9 +166,9 @@ class Projector(NativeObject):
         self._has_places = bool(mtmd.mtmd_decode_use_mrope(handle))
         self.sees = bool(mtmd.mtmd_support_vision(handle))
         self.sound_rate = max(0, int(mtmd.mtmd_get_audio_sample_rate(handle)))
-        """Samples per second, or 0 if sounds are not supported."""
+        """Samples per second, or 0 without sounds."""
         self._cut: tuple[str, _Chunks] | None = None
-        """Digest and chunks of the item that is being encoded, which is cut once for all of its parts."""
+        """Digest and chunks of the item being encoded, cut once for all parts."""
         if (why := self._why_not()) is not None:
             self.close()
             raise StartupError(f"The projector {path} does not go with {model.path}: {why}.")
@@ -193,7 +184,7 @@ class Projector(NativeObject):
         return next(filter(None, (self.measure(size).why_not for size in typical)), None)
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
-        """Return the rows and tokens that stand in a prompt for a picture or a sound of this size."""
+        """Return the rows and tokens that an item of this size takes in a prompt."""
         try:
             self._require(size)
             with _Chunks(self._mtmd, self.handle, size, None) as chunks:
@@ -230,10 +221,9 @@ class Projector(NativeObject):
         )
 
     def encode(self, item: MediaItem, part: int, turns: _Turns) -> EncodedRows | None:
-        """Return the rows of one part of an item, or None if its turns were taken back. Raises
-        `EncodingFailed`.
+        """Return the rows of a part, or None if its turns were taken back. Raises `EncodingFailed`.
 
-        Scaling a picture, and the spectrum and cutting of a sound, run before the first turn.
+        Scaling and cutting run before the first turn.
         """
         chunks = self._cut_of(item)
         chunk = chunks.media[part]
@@ -324,7 +314,7 @@ class _Chunks(NativeObject):
         return bool(kind != self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def tokens(self, chunk: object) -> tuple[int, ...]:
-        """Return the tokens of a text chunk. Raises `EncodingFailed`."""
+        """Tokens of a text chunk. Raises `EncodingFailed`."""
         count = ctypes.c_size_t()
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
         found = tuple(int(tokens[at]) for at in range(count.value))
@@ -336,7 +326,6 @@ class _Chunks(NativeObject):
 
 
 def _bitmap(mtmd: Any, size: MediaSize, content: bytes | None) -> Any:
-    """The caller frees it."""
     data = None if content is None else np.frombuffer(content, np.uint8).ctypes
     if isinstance(size, PictureSize):
         pixels = None if data is None else data.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -346,10 +335,7 @@ def _bitmap(mtmd: Any, size: MediaSize, content: bytes | None) -> Any:
 
 
 class RowStore:
-    """Cache of recently encoded rows of media items, and the running encoding.
-
-    Not thread-safe: it belongs to the engine's thread, which waits while the encoder computes.
-    """
+    """Cache of recently encoded rows, and the running encoding. Belongs to the engine's thread."""
 
     def __init__(self, projector: Projector) -> None:
         self._projector = projector
@@ -361,15 +347,14 @@ class RowStore:
         self.measure = projector.measure
 
     def get(self, key: RowsKey) -> EncodedRows | None:
-        """Return None for rows that must be encoded."""
         rows = self._known.get(key)
         if rows is not None:
             self._known.move_to_end(key)
         return rows
 
     def encode(self, item: MediaItem, part: int, seconds: float, *, kept: Collection[RowsKey]) -> bool:
-        """Continue encoding this part for at most `seconds`, and return True if it is done. Any other
-        encoding is given up. Raises `EncodingFailed`.
+        """Continue encoding for at most `seconds`, give up any other encoding, and return True when done.
+        Raises `EncodingFailed`.
 
         `kept`: rows in use, which are not evicted.
         """
@@ -412,7 +397,7 @@ class RowStore:
 
 
 class _Job:
-    """Encoding of one part of a media item in its own thread."""
+    """Encoding of one part in its own thread."""
 
     def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
         self.key = item.digest, part
@@ -426,7 +411,6 @@ class _Job:
         self.join = self._thread.join
 
     def go_on(self, seconds: float) -> bool:
-        """Return True if the encoding has ended, even by an error."""
         self._turns.give(seconds)
         return self._turns.is_done
 

@@ -1,5 +1,5 @@
-"""Slots of requests with their samplers and cells, and the saved blocks: state that a step's verbs change
-before it computes."""
+"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change before it
+computes."""
 
 from __future__ import annotations
 
@@ -54,17 +54,15 @@ from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 
 
 class SampledSpan(NamedTuple):
-    """Result of a span and its draft."""
-
     samples: tuple[Sample, ...]
     num_accepted: int
     """Leading draft tokens that belong to the output."""
     error: RequestFailed | None = None
-    """Reason why nothing could be sampled after them, or None."""
+    """Reason why sampling stopped."""
 
 
 class OpenSlot:
-    """Slot in use, which owns its sampler. `constrained` may still be starting in another thread."""
+    """Slot in use, which owns its sampler. `constrained` may still be starting."""
 
     def __init__(
         self, opened: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
@@ -72,20 +70,19 @@ class OpenSlot:
         self.constrained = constrained
         self.constraint: Constraint | None = opened.constraint
         self.tokens = [*opened.prompt, *opened.output]
-        """Known tokens of the sequence."""
         self.media = opened.media
         self.rows_keys = [(opened.media_items[one.item].digest, one.part) for one in opened.media]
         self._media_items = opened.media_items
         self.is_behind = False
-        """True after a rollback: llama.cpp restores the state's snapshot only at the next token, so other
-        slots cannot have that state yet."""
+        """True after a rollback: llama.cpp restores the snapshot only at the next token, so other slots
+        cannot have it yet."""
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
         self._scored = opened.sampling.scored
 
     def position(self, index: int) -> int:
-        """Return the position of a token. Between rows that share one place it is the position behind all
-        of them, because their cells belong to the range that begins before."""
+        """Return the position of a token. Between rows that share one place it is the one behind all of
+        them, because their cells belong to the range before."""
         lost = 0
         for one in self.media:
             if one.rows.has_one_place and one.start < index:
@@ -94,8 +91,8 @@ class OpenSlot:
         return index - lost
 
     def held_at(self, end: int) -> int:
-        """Return the positions that llama.cpp counts when the first `end` tokens are computed. Rows at the
-        end that share one place count as one."""
+        """Return llama.cpp's count of positions when `end` tokens are computed. Rows at the end that share
+        one place count as one."""
         last = next((one for one in self.media if one.start < end <= one.end), None)
         if last is None or not last.rows.has_one_place:
             return self.position(end)
@@ -107,14 +104,13 @@ class OpenSlot:
         return not any(one.rows.has_one_place for one in self.media)
 
     def medium_at(self, index: int) -> int:
-        """Index of the medium that has this row."""
         return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
 
     def media_item(self, medium: int) -> MediaItem:
         return self._media_items[self.media[medium].item]
 
     def num_allowed(self, draft: Sequence[int]) -> int:
-        """Return how many leading tokens of the draft the constraint allows."""
+        """Leading tokens of the draft that the constraint allows."""
         if self.constrained is None:
             return len(draft)
         try:
@@ -127,9 +123,8 @@ class OpenSlot:
         """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
         token.
 
-        Every token is chosen by the same draw as without a draft; the draft only decides which rows of logits
-        exist already. So a draft token x is accepted with the target's own p(x), and its replacement is
-        distributed as p without x. That is rejection sampling, so drafts do not change the output.
+        Every token is chosen by the same draw as without a draft, so a draft token x is accepted with the
+        target's own p(x). That is rejection sampling, and drafts do not change the output.
         """
         samples: list[Sample] = []
         output: list[int] = []
@@ -164,7 +159,7 @@ class OpenSlot:
         return Sample(token, forced=forced)
 
     def score(self, targets: Sequence[int], logits: Logits) -> tuple[TokenLogprob, ...]:
-        """Return the score of each target, from logits (targets, vocabulary). Raises `RequestFailed`."""
+        """Score the targets with logits (targets, vocabulary). Raises `RequestFailed`."""
         num_top = self._top_logprobs or 0
         with contained():
             return tuple(
@@ -199,7 +194,7 @@ logger = logging.getLogger(__name__)
 
 
 class SlotTable:
-    """Owns the saved blocks, and the samplers of open slots. Not thread-safe."""
+    """Owns the saved blocks and the open slots. Not thread-safe."""
 
     def __init__(self, loaded: LoadedParts, constraints: Constraints) -> None:
         self._info = loaded.info
@@ -227,16 +222,15 @@ class SlotTable:
         return self._open_slots[slot]
 
     def is_behind(self, slot: int) -> bool:
-        """Return `OpenSlot.is_behind`, or False for a slot that is not open yet."""
+        """False also for a slot that is not open yet."""
         return slot in self._open_slots and self._open_slots[slot].is_behind
 
     def placed(self, span: Span) -> Span:
-        """Return the span with its start as a position."""
+        """Convert the span's start from a token to a position."""
         opened = self._open_slots[span.slot]
         return replace(span, start=opened.position(span.start)) if opened.media else span
 
     def rows(self, span: Span) -> PlacedRows:
-        """Return the encoded rows of a span within a media item."""
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[span.slot]
         at = opened.medium_at(span.start)
@@ -265,7 +259,7 @@ class SlotTable:
         return {key for opened in self._open_slots.values() for key in opened.rows_keys}
 
     def apply(self, verbs: Sequence[Verb]) -> float:
-        """Execute the verbs in order, and return the milliseconds that they took."""
+        """Execute the verbs, and return their milliseconds."""
         if not verbs:
             return 0.0
         started = time.perf_counter()
@@ -274,8 +268,8 @@ class SlotTable:
         return 1000 * (time.perf_counter() - started)
 
     def save_to(self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None) -> None:
-        """Write the first blocks up to the limit to a file, unless it has just these already. Raises
-        OSError and leaves the file unchanged."""
+        """Write blocks up to the limit to a file, unless it has just these. Raises OSError and leaves the
+        file unchanged."""
         if not blocks:
             Path(path).unlink(missing_ok=True)
         elif self._on_disk == _ids(blocks) and Path(path).exists():
@@ -286,11 +280,8 @@ class SlotTable:
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
     def load_from(self, path: str) -> tuple[SavedBlock, ...]:
-        """Load saved blocks into an empty cache, under their old numbers. Their bytes stay in the mapped
-        file.
-
-        Damaged blocks and their descendants are left out; an unusable file is logged and ignored.
-        """
+        """Load blocks into an empty cache, under their old numbers. Damaged ones and their descendants are
+        left out; an unusable file is logged and ignored."""
         try:
             file = read_cache_file(Path(path), self._fingerprint)
         except FileNotFoundError:

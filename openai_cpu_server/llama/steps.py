@@ -29,16 +29,14 @@ _NO_DRAFT = ModelDraft((), 0)
 _NO_ROWS = OutputRows(range(0), range(0))
 
 Drafts = Mapping[int, ModelDraft]
-"""Drafts of the draft model, by slot."""
+"""Drafts by slot."""
 
 
 class Computed(NamedTuple):
-    """Result of the spans of a step."""
-
     rows: list[OutputRows]
-    """One entry per span, followed by one of padding if there is any."""
+    """One entry per span, and one of padding."""
     logits: Logits | None
-    """(rows, vocabulary), valid until the next computation; None if no span wants any."""
+    """(rows, vocabulary), valid until the next computation."""
     padding: int
 
 
@@ -66,10 +64,10 @@ class StepRunner:
             loaded.context.sequences,
         )
         self._rows: dict[int, PlacedRows] = {}
-        """Rows of the step that are still to be computed, by slot."""
+        """Rows that are still to be computed, by slot."""
 
     def warm_up(self) -> bool:
-        """Compute one token and forget it. Return False if interrupted."""
+        """Return False if interrupted."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             decoded = self._context.decode(self._batch)
@@ -84,8 +82,8 @@ class StepRunner:
         """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
         which the backend is unusable.
 
-        Non-finite logits fail only their own sequence as long as the model computes others. An interrupted
-        step has executed its verbs. Padding that does not fit into the pool is dropped.
+        Non-finite logits fail only their own sequence while the model computes others. An interrupted step
+        has executed its verbs. Padding that does not fit is dropped.
         """
         kept = self._kept(step)
         with contextlib.nullcontext() if kept is None else self._abort.armed():
@@ -124,8 +122,8 @@ class StepRunner:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _kept(self, step: Step) -> dict[int, int] | None:
-        """Return the slot set aside for each slot's state while the step may be interrupted, or None if it
-        may not be, or not all states can be kept."""
+        """Slot set aside for each slot's state, or None if the step may not be interrupted or a state
+        cannot be kept."""
         if not step.may_be_interrupted:
             return None
         if not self._info.state_bytes:
@@ -136,7 +134,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _keeping(self, spans: Sequence[Span], kept: Mapping[int, int]) -> Iterator[None]:
-        """llama.cpp copies a shared state only when it changes, so keeping one costs only its place."""
+        """llama.cpp copies a shared state only when it changes."""
         for span in spans if kept else ():
             self._context.share(span.slot, kept[span.slot], 0, span.start)
         try:
@@ -155,7 +153,7 @@ class StepRunner:
             self._context.share(kept[span.slot], span.slot, 0, span.start)
 
     def computes_numbers(self) -> bool:
-        """Compute a token in the padding slot, and return True if its logits are finite, or if no cell is
+        """Compute a token in the padding slot, and return True if its logits are finite or no cell is
         free."""
         slot, token = self._padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
@@ -172,7 +170,6 @@ class StepRunner:
         return [output for output in sampling if output is not None]
 
     def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
-        """Return the drafts and the milliseconds that they took."""
         requests = [
             DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
             for span in spans
@@ -194,7 +191,7 @@ class StepRunner:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """Return None if interrupted. Padding is computed whole or, without room, not at all."""
+        """Return None if interrupted."""
         if any(span.slot in self._rows for span in spans):
             return self._compute_with_rows(spans, padding)
         layout = self._fill([*spans, self._padding(padding)] if padding else spans)
@@ -231,7 +228,7 @@ class StepRunner:
     def _compute_groups(
         self, spans: Sequence[Span], groups: Sequence[Sequence[Span]], padding: int, *, is_apart: bool
     ) -> Computed | None:
-        """Return None if interrupted. `is_apart`: groups of several sequences are not interrupted."""
+        """`is_apart`: groups of several sequences are not interrupted."""
         rows: dict[int, OutputRows] = {}
         found: list[Logits] = []
         num_outputs = padded = 0
@@ -252,10 +249,10 @@ class StepRunner:
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can be restored after an interruption.
 
-        When several sequences compute together, the first nodes of llama.cpp's graph move states, also those
-        of other sequences, to put theirs side by side. An aborted graph may leave any of them half moved, so
-        only graphs of one sequence are aborted. That costs nothing, because llama.cpp computes the single
-        tokens of some sequences and the rest of another in two passes over the weights anyway.
+        When sequences compute together, llama.cpp's graph first moves states, also those of others, to put
+        theirs side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence
+        are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
+        of some sequences and the rest of another anyway.
         """
         least = 1 if self._computes_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -265,10 +262,9 @@ class StepRunner:
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can roll back to before its draft.
 
-        llama.cpp keeps such snapshots beside a sequence's state, and leaves them behind when it moves that
-        for other sequences which compute together. So nothing may move between a draft and its rollback.
-        Sequences with drafts come last, together if llama.cpp computes them in one pass, else alone, because
-        a lone sequence moves nothing.
+        llama.cpp keeps snapshots beside a state, and leaves them behind when it moves the state for other
+        sequences that compute together. So sequences with drafts come last, together if llama.cpp computes
+        them in one pass, else alone, because a lone sequence moves nothing.
         """
         drafting = [span for span in spans if span.draft]
         if not self._info.state_bytes or not drafting:
@@ -336,7 +332,7 @@ class StepRunner:
         return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
     def _sample(self, span: Span, logits: Logits) -> SampledSpan:
-        """Sample from logits (1 + draft, vocabulary). An error ends only its own request."""
+        """An error ends only its own request."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
@@ -347,8 +343,8 @@ class StepRunner:
         return sampled
 
     def _require_numbers(self) -> None:
-        """Raise `BadLogits` if the model computes no finite numbers at all, so that another process takes
-        over."""
+        """Raise `BadLogits` if the model computes no finite numbers at all, because another process may do
+        better."""
         if not self.computes_numbers():
             raise BadLogits("The model computes numbers that are not finite.")
 

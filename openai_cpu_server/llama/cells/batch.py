@@ -14,14 +14,13 @@ from openai_cpu_server.llama.bindings import llama_cpp
 
 
 class OutputRows(NamedTuple):
-    """Rows of the step's logits that belong to one span: one for each target, and rows to sample from."""
+    """Rows of logits of one span."""
 
     targets: range
     samples: range
-    """One row for the last token and one for each draft token; empty if nothing is sampled."""
+    """One row for the last token and for each draft token, or empty."""
 
     def behind(self, num_rows: int) -> OutputRows:
-        """Return the same rows, shifted by `num_rows`."""
         return OutputRows(*(range(own.start + num_rows, own.stop + num_rows) for own in self))
 
 
@@ -31,15 +30,15 @@ class BatchLayout(NamedTuple):
 
 
 class SlotSequences(NamedTuple):
-    """llama.cpp's sequence ids of a slot: its number, and that of its guard if it has one.
+    """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
     llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second,
-    silent owner that keeps the cell, for other sequences with the same prefix and for rollback of its own. It
-    costs only its number.
+    silent owner that keeps the cell, for other sequences with the same prefix and for rollback. It costs only
+    its number.
     """
 
     num_guarded: int = 0
-    """Number of leading slots that have a guard."""
+    """Leading slots that have a guard."""
     first_guard: int = 0
     """Guard of slot 0."""
 
@@ -47,15 +46,14 @@ class SlotSequences(NamedTuple):
         return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
 
     def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-        """Write each token's guard to `slots` (tokens, 2) and the number of sequences to `counts`
-        (tokens,)."""
+        """Add guards to `slots` (tokens, 2), and the number of sequences to `counts` (tokens,)."""
         if self.num_guarded:
             slots[:, 1] = slots[:, 0] + self.first_guard
             counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
 
 
 class TokenBatch:
-    """`llama_batch` whose arrays belong to numpy, so that nothing must be freed."""
+    """`llama_batch` whose arrays belong to numpy."""
 
     def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
         """`sequences`: None if no slot is guarded."""
@@ -77,7 +75,6 @@ class TokenBatch:
         )
 
     def fill(self, spans: Sequence[Span]) -> BatchLayout:
-        """Replace the content of the batch."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -108,20 +105,17 @@ class TokenBatch:
 
 
 class PlacedRows(NamedTuple):
-    """Consecutive rows of one slot."""
-
     slot: int
     values: npt.NDArray[np.float32]
     """(rows, width)"""
     places: npt.NDArray[np.int32]
-    """(4, rows): positions in each dimension that the model knows."""
+    """(4, rows): positions in each dimension of the model."""
     is_whole: bool = False
-    """True if the rows attend to all of themselves, and are decoded apart."""
+    """True if the rows attend to all of themselves."""
 
 
 class RowBatch:
-    """`llama_batch` of embeddings in place of tokens, such as those of pictures, which are not sampled
-    from."""
+    """`llama_batch` of embeddings, such as those of pictures, without outputs."""
 
     def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
         """`width`: numbers per row."""
@@ -143,7 +137,6 @@ class RowBatch:
         )
 
     def fill(self, parts: Sequence[PlacedRows]) -> None:
-        """Replace the content of the batch."""
         count = sum(len(part.values) for part in parts)
         assert 0 < count <= self.capacity, f"{count} rows in a step of at most {self.capacity}"
         np.concatenate([part.values for part in parts], out=self._rows[:count])
@@ -180,7 +173,7 @@ def _wants(span: Span) -> list[int]:
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """The sample uses the last token's row, which may also be a target's. `first`: the span's first row."""
+    """The sample uses the last token's row, which may also be a target's."""
     scored = len(span.targets)
     sampled = first + min(scored, len(span.tokens) - 1)
     end = sampled + 1 + len(span.draft) if span.sample else sampled

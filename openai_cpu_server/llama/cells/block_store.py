@@ -1,4 +1,4 @@
-"""Bytes of the prefix cache's blocks: in host memory, and in a file between two runs."""
+"""Bytes of the prefix cache's blocks, in host memory and in a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HUGE_PAGE = 2 * 2**20
 
 
 def _fresh(num_bytes: int) -> Bytes:
-    """Pages of their own return to the system with the array; memory from malloc often does not."""
+    """Pages of their own return to the system when freed; memory from malloc often does not."""
     if not num_bytes:
         return np.empty(0, np.uint8)
     try:
@@ -49,12 +49,11 @@ def _fresh(num_bytes: int) -> Bytes:
 
 
 class SavedCells(NamedTuple):
-    """Cells of consecutive positions in llama.cpp's format, in one or more parts; or a state, in one part."""
+    """Cells of consecutive positions in llama.cpp's format, in parts, or a state in one part."""
 
     data: Bytes
-    """Bytes of all parts. Read-only if it is a view of a mapped file."""
+    """Read-only if it is a view of a mapped file."""
     sizes: tuple[int, ...]
-    """Bytes of each part."""
 
     def part(self, index: int) -> Bytes:
         start = sum(self.sizes[:index])
@@ -62,17 +61,13 @@ class SavedCells(NamedTuple):
 
 
 class BlockStore:
-    """Owns saved cells by block number."""
-
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
         self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
-        """Free memory by number of bytes, the most recently requested size last. Whole blocks share one
-        size, and so do states."""
+        """By number of bytes, the most recently requested last."""
         self.spare_bytes = 0
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Return memory for a block or a state, with undefined content."""
         spares = self._spares.setdefault(num_bytes, [])
         self._spares.move_to_end(num_bytes)
         if not spares:
@@ -89,7 +84,7 @@ class BlockStore:
         return self._blocks[number]
 
     def drop(self, number: int) -> None:
-        """Free a block. Its memory is reused for new blocks of its size, within a limit."""
+        """Free a block, and keep its memory for the next one of its size, within a limit."""
         data = self.get(number).data
         del self._blocks[number]
         if not data.flags.writeable:
@@ -114,16 +109,16 @@ _MAGIC = b"OCS-KV\r\n"
 _VERSION = 2
 _HEAD = struct.Struct("<8sIIQQQ")
 _SEALED_FROM = 16
-"""First byte of the head that the checksum covers, together with the index."""
+"""First byte of the head under the checksum."""
 _PAGE = 4096
 _SYNC_BYTES = 64 * 2**20
-"""Limited writes are synced now and then, because otherwise all data would be written when time is up."""
+"""Limited writes are synced now and then, because else all data would be written when time is up."""
 _FREE_SHARE = 0.5
-"""Share of the free disk space that a limited file may take."""
+"""Share of the free disk space for a limited file."""
 
 
 class BadCacheFile(ServerError):
-    """The file cannot be used here. The message is the reason in a few words."""
+    """The message is the reason in a few words."""
 
 
 class StoredBlock(NamedTuple):
@@ -147,13 +142,11 @@ class StoredBlock(NamedTuple):
 class CacheFile(NamedTuple):
     """Content of a prefix cache file:
 
-    head: magic, version, checksum of the rest of head and index, the index's place and bytes, bytes of the
+    head: magic, version, checksum of the rest of head and index, place and bytes of the index, bytes of the
     file; written last.
-    cells: those of each block, page-aligned, followed by its state if it has one.
-    index: msgpack with the fingerprint, and the tokens, place and checksum of each block. It follows the
-    cells, so that writing can stop at any block.
-
-    Cells are users' prompts, so `private_files` writes the file whole and private.
+    cells: those of each block, page-aligned, and its state if it has one.
+    index: msgpack of the fingerprint, and each block's tokens, place and checksum. It comes last, so that
+    writing can stop at any block.
     """
 
     blocks: list[StoredBlock]
@@ -167,7 +160,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     """Byte of the file at which the cells begin."""
     sizes: tuple[int, ...]
-    """Bytes of each part. The last part is the state if the block has one."""
+    """Bytes of each part, the state's last."""
     checksum: int
 
 
@@ -179,8 +172,8 @@ class _Index(msgspec.Struct, frozen=True):
 def write_cache_file(
     path: Path, fingerprint: str, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None = None
 ) -> int:
-    """Write the first blocks up to the limit, and return their number. Raises OSError and leaves the old
-    file unchanged."""
+    """Write blocks up to the limit, and return their number. Raises OSError and leaves the old file
+    unchanged."""
     with replacing(path) as file:
         file.write(bytes(_PAGE))
         entries = tuple(_written(file, blocks, limit))
@@ -214,8 +207,8 @@ def _free_bytes(file: BinaryIO) -> int:
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
     """Map the file and check every byte. Raises OSError or `BadCacheFile`.
 
-    The file must belong to this user, because checksums do not authenticate it and native code trusts the
-    cells.
+    The file must be this user's, because native code trusts the cells, and checksums do not authenticate
+    them.
     """
     with path.open("rb") as file:
         claim(path, file.fileno())

@@ -1,4 +1,4 @@
-"""Owner of a `llama_context`: the KV pool, and the computation and interruption of steps."""
+"""Owner of a `llama_context`, with the KV pool, decoding and interruption."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from openai_cpu_server.llama.model.native import NativeObject, native_log
 
 
 class AbortSwitch:
-    """Abort callback that llama.cpp calls between graph nodes, which must not need the GIL.
+    """Abort callback of llama.cpp, called between graph nodes without the GIL.
 
-    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort), whose
-    first byte is the switch. `press` counts only while armed. A press for a step that has just ended may hit
-    the next one, which is then thrown away and computed again.
+    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort). `press`
+    counts only while armed. A press for a step that has just ended may hit the next one, which is then
+    computed again.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,6 @@ class AbortSwitch:
         self._is_held = False
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
-        """Let the context use this switch, which must outlive it."""
         params.abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 
@@ -53,7 +52,7 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Complete the computations inside; a press takes effect after them."""
+        """Delay a press until the computations inside are complete."""
         self._hold(True)
         try:
             yield
@@ -61,7 +60,7 @@ class AbortSwitch:
             self._hold(False)
 
     def press(self) -> None:
-        """Ask the running step to end. Any thread may call this at any time, even without a running step."""
+        """Ask the running step to end. Any thread may call this at any time."""
         with self._lock:
             self._is_pressed = self._is_armed
             self._show()
@@ -84,11 +83,10 @@ Logits = npt.NDArray[np.float32]
 
 _STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _NO_POSITION = 2**31 - 2
-"""Position at which there is never a cell."""
 
 
 class DecodeFailed(ServerError):
-    """llama.cpp refused or failed because of a bug, ours or its own. The content of the pool is unknown."""
+    """llama.cpp failed because of a bug, ours or its own. The content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
@@ -109,25 +107,23 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: KVType
     num_slots: int
     num_guarded: int = 0
-    """Number of leading slots that keep cells which a window has passed."""
+    """Leading slots that keep cells which a window has passed."""
     copies_whole: bool = False
-    """True if only whole sequences can be copied, because all of their memory is a state."""
+    """True if only whole sequences can be copied, because their memory is a state."""
     snapshots: int = 0
-    """States before the last tokens that each sequence keeps for rollback."""
+    """States before the last tokens of each sequence, for rollback."""
     batch_tokens: int
-    """Most tokens of one step."""
     outputs: int
-    """Most rows of logits of a step; at least one per sequence id, as llama.cpp asserts."""
+    """Rows of logits of a step; llama.cpp requires one per sequence id."""
     threads: int
-    """Threads for a single token."""
     threads_batch: int
     flash_attention: bool
     cells_beside_layers: bool = False
-    """True: cells and states lie on the device of their layer; else on the CPU."""
+    """True: cells and states lie on their layer's device; else on the CPU."""
 
 
 class OwnedContext(NativeObject):
-    """`llama_context` that `model` must outlive. `abort` and `compute_threads` live as long as it does."""
+    """`llama_context` that `model` must outlive."""
 
     def __init__(
         self,
@@ -149,18 +145,17 @@ class OwnedContext(NativeObject):
         self._threads = int(params.n_threads), int(params.n_threads_batch)
         """Most threads for one token, and for more."""
         self._memory = llama_cpp.llama_get_memory(handle)
-        """Memory of the sequences, or None if the context keeps no cells."""
+        """Memory, or None if the context keeps no cells."""
         self._returns_early = model.places.uses_device
         """A device computes on after llama.cpp's calls return."""
 
     @property
     def threads(self) -> int:
-        """Threads that compute a single token if they get their cores."""
         return self._threads[0]
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        """Wrap each computation. The end waits for a device, whose steps would seem free otherwise."""
+        """Waits for a device, whose steps would seem free otherwise."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
@@ -180,7 +175,6 @@ class Context(OwnedContext):
         self.sequences = SlotSequences(options.num_guarded, options.num_slots)
         self.copies_whole = options.copies_whole
         self.max_outputs = options.outputs
-        """Most rows of logits of one step."""
         self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
         if self._memory is None:
             self.close()
@@ -197,7 +191,7 @@ class Context(OwnedContext):
     def decode(self, batch: NativeBatch) -> DecodeOutcome:
         """Compute a batch; the one place that reads llama.cpp's return codes. Raises `DecodeFailed`.
 
-        An interruption may leave cells of finished parts, so the caller trims its slots.
+        An interruption may leave cells, so the caller trims its slots.
         """
         log = native_log().cleared()
         with self._computing():
@@ -213,7 +207,7 @@ class Context(OwnedContext):
 
     @contextlib.contextmanager
     def seeing_all(self) -> Iterator[None]:
-        """Decode without a causal mask: tokens attend to their whole batch."""
+        """Decode without a causal mask."""
         llama_cpp.llama_set_causal_attn(self.handle, False)
         try:
             yield
@@ -221,8 +215,7 @@ class Context(OwnedContext):
             llama_cpp.llama_set_causal_attn(self.handle, True)
 
     def logits(self, rows: int) -> Logits:
-        """Return the last decode's logits, (rows, vocabulary), in the batch's order. The view is
-        overwritten by the next decode."""
+        """View of the last decode's logits, (rows, vocabulary), which the next one overwrites."""
         assert 0 < rows <= self.max_outputs
         pointer = llama_cpp.llama_get_logits(self.handle)
         address = ctypes.addressof(pointer.contents)
@@ -230,8 +223,8 @@ class Context(OwnedContext):
         return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address from the next decode on, or without one if
-        None."""
+        """Compute with the `llama_adapter_lora` at this address, or without one if None, from the next
+        decode on."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -242,18 +235,17 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove all cells of the slot and its state. This never fails."""
+        """Remove the slot's cells and state. Never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
     @property
     def snapshots(self) -> int:
-        """Snapshots per sequence; 0 if the model's memory cannot keep them."""
         return int(llama_cpp.llama_n_rs_seq(self.handle))
 
     def trim(self, slot: int, start: int) -> None:
-        """Remove the cells from position `start` on. A state must stand there or be able to roll back;
-        with start 0 it is removed too."""
+        """Remove cells from position `start` on. A state must stand there or be able to roll back; start 0
+        removes it too."""
         for sequence in self.sequences.of(slot):
             if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
                 raise DecodeFailed(
@@ -261,28 +253,26 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` also hold the cells of positions start .. end-1 of `source`, and give it the state of
-        `source`. Copies nothing: a state is copied when one of the two changes it."""
+        """Let `slot` also hold the cells of positions start .. end-1 of `source`, and its state. Nothing
+        is copied until one of the two changes the state."""
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_cp(self._live_memory, source, sequence, start, end)
 
     def share_state(self, source: int, slot: int) -> None:
-        """Replace the state of `slot` by that of `source`, or by none."""
+        """Give `slot` the state of `source`, or none if that has none."""
         self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
 
     def cells_bytes(self, slot: int) -> int:
-        """Bytes that `read_cells` writes."""
         return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
 
     def state_bytes(self, slot: int) -> int:
-        """Bytes that `read_state` writes."""
         return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, _STATE_ONLY))
 
     def read_state(self, slot: int, data: Bytes) -> None:
-        """Copy the slot's state into `data` of exactly `state_bytes`. The slot must have no cells of
-        windows, because llama.cpp would include them."""
+        """Copy the state into `data` of `state_bytes`. The slot must have no cells of windows, which
+        llama.cpp would include."""
         log = native_log().cleared()
         pointer, size = _pointer(data), len(data)
         count = llama_cpp.llama_state_seq_get_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
@@ -297,7 +287,7 @@ class Context(OwnedContext):
             raise DecodeFailed(f"Restored {count} of {size} bytes: {log.cause() or 'no reason'}.")
 
     def read_cells(self, slot: int, data: Bytes) -> None:
-        """Copy the slot's cells with their positions into `data` of exactly `cells_bytes`."""
+        """Copy the cells and their positions into `data` of `cells_bytes`."""
         log = native_log().cleared()
         count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
         if count != len(data):
@@ -311,7 +301,6 @@ class Context(OwnedContext):
             raise DecodeFailed(f"Restored {count} of {len(data)} bytes: {log.cause() or 'no reason'}.")
 
     def num_positions(self, slot: int) -> int:
-        """Positions that the slot holds."""
         return int(llama_cpp.llama_memory_seq_pos_max(self._live_memory, slot)) + 1
 
     def clear(self) -> None:
@@ -329,7 +318,6 @@ def _pointer(data: Bytes) -> object:
 
 
 def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:
-    """Return parameters that all contexts share."""
     params = llama_cpp.llama_context_default_params()
     params.kv_unified = True
     params.flash_attn_type = (

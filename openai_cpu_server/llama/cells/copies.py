@@ -1,4 +1,4 @@
-"""Copies of slots' cells and states in host memory."""
+"""Copies of cells and states in host memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from openai_cpu_server.llama.cells.context import Context
 
 
 class Positions(Protocol):
-    """Positions of a slot's tokens."""
-
     @property
     def is_even(self) -> bool:
         """True if each token has a position of its own."""
         ...
 
     def position(self, index: int) -> int:
-        """Position of the token. Cells of all earlier tokens stand before it."""
+        """Cells of all earlier tokens stand before this position."""
         ...
 
 
 class CellCopies:
     """Saves and restores cells and states through a scratch slot, which is empty otherwise.
 
-    llama.cpp writes the cells and the state of a sequence together, so the scratch slot holds either cells or
-    a state. Saving takes no free cells. Restoring n cells takes as many free ones, rounded up to whole parts
-    but never more than the block has; the excess is free again at the end.
+    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them. Saving
+    takes no free cells. Restoring n cells takes as many, rounded up to whole parts until the end.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class CellCopies:
         scratch_slot: int,
         empty_slot: int,
     ) -> None:
-        """`window`: see `Model`. `empty_slot`: holds nothing while cells are copied."""
+        """`window`: see `Model`. `empty_slot`: stays empty."""
         self._context = context
         self._store = store
         self._opened = opened
@@ -51,10 +48,10 @@ class CellCopies:
         # llama.cpp leaves out what a window, or the chunk that it is, hides from the end of a part.
         self._part = gcd(POOL_BLOCK_TOKENS, window)
         self._sizes: dict[int, int] = {}
-        """Constant bytes of a part, by its number of cells."""
+        """Bytes of a part, by its number of cells."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
-        """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
+        """Save the cells of positions start .. end-1. Raises `DecodeFailed`."""
         if self._context.copies_whole:  # they are in the state
             return SavedCells(self._store.allocate(0), ())
         parts = self._parts(start, end)
@@ -70,8 +67,8 @@ class CellCopies:
     def save_state(self, slot: int) -> SavedCells:
         """Save the slot's state. Raises `DecodeFailed`.
 
-        With snapshots only the slot itself knows which one is the state. Without them the slot may have
-        windows, whose cells must not be saved with the state.
+        Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
+        windows, which must not be saved with the state.
         """
         if self._context.copies_whole:
             return self._saved(slot, self._context.cells_bytes, self._context.read_cells)
@@ -82,7 +79,7 @@ class CellCopies:
         return state
 
     def restore_state(self, state: SavedCells, slot: int) -> None:
-        """Give the slot a saved state. Its cells must be those of the same tokens. Raises `DecodeFailed`."""
+        """Give the slot a saved state, which must belong to its cells. Raises `DecodeFailed`."""
         if self._context.copies_whole:
             self._context.write_cells(slot, state.data)
             return
@@ -91,8 +88,8 @@ class CellCopies:
         self._context.free_slot(self._scratch)
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block saved from position `start` on. The slot must have
-        no state behind that. Raises `DecodeFailed`."""
+        """Restore the first end-start cells of a block that begins at position `start`. Raises
+        `DecodeFailed`."""
         if self._context.copies_whole:
             return
         parts = self._parts(start, end)
@@ -129,6 +126,6 @@ class CellCopies:
         self._context.share_state(self._empty, self._scratch)
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
-        """llama.cpp reads a saved part whole or not at all. Parts of at most one ledger block bound the
-        temporary cells of a restored prefix to those of its last block."""
+        """llama.cpp reads a part whole or not at all. Small parts bound the temporary cells of a restored
+        prefix."""
         return [(first, min(first + self._part, end)) for first in range(start, end, self._part)]
