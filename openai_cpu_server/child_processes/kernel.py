@@ -187,7 +187,7 @@ _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))
 """`kill` and `tgkill`, which a process may still send to itself, as `abort` does."""
 _NEW_NAMESPACES = 0x7E020000
-"""All CLONE_NEW... flags that `clone` accepts."""
+"""CLONE_NEW... flags that `clone` accepts."""
 _TYPING = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into the server's terminal."""
 

@@ -132,7 +132,7 @@ class DraftModel:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """{} if interrupted; None for an unsure token."""
+        """Return {} if interrupted, and None for an unsure token."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)

@@ -64,7 +64,7 @@ class BlockStore:
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
         self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
-        """By number of bytes, the most recently requested last."""
+        """Spare memory by number of bytes, the most recently requested last."""
         self.spare_bytes = 0
 
     def allocate(self, num_bytes: int) -> Bytes:

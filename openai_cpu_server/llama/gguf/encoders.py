@@ -1,4 +1,4 @@
-"""Facts of a projector's file about its encoders, read before it is loaded."""
+"""Facts in a projector's file about its encoders."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import file_tensors
 
 _SOUND_RATES = {"mimo_audio": 24_000}
-"""Samples per second by kind; others use Whisper's rate."""
+"""Samples per second; other kinds use Whisper's."""
 _WHISPER_RATE = 16_000
 _HEARS_NOTHING = "gemma3nv"
 """Kind whose encoder of sounds llama.cpp leaves out."""
 _STACKING = frozenset({"glma", "meralion", "ultravox", "voxtral"})
 """Kinds that merge several rows into one."""
 _OF_WHISPER = _STACKING | {"musicflamingo", "qwen2.5o", "qwen2a"}
-"""Kinds whose input is padded to 3,000 frames, which the encoder halves to positions."""
+"""Kinds whose input has 3,000 frames, from which the encoder makes half as many positions."""
 _FRAMES = 3000
 _PLACES = "a.position_embd.weight"
 
@@ -24,10 +24,9 @@ class EncoderFacts(msgspec.Struct, frozen=True):
     """Fields are None if the file does not say."""
 
     kind: str | None
-    """llama.cpp's name of the preprocessing and the encoder."""
+    """llama.cpp's name."""
     layers: int | None
     width: int | None
-    """Width of the activations."""
     ffn: int | None
     heads: int | None
     rows_width: int | None
@@ -35,18 +34,13 @@ class EncoderFacts(msgspec.Struct, frozen=True):
     """Longer side of one view, in pixels."""
     patch_size: int | None
     num_bands: int | None
-    """Bands of the spectrum."""
     stacked: int | None = None
-    """Rows that are merged into one."""
+    """Rows merged into one."""
 
     @property
     def miscounted_rows(self) -> tuple[int, int] | None:
-        """Rows that llama.cpp makes of 30 seconds of sound and rows that it expects, if these differ and it
-        aborts; else None.
-
-        llama.cpp rounds the values up to whole rows as if a row's length were a power of two, so it depends
-        on the width which number comes out.
-        """
+        """Rows that llama.cpp makes of 30 seconds of sound and rows that it expects, if these differ and
+        it aborts. It rounds up to whole rows as if their length were a power of two."""
         stacked, width = self.stacked or 1, self.width or 0
         if self.kind not in _STACKING or stacked <= 1 or width < 1:
             return None
@@ -70,19 +64,17 @@ class ProjectorFacts(msgspec.Struct, frozen=True):
 
     @property
     def rows_width(self) -> int | None:
-        """Width of the embeddings of models that the projector fits."""
         encoder = self.seeing or self.hearing
         return None if encoder is None else encoder.rows_width
 
     @property
     def sound_rate(self) -> int:
-        """Same as in `ModelInfo`."""
         return 0 if self.hearing is None else _SOUND_RATES.get(self.hearing.kind or "", _WHISPER_RATE)
 
 
 def why_deadly(header: GgufHeader) -> str | None:
-    """Return why llama.cpp would abort at the first sound with this projector, as far as the file shows,
-    or None. Raises `StartupError` for a damaged file."""
+    """Return why llama.cpp would abort at the first sound with this projector, or None. Raises
+    `StartupError` for a damaged file."""
     hearing = ProjectorFacts.of(header).hearing
     if hearing is None or hearing.kind not in _OF_WHISPER:
         return None

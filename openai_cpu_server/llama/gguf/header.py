@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, read without loading it, and the kind of model that follows from it."""
+"""Metadata of a GGUF file, and the kind of model that follows from it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
 """GGUF's type number."""
 _LONGEST_KEPT_ARRAY = 4096
-"""Longer arrays belong to the vocabulary; arrays about layers are shorter."""
+"""Arrays about layers are shorter, those of the vocabulary longer."""
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
 _MOST_PAIRS = 1 << 16
 _MOST_STRINGS = 1 << 23
 _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_STRING = 1 << 26
-"""Limits far above any model's (vocabularies have a quarter of a million strings), because the counts of a
-damaged file could make the reader go through all of it byte by byte."""
+"""Limits far above any model's, because a reader that trusts damaged counts goes through the whole file."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
-    """Array left in the file because it has strings or is long."""
+    """Array of strings, or a long one, left in the file."""
 
     kind: int
-    """GGUF's type number of its elements."""
+    """GGUF's type number of the elements."""
     length: int
     start: int
-    """Byte of the file at which its elements begin."""
+    """Byte of the file at which the elements begin."""
 
     @property
     def holds_strings(self) -> bool:
@@ -51,10 +50,9 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a GGUF file and read its magic. Raises `StartupError` if it cannot be read or is not a GGUF file.
+    """Open a GGUF file behind its magic. Raises `StartupError`.
 
-    Files are read and not mapped, because the kernel ends a process that reads a mapped file after it was
-    truncated.
+    Not mapped, because the kernel kills a process that reads a mapped file after its truncation.
     """
     try:
         file = path.open("rb")
@@ -71,8 +69,8 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader of GGUF's basic types (little endian) through a window of the file. Raises
-    `StartupError` on damaged data."""
+    """Sequential reader of GGUF's basic types through a window of the file. Raises `StartupError` on
+    damage."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -81,14 +79,13 @@ class GgufReader:
         self._window_start = 0
         self.position = position
         self.size = os.fstat(file.fileno()).st_size
-        """Bytes of the file."""
         self.num_tensors = 0
         """Set by `pairs`."""
         self.kinds: dict[str, int] = {}
-        """GGUF's type number of each value, set by `pairs`."""
+        """Type number of each value, set by `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
-        """Return all keys and values. The reader must be at the beginning of the file."""
+        """Return all keys and values, from the beginning of the file."""
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -99,7 +96,7 @@ class GgufReader:
         return dict(self._pair() for _ in range(num_pairs))
 
     def scalar(self, code: str) -> int | float | bool:
-        """Read one number. `code`: its format in `struct`."""
+        """`code`: format of `struct`."""
         size = struct.calcsize("<" + code)
         at = self._reach(size)
         (value,) = struct.unpack_from("<" + code, self._window, at)
@@ -143,7 +140,7 @@ class GgufReader:
         return code
 
     def _reach(self, num_bytes: int) -> int:
-        """Return the offset in the window of the next `num_bytes` bytes."""
+        """Return the offset of the next bytes in the window."""
         at = self.position - self._window_start
         if not 0 <= at <= len(self._window) - num_bytes:
             self._skip(num_bytes)
@@ -160,7 +157,6 @@ class GgufReader:
             raise self._damage()
 
     def _skip_strings(self, count: int) -> None:
-        """Loops without calls, because a vocabulary has hundreds of thousands of strings."""
         self._require(count, at_most=_MOST_STRINGS)
         length_of = _LENGTH.unpack_from
         while count:
@@ -181,11 +177,10 @@ class GgufReader:
 
 
 _MOST_LAYERS, _MOST_EXPERTS = 512, 1024
-"""llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS. It ends the process for more."""
+"""LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS, beyond which llama.cpp ends the process."""
 _MOST_PARTS = 99_999
-"""Part numbers have five digits."""
 _MOST_TOKENS = (1 << 31) - 1
-"""Limit of the context length, which no file's size bounds."""
+"""The size of the file does not limit the context."""
 _WIDTHS = (
     "embedding_length",
     "feed_forward_length",
@@ -196,14 +191,13 @@ _WIDTHS = (
     "attention.value_length",
     "attention.value_length_swa",
 )
-"""Keys that count the values in a row of a tensor, or rows."""
+"""Keys that count the values of a row, or rows."""
 _ANY_WIDTH = 1 << 16
-"""Harmless width that is accepted even in a file without weights, such as a vocabulary."""
+"""Harmless even for a file without weights."""
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for an incomplete or damaged
-    header."""
+    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for a damaged header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -213,14 +207,13 @@ class GgufHeader:
         self._kinds = reader.kinds
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
-        """Byte of the file at which the descriptions of the tensors begin."""
+        """Byte of the file at which the tensor descriptions begin."""
         self.most_values = max(8 * _bytes_on_disk(path), _ANY_WIDTH)
-        """Upper bound of the model's values, because every type takes at least a bit for one."""
+        """Upper bound of the model's values: no type takes less than a bit for one."""
         self._require_counts()
 
     def _require_counts(self) -> None:
-        """Memory and lists are sized by these numbers. For some wrong ones llama.cpp ends the process,
-        although it means to reject the file."""
+        """Memory and lists are sized by these numbers, and llama.cpp ends the process for some wrong ones."""
         key = self.for_architecture
         self._require_count("split.count", at_most=_MOST_PARTS)
         self._require_count(key("block_count"), at_least=1, at_most=_MOST_LAYERS)
@@ -246,8 +239,7 @@ class GgufHeader:
         return key in self._values
 
     def is_float32(self, key: str) -> bool:
-        """Return True if the value is stored as float32. llama.cpp ends the process if it expects that and
-        finds another type."""
+        """llama.cpp ends the process for another type where it expects float32."""
         return self._kinds.get(key) == FLOAT32
 
     def get_int(self, key: str) -> int | None:
@@ -267,7 +259,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """Return the first `length` elements of an array, or a scalar repeated; None if it is neither."""
+        """Return `length` elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [element for element in value[:length] if isinstance(element, int)]
@@ -282,9 +274,9 @@ class GgufHeader:
     def get_strings(
         self, key: str, indices: Collection[int] | None = None, *, errors: str = "replace"
     ) -> dict[int, str]:
-        """Read elements of an array of strings by index from the file; {} if it is not one.
+        """Read strings of an array by index, all if `indices` is None; {} if it is not such an array.
 
-        `indices`: None for all. `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
+        `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
         """
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or not array.holds_strings:
@@ -305,7 +297,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """Return the files of the model. Raises `StartupError` unless all exist and `header` is the first
+    """Return the files of the model. Raises `StartupError` if one is missing, or `header` is not the first
     file's."""
     count = header.get_int("split.count") or 1
     if count == 1:
@@ -325,7 +317,7 @@ def model_files(header: GgufHeader) -> list[Path]:
 
 
 def files_by_name(path: Path) -> list[Path]:
-    """Return the files that a model of this name may have, present or not, without opening any."""
+    """Return the files that a model of this name may have, without opening any."""
     found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     if found is None:
         return [path]
@@ -345,12 +337,11 @@ def _bytes_on_disk(path: Path) -> int:
 class FileType(msgspec.Struct, frozen=True):
     name: str
     number: int
-    """Number in llama.cpp's LLAMA_FTYPE."""
+    """LLAMA_FTYPE."""
     base: str
-    """Tensor type of most weights, or "" if they stay unchanged."""
+    """Tensor type of most weights, or "" for a copy."""
     remark: str = ""
     needs_importance: bool = False
-    """True if llama.cpp requires an importance matrix."""
 
 
 _MIXED = "some tensors in more bits"
@@ -397,16 +388,14 @@ FILE_TYPES = {
         FileType(_COPY, 0, "", "as they are: makes one file of several parts"),
     )
 }
-"""Types from best to worst, without those that llama.cpp reads but cannot make (nvfp4), and without its
-short names."""
+"""Types that llama.cpp can make, best first."""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
 _READ_ONLY = {"nvfp4": 39}
 
 
 def file_type_named(name: str) -> FileType:
-    """Return a type by its name, in any case; `q4_k` means `q4_k_m`. Raises `StartupError` with the
-    nearest names."""
+    """Find a type; `q4_k` means `q4_k_m`. Raises `StartupError` with the nearest names."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -417,7 +406,6 @@ def file_type_named(name: str) -> FileType:
 
 
 def file_type_name(number: int) -> str | None:
-    """Return the name of a file's type, or None for an unknown number."""
     known = {kind.number: kind.name for kind in FILE_TYPES.values() if kind.name != _COPY}
     return (known | {number: name for name, number in _READ_ONLY.items()}).get(number)
 
@@ -427,9 +415,9 @@ def is_copy(kind: FileType) -> bool:
 
 
 _POOLING_NONE, _POOLING_RANK = 0, 4
-"""llama.cpp's LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
+"""LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
 _POOLING_UNSPECIFIED = (-1, (1 << 32) - 1)
-"""llama.cpp's LLAMA_POOLING_TYPE_UNSPECIFIED, also as its writer stores it, in an unsigned key."""
+"""LLAMA_POOLING_TYPE_UNSPECIFIED, also as an unsigned number, as llama.cpp writes it."""
 ENCODERS = frozenset(
     (
         "bert",
@@ -445,12 +433,12 @@ ENCODERS = frozenset(
 )
 """Architectures for which llama.cpp keeps no cells."""
 _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
-"""llama.cpp's names of architectures that have no head for the next token, or are trained without one."""
+"""Architectures without a head for the next token, or not trained for it."""
 
 
 def pooling_type(header: GgufHeader) -> int | None:
-    """Return the file's pooling type, or None for none or an unspecified one. Raises `StartupError` for an
-    unknown one, for which llama.cpp ends the process."""
+    """Return the pooling type, or None for none. Raises `StartupError` for an unknown one, for which
+    llama.cpp ends the process."""
     key = header.for_architecture("pooling_type")
     pooling = header.get_int(key)
     if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
@@ -461,11 +449,8 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """Return RERANKS for models that rank, EMBEDS for others that pool, whatever their architecture. Raises
-    `StartupError`.
-
-    Without a pooling type, the architecture or non-causal attention decides.
-    """
+    """Return the kind by the pooling type, else by the architecture or non-causal attention. Raises
+    `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS
@@ -478,7 +463,7 @@ _SIZE_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def description(header: GgufHeader, num_parameters: int) -> str:
-    """Return architecture, size and quantization, such as `llama 135M q4_1`."""
+    """Return text such as `llama 135M q4_1`."""
     number = header.get_int("general.file_type")
     file_type = None if number is None else file_type_name(number)
     return " ".join(filter(None, (header.architecture, _size_name(num_parameters), file_type)))

@@ -1,7 +1,7 @@
 """llama.cpp's quantization of a file: runs it, parses its log, and reads importance matrices.
 
-`llama_model_quantize` only returns 0 or 1 and cannot be stopped. Progress, the chosen types and the reason
-for a failure appear only in the log.
+`llama_model_quantize` only returns 0 or 1 and cannot be stopped, so the log is the only source of progress
+and errors.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Floats = npt.NDArray[np.float32]
 
 
 class Importance(NamedTuple):
-    """Weight of each column of a matrix: the mean square of the values that it is multiplied with."""
+    """Mean squares of the values that each column of a matrix is multiplied with."""
 
     path: Path
     columns: dict[str, Floats]
-    """Values by tensor; those of experts are concatenated."""
+    """Means by tensor, experts concatenated."""
     num_chunks: int | None
-    """Number of texts that the matrix was computed from, or None if the file does not say."""
+    """Texts that the matrix was computed from."""
 
 
 def read_importance(path: Path) -> Importance:
@@ -96,7 +96,6 @@ def _means(sums: Floats, counts: Floats) -> Floats:
 
 
 def _from_legacy(path: Path, data: bytes) -> Importance:
-    """Newer files end with the number of chunks."""
     reader = _LegacyReader(data)
     try:
         columns = dict(reader.entry() for _ in range(reader.number()))
@@ -152,35 +151,31 @@ class QuantizeFailed(ServerError):
 
 
 class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of `llama_model_quantize_params` that we set."""
-
     file_type: int
-    """Number in LLAMA_FTYPE."""
+    """LLAMA_FTYPE."""
     threads: int
     is_copy: bool = False
-    """True: tensors stay unchanged."""
     is_pure: bool = False
-    """True: all tensors get one type, without a mixture."""
+    """True: all tensors get one type."""
     keeps_output: bool = False
     """True: `output.weight` stays unchanged."""
     output_type: int | None = None
-    """`ggml_type` of the output tensor, or None for llama.cpp's choice."""
+    """`ggml_type`, or None for llama.cpp's choice."""
     embedding_type: int | None = None
     tensor_types: tuple[tuple[str, int], ...] = ()
-    """Pairs of a regular expression for names and a `ggml_type`; the first match decides."""
+    """Pairs of a regular expression and a `ggml_type`; the first match decides."""
     importance: str | None = None
     """Path of an importance matrix."""
     allows_requantising: bool = False
     keeps_parts: bool = False
     """True: the output has as many files as the source."""
     buffer_bytes: int
-    """Memory for the rows of one tensor."""
+    """Memory for rows of one tensor."""
 
 
 class PlannedTensor(msgspec.Struct, frozen=True):
     name: str
     source: str
-    """Tensor type in the source."""
     target: str
 
 
@@ -200,11 +195,10 @@ class QuantizePlan(msgspec.Struct, frozen=True):
     tensors: tuple[PlannedTensor, ...]
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
-    """True if an importance matrix is missing."""
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Run llama.cpp's dry run, which reads only the header. Raises `QuantizeFailed` or `StartupError`."""
+    """Run a dry run, which reads only the header. Raises `QuantizeFailed` or `StartupError`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -215,11 +209,10 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 
 
 def quantize(source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]) -> None:
-    """Write or overwrite `target`, which is the prefix of the names if there are several parts. Raises
-    `QuantizeFailed` or `StartupError`, and may leave an unfinished file.
+    """Write `target`, which is a prefix of names if there are several parts. Raises `QuantizeFailed` or
+    `StartupError`, and may leave an unfinished file.
 
-    `on_tensor`: called with the number of each tensor, from 1, when it begins. The call cannot be
-    interrupted.
+    `on_tensor`: called with the number of each tensor, from 1.
     """
     _run(source, target, options, _Transcript(on_tensor), dry_run=False)
 
@@ -239,7 +232,7 @@ def _run(
 
 
 class _NativeParams:
-    """Native struct and everything that it points to, which must live as long as the call."""
+    """Native struct and everything it points to, which must live as long as the call."""
 
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()
@@ -267,7 +260,7 @@ class _NativeParams:
 
 
 def _array(kind: Any, length: int) -> ctypes.Array[Any]:
-    """Array with an empty last element, which terminates all of llama.cpp's arrays here."""
+    """An empty element ends each of llama.cpp's arrays."""
     array: ctypes.Array[Any] = (kind * (length + 1))()
     return array
 
@@ -289,7 +282,7 @@ def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_
 
 
 def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_override]:
-    """Same notes that llama-quantize writes into the file, without the folder."""
+    """Notes that llama-quantize also writes into the file."""
     facts: dict[str, str | int] = {
         "quantize.imatrix.file": importance.path.name,
         "quantize.imatrix.entries_count": len(importance.columns),
@@ -308,8 +301,7 @@ def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_over
 
 
 class _Transcript:
-    """Parser of the log of one run. A line arrives in pieces: a tensor's name when it begins, the rest
-    later."""
+    """Parser of a log whose lines arrive in pieces."""
 
     def __init__(self, on_tensor: Callable[[int], None]) -> None:
         self.tensors: list[PlannedTensor] = []
@@ -323,7 +315,6 @@ class _Transcript:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Receive the process's log while the block runs."""
         log = native_log()
         llama_cpp.llama_log_set(self._callback, None)
         try:

@@ -19,12 +19,11 @@ _PRODUCED = frozenset(
         "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
     )
 )  # fmt: skip
-"""Types that ggml_quantize_chunk makes; it ends the process for any other."""
+"""ggml_quantize_chunk ends the process for other types."""
 
 
 class TensorType(msgspec.Struct, frozen=True):
-    """Row of a table that is repeated here for the API process, which reads headers without loading native
-    code. A test compares it with ggml."""
+    """Copy of ggml's table for the API process, which loads no native code. A test compares the two."""
 
     number: int
     name: str
@@ -36,7 +35,6 @@ class TensorType(msgspec.Struct, frozen=True):
 
     @property
     def bits(self) -> float:
-        """Bits of one value."""
         return 8 * self.block_bytes / self.block_values
 
     @property
@@ -91,7 +89,7 @@ TENSOR_TYPES = {
 
 
 def tensor_type_named(name: str) -> TensorType:
-    """Return a type by its name, in any case. Raises `StartupError` for types that cannot be made."""
+    """Find a type. Raises `StartupError` for types that cannot be made."""
     made = {kind.name.lower(): kind for kind in TENSOR_TYPES.values() if kind.can_be_made}
     found = made.get(name.lower())
     if found is None:
@@ -106,7 +104,7 @@ _DIMENSIONS_MAX = 4
 class Tensor(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
-    """Dimensions in ggml's order: the length of a row comes first."""
+    """ggml's order: the length of a row comes first."""
     type: TensorType
     start: int
     """Byte of its file at which its data begin."""
@@ -132,7 +130,7 @@ def model_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def file_tensors(header: GgufHeader) -> list[Tensor]:
-    """Return the tensors of this file only. Raises `StartupError` if it is damaged or truncated."""
+    """Return the tensors of this file. Raises `StartupError` if it is damaged or truncated."""
     path = header.path
     with opened(path) as file:
         reader = GgufReader(file, path, position=header.tensors_start)
@@ -147,7 +145,7 @@ def file_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def _tensor(reader: GgufReader, path: Path) -> Tensor:
-    """`start` of the result counts from the first byte of the data."""
+    """`start` counts from the first byte of the data."""
     name, num_dimensions = reader.string(), int(reader.scalar("I"))
     if not 1 <= num_dimensions <= _DIMENSIONS_MAX:
         raise StartupError(f"{path} is damaged: tensor {name!r} has {num_dimensions} dimensions.")
@@ -201,8 +199,8 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, path: Path, model: GgufHeader) -> AdapterFile:
-        """Check an adapter's file. Raises `AdapterFailed` for everything that llama.cpp rejects, dies of,
-        or ignores."""
+        """Check an adapter. Raises `AdapterFailed` for everything that llama.cpp rejects, dies of, or
+        ignores."""
         try:
             header = GgufHeader(path)
             _check_kind(header, model)
@@ -219,7 +217,7 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of the file in hex. Raises `AdapterFailed` if it cannot be read."""
+    """Return the file's SHA-256 in hex. Raises `AdapterFailed` if it cannot be read."""
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()

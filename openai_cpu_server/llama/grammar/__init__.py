@@ -1,7 +1,7 @@
 """Grammars, executed by llguidance.
 
-`backend` in the engine process has a `Constraints`, which compiles a request's Lark once beside the steps
-(`constraints`) and follows each output token by token (`constrained`). A reader process tries the grammar on
-the model's vocabulary before a request is accepted. `grammar_check` tries Lark on a vocabulary of bytes, for
-`openai-cpu-server grammar`. A wrong or slow grammar fails only its own request, with ConstraintFailed.
+A `Constraints` in the engine process compiles a request's Lark beside the steps (`constraints`) and follows
+each output token by token (`constrained`). A reader tries the grammar on the model's vocabulary before a
+request is accepted. `grammar_check` tries Lark on a vocabulary of bytes. A wrong or slow grammar fails only
+its own request, with ConstraintFailed.
 """

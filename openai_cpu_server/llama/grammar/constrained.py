@@ -30,7 +30,7 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """Return the part of the next piece behind the first trigger that it completes, or None."""
+        """Return the text behind the first trigger that the piece completes, or None."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None
@@ -45,7 +45,7 @@ Allowed = npt.NDArray[np.bool_]
 """(vocabulary,): True for allowed tokens."""
 
 _PATIENCE_S = 2.0
-"""CPU seconds for one output: ten times as much as a long output under a large schema takes."""
+"""CPU seconds for one output: ten times those of a long output under a large schema."""
 
 
 class ModelTokens:
@@ -57,22 +57,21 @@ class ModelTokens:
         self._vocabulary = vocabulary
 
     def shown(self, token: int) -> bytes:
-        """Return the token's text, with control tokens by name."""
+        """Control tokens appear by name."""
         return self._vocabulary.piece(token, special=True)
 
     def spell(self, text: bytes) -> list[int] | None:
-        """Return tokens with exactly these bytes, or None if there are none."""
+        """Return tokens with exactly these bytes, or None."""
         tokens = self.tokenizer.tokenize_bytes(text)
         return tokens if self.tokenizer.decode_bytes(tokens) == text else None
 
 
 class ConstrainedOutput:
-    """Tracks the tokens of one output: thoughts, then the opening, then free text until a trigger, then the
-    grammar, each of which is optional.
+    """Tracks one output: thoughts, then the opening, then free text until a trigger, then the grammar, each
+    optional.
 
-    Forced tokens are found immediately after each token. So the result does not depend on how the output came
-    about: sampled, forced in bursts, or replayed after a preemption or a crash. Not thread-safe. Methods
-    raise `ConstraintFailed` when the grammar's limits are reached.
+    Forced tokens are found immediately after each token, so the result is the same for sampled, forced and
+    replayed tokens. Not thread-safe. Methods raise `ConstraintFailed` when the grammar's limits are reached.
     """
 
     def __init__(
@@ -83,20 +82,19 @@ class ConstrainedOutput:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher`: at the grammar's start, or None without a grammar. `patience_s`: CPU time for the
-        whole output."""
+        """`matcher`: at the grammar's start, or None. `patience_s`: CPU time for the whole output."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._words = words
         self._constraint = constraint
         self._thoughts = _thoughts(constraint)
-        """Finds the end of the thoughts; None once the answer has begun."""
+        """Parser of thoughts; None once the answer has begun."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
-        """Finds a trigger; None once the grammar has begun."""
+        """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
-        """Forced tokens not in the output yet, which the matcher and the search have already consumed."""
+        """Tokens not in the output yet, but already consumed by matcher and search."""
         self._allowed: Allowed | None = None
-        """Mask of the next token, or None if not computed yet."""
+        """Mask of the next token, if computed."""
         self._spent_s = 0.0
         if self._thoughts is None:
             self._begin_answer(b"")
@@ -106,22 +104,20 @@ class ConstrainedOutput:
 
     @property
     def is_forced(self) -> bool:
-        """True if only one token can come next."""
         return bool(self._forced)
 
     def take_forced(self) -> tuple[int, ...]:
-        """Return all forced tokens and make them part of the output."""
+        """Return the forced tokens, which are now in the output."""
         forced = tuple(self._forced)
         self._forced.clear()
         return forced
 
     def take_one_forced(self) -> int:
-        """Return the first forced token and make it part of the output."""
+        """Return the first forced token, which is now in the output."""
         return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token, with at least one allowed, or None for all. No token may be
-        forced."""
+        """Return the mask of the next token, or None for all. No token may be forced."""
         assert not self._forced, "the next token is forced"
         matcher = self._active_matcher
         if matcher is None:
@@ -132,8 +128,8 @@ class ConstrainedOutput:
         return self._allowed
 
     def takes(self, token: int) -> bool:
-        """Return True if an allowed token may come. False for one that ends thoughts or a trigger with
-        text that breaks the grammar, and for an end before a required answer."""
+        """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
+        or ends the output before a required answer."""
         if self._matcher is None or self._active_matcher is not None:
             return True
         if token in self._words.ends:
@@ -152,10 +148,8 @@ class ConstrainedOutput:
         return spelt is not None and self._matcher.validate_tokens(spelt) == len(spelt)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens may come next, without changing the state.
-
-        All may come in the free part, where a token that ends a trigger is checked only when it has come.
-        """
+        """Return how many leading tokens may come next. In free text all may, because a token that ends a
+        trigger is checked only when it comes."""
         must = num_right(tokens, self._forced)
         if must < min(len(tokens), len(self._forced)):
             return must
@@ -168,7 +162,6 @@ class ConstrainedOutput:
             return must + num_valid
 
     def accept(self, token: int) -> None:
-        """Record the chosen token."""
         assert not self._forced, "the next token is forced"
         if token in self._words.ends:
             return
@@ -177,7 +170,7 @@ class ConstrainedOutput:
             self._find_forced()
 
     def replay(self, output: Iterable[int]) -> None:
-        """Consume the output so far of a resumed request, which may end within forced tokens."""
+        """Consume a resumed request's output, which may end within forced tokens."""
         for token in output:
             if not self._forced:
                 self.accept(token)
@@ -186,7 +179,6 @@ class ConstrainedOutput:
 
     @property
     def _active_matcher(self) -> LLMatcher | None:
-        """Matcher once the grammar has begun, or None while the text is free."""
         return self._matcher if self._thoughts is None and self._search is None else None
 
     def _force(self, tokens: Sequence[int]) -> None:
@@ -257,8 +249,7 @@ class ConstrainedOutput:
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
-        """Charge CPU time to the output, because a grammar must not slow down other requests' steps for
-        long."""
+        """A slow grammar must not delay other requests' steps for long."""
         started = time.thread_time()
         yield
         self._spent_s += time.thread_time() - started
@@ -267,7 +258,7 @@ class ConstrainedOutput:
 
 
 def _thoughts(constraint: Constraint) -> Thoughts | None:
-    """Return None without thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
+    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
     ambiguous."""
     thinking = constraint.thinking
     if thinking is None:

@@ -1,5 +1,4 @@
-"""Engine's side of grammars: compiled for one model's vocabulary, cached, and computed by threads beside a
-step."""
+"""Engine's side of grammars: compiled for a vocabulary, cached, and computed by threads beside a step."""
 
 from __future__ import annotations
 
@@ -22,13 +21,12 @@ from openai_cpu_server.llama.grammar.grammar_check import PARSER_LIMITS
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _SPECIAL = b"\xff"
-"""llguidance's mark of tokens that occur in no text."""
+"""Marks tokens that occur in no text."""
 
 
 def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     """Return llguidance's tokenizer, which takes a second for 250,000 tokens and must not outlive the
-    vocabulary. Raises `ConstraintFailed` for a vocabulary without end tokens, with which no output could
-    be complete."""
+    vocabulary. Raises `ConstraintFailed` without end tokens."""
     if not vocabulary.end_tokens:
         raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
     return LLTokenizer.from_llamacpp(
@@ -50,7 +48,7 @@ def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 
 
 def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return a matcher at the grammar's start, to be copied for each sequence. Raises `ConstraintFailed`."""
+    """Return a matcher at the grammar's start. Raises `ConstraintFailed`."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
     if matcher.is_error():
         raise ConstraintFailed(f"The grammar cannot be used: {matcher.get_error()}")
@@ -58,12 +56,8 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """Return a function that compiles a grammar and computes its first allowed tokens, before a request is
-    accepted. It must not outlive the vocabulary.
-
-    The function raises InvalidRequest for a grammar that is too complex for this vocabulary or allows none of
-    its tokens. Raises InvalidRequest itself for a vocabulary without end tokens.
-    """
+    """Return a function that compiles a grammar and computes its first allowed tokens, and must not
+    outlive the vocabulary. Both raise InvalidRequest."""
     try:
         tokenizer = grammar_tokenizer(vocabulary)
     except ConstraintFailed as error:
@@ -90,10 +84,10 @@ def _find_first(matcher: LLMatcher) -> None:
 
 
 class CompiledGrammars:
-    """LRU cache of compiled grammars by their text. Any thread may use it."""
+    """LRU cache by text. Any thread may use it."""
 
     def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
-        """`max_bytes`: limit of all texts together."""
+        """`max_bytes`: limit of all texts."""
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -104,10 +98,8 @@ class CompiledGrammars:
         return len(self._known)
 
     def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """Return a new matcher at the grammar's start, compiling each text once. Raises `ConstraintFailed`.
-
-        Other errors, such as a lack of memory, are raised but not cached.
-        """
+        """Return a copy of the matcher at the grammar's start, compiled once. Raises `ConstraintFailed`;
+        other errors are not cached."""
         future, is_new = self._entry(lark)
         if is_new:
             _compile_into(future, lark, tokenizer)
@@ -116,8 +108,7 @@ class CompiledGrammars:
         return future.result().deep_copy()
 
     def forget(self, lark: str) -> None:
-        """Forget a grammar that hit a limit, because copies share what they learn and later ones would
-        fail too."""
+        """Forget a grammar that hit a limit, because copies share what they learn and would fail too."""
         with self._lock:
             self._remove(lark)
 
@@ -155,19 +146,17 @@ class Constraints:
     """Opens constrained outputs, and computes their masks beside llama.cpp without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Begin to read the vocabulary, which must live until `close`."""
+        """Read the vocabulary in a thread. It must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._words = self._threads.submit(_words, vocabulary)
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Wait until the vocabulary is read. A model without end tokens fails constraints only when they
-        are used."""
+        """Wait for the vocabulary. Without end tokens it fails only requests with constraints."""
         self._words.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay the existing one. Any thread may call this. Raises
-        `ConstraintFailed`."""
+        """Start an output and replay its tokens. Any thread may call this. Raises `ConstraintFailed`."""
         words = self._words.result()
         grammar = constraint.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar, words.tokenizer)
@@ -189,7 +178,6 @@ class Constraints:
                 job.result()
 
     def give_up(self, constraint: Constraint) -> None:
-        """Forget a failed grammar, so that other requests compile it anew."""
         if constraint.grammar is not None:
             self._grammars.forget(constraint.grammar)
 
@@ -202,7 +190,7 @@ def _words(vocabulary: Vocabulary) -> ModelTokens:
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
-    """Errors are ignored, because they occur again when the mask is used."""
+    """Errors occur again when the mask is used."""
     for output in outputs:
         with contextlib.suppress(RequestFailed), contained():
             constrained = output.result()

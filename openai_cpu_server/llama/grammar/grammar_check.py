@@ -1,4 +1,4 @@
-"""Checks byte by byte with llguidance how far a text fits a grammar, without a model."""
+"""Checks how far a text fits a grammar, byte by byte and without a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOKENS = 64
 
 
 class _Bytes:
-    """Vocabulary for TokenizerWrapper: one token for each byte, one for the end, and some without meaning."""
+    """Tokens for each byte, for the end, and without meaning."""
 
     eos_token_id = _END
     bos_token_id = None
@@ -29,7 +29,7 @@ class _Bytes:
 
 
 class TextFit(msgspec.Struct, frozen=True):
-    """`accepted`: bytes that fit. `is_complete`: True if the text may end after them."""
+    """`accepted`: bytes that fit. `is_complete`: True if the text may end there."""
 
     accepted: int
     size: int
@@ -56,14 +56,13 @@ PARSER_LIMITS = LLParserLimits(
     step_max_items=200_000,
     verbose_errors=False,
 )
-"""Shared by the engine, readers and checks, so that a grammar accepted by one of them runs in the others."""
+"""Shared, so that a grammar that passes one check runs everywhere."""
 
 
 class GrammarCheck:
-    """Compiled grammar. Raises InvalidRequest if it is too large for llguidance."""
-
     def __init__(self, lark: str) -> None:
-        """Control tokens of the grammar are numbered from `BYTES_AND_END` on."""
+        """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest if it is
+        too large."""
         grammar = LLMatcher.grammar_from_lark(lark)
         self._matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         if self._matcher.is_error():
@@ -78,7 +77,7 @@ class GrammarCheck:
         return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
     def after(self, text: bytes) -> WhatMayFollow:
-        """Return what may follow `text`, which must fit completely."""
+        """`text` must fit completely."""
         self._matcher.reset()
         accepted = self._matcher.try_consume_tokens(list(text))
         assert accepted == len(text), "the text does not fit"

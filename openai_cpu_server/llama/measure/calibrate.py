@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model with its options once, and stores it on disk."""
+"""Measures the cost curve of a loaded model once, and stores it on disk."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Distu
 logger = logging.getLogger(__name__)
 
 _VERSION = 6
-"""Version of the method, which invalidates older curves."""
+"""Version of the method."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
-"""Sizes for a device. ggml multiplies up to 8 rows one by one there, and more in tiles of 32, 64 and 128
-(ggml-vulkan.cpp, mmq.cuh). The sizes are both sides of these stairs, with the end of a tile of ours behind
+"""ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128
+(ggml-vulkan.cpp, mmq.cuh). The sizes are both sides of these stairs, and the end of a tile of ours behind
 each."""
 _DECODES = 32
-"""Most decoding sequences of a measured step, each of which samples a token; a prompt has the rest of the
-tokens."""
+"""Most decoding sequences of a measured step; a prompt has the rest of its tokens."""
 _STATES = 16
-"""Most sequences of the step that measures the price of a state."""
+"""Most sequences of the step that prices a state."""
 _ROUNDS = 4
 _STEEPEST_FALL = 1.6
-"""Largest ratio of a size's cost to that of a larger size. Filling a tile of 16 was seen to save a third."""
+"""Largest ratio of a size's cost to a larger size's. Filling a tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
 """Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
-"""Cells of context that make the price exact enough."""
+"""Cells that make the price exact enough."""
 _LEAST_CHUNKS = 2
 """A context of this few steps fits into any gap between requests."""
 
@@ -64,13 +63,13 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
-    """Instruction sets by our kernels; None if ggml computes instead."""
+    """Instruction set of each kernel, or None if ggml computes."""
     kv_tokens: int
-    """Largest power of two within the pool's cells, because a slightly larger pool changes nothing."""
+    """Largest power of two within the pool, because a slightly larger pool changes nothing."""
     max_seqs: int
     max_step_tokens: int
     split: str | None = None
-    """Split between devices, or None if the CPU does everything."""
+    """Split, or None for the CPU alone."""
 
     @classmethod
     def of(cls, info: ModelInfo, options: EngineOptions) -> CurveKey:
@@ -106,7 +105,7 @@ def cost_curve(
     on_progress: Callable[[float], None] = lambda fraction: None,
     neighbours: OtherProcesses | None = None,
 ) -> CostCurve:
-    """Return the curve stored in `cache_dir`, or measure and store it. `on_progress`: called with 0 to 1."""
+    """Return the curve stored in `cache_dir`, or measure it."""
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
     curve = calibrator.known() or calibrator.measure()
     assert curve is not None, "nothing else is wanted"
@@ -115,11 +114,10 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures the cost of a backend's steps once, and stores the result in a folder.
+    """Measures the cost of a backend's steps once, and stores it in a folder.
 
     A measurement disturbed by other processes is used but not stored. What the server learns while serving is
-    not stored either, because it reflects the last dozens of steps, whatever slowed them down, and is soon
-    learned again.
+    not stored, because it only reflects recent steps and is soon learned again.
     """
 
     def __init__(
@@ -136,14 +134,12 @@ class Calibrator:
         self._kept = Measurements(cache_dir)
         self._neighbours = neighbours or OtherProcesses()
         self._seconds = 0.0
-        """Time spent measuring so far."""
         self._others_s = 0.0
-        """Part of it in which other processes took the machine."""
+        """Seconds of the machine that other processes took meanwhile."""
         watch = Stopwatch(_budget_s(backend.info), on_progress, clock)
         self._calibration = _Calibration(backend.info, watch)
 
     def known(self) -> CostCurve | None:
-        """Return the curve that an earlier start has stored, or None."""
         curve = self._kept.get(self._key, CostCurve)
         return curve if curve is not None and is_sane(curve) else None
 
@@ -191,8 +187,8 @@ class Calibrator:
 
 
 def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve]]:
-    """Return the curves of this model on this machine, with any options, newest first. Raises
-    `StartupError` for a file that is not a model."""
+    """Return the curves of this model on this machine, newest first. Raises `StartupError` for a file that
+    is not a model."""
     facts, machine = ModelFacts.of(model), MachineFacts.here()
     return [
         (key, curve)
@@ -202,7 +198,7 @@ def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve
 
 
 def is_sane(curve: CostCurve) -> bool:
-    """Return True if the numbers of a curve read from a file are possible."""
+    """Return True if a curve from a file is possible."""
     sizes = [n for n, _ in curve.step_ms]
     return (
         bool(sizes)
@@ -219,11 +215,8 @@ def _budget_s(info: ModelInfo) -> float:
 
 
 class _Calibration:
-    """Measurement in pieces: each size, then the price of attention, then each size again. A disturbed piece
-    is repeated.
-
-    Rounds begin with the small sizes, which get the remaining time.
-    """
+    """Measurement in pieces, which are repeated if disturbed: each size, the price of attention, each size
+    again. Small sizes come first, because they get the remaining time."""
 
     def __init__(self, info: ModelInfo, watch: Stopwatch) -> None:
         self._info = info
@@ -232,7 +225,7 @@ class _Calibration:
         self._attended_ms: float | None = None
         self._state_ms: float | None = None if info.state_bytes else 0.0
         self._context = CONTEXT
-        """Most cells of the next attempt to measure the price of attention."""
+        """Most cells of the next attempt to price attention."""
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._on_device = info.placement is not None and info.placement.split is not None
         sizes = _DEVICE_SIZES if self._on_device else _SIZES
@@ -267,14 +260,14 @@ class _Calibration:
         )
 
     def _price_attention(self, probe: Probe) -> float:
-        """Attention is the longest piece, so each attempt computes half as many cells as the previous one."""
+        """Attempts halve in length, because this piece is the longest."""
         chunk = max(*self._best, TILE_TOKENS)
         least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
         context, self._context = self._context, max(self._context // 2, least)
         return AttentionPrice(probe, self._info, self._watch, chunk=chunk, context=context).measure()
 
     def _price_state(self, probe: Probe) -> float:
-        """Extra cost of a token in a sequence of its own over one behind others of the same sequence."""
+        """Extra cost of a token in a sequence of its own."""
         size = max((n for n in self._best if n <= min(_STATES, self._info.max_seqs)), default=1)
         if size < 2:
             return 0.0
@@ -285,7 +278,6 @@ class _Calibration:
         return max(0.0, min(times) - self._best[size]) / (size - 1)
 
     def _time_next(self, probe: Probe) -> None:
-        """The smallest size is timed regardless of the budget."""
         size = self._pending[0]
         share = _SIZES_SHARE if self._attended_ms is None else 1.0
         if self._best and not self._watch.allows(self._foreseen(size), share):
@@ -304,15 +296,13 @@ class _Calibration:
         return self._best[nearest] * size / nearest
 
     def _shape(self, size: int) -> dict[int, int]:
-        """Same shape as in serving. Models with states get one sequence, so that a step is one pass over
-        the weights."""
+        """Models with states get one sequence, so that a step is one pass over the weights."""
         if self._info.state_bytes:
             return {0: size}
         decodes = min(size, _DECODES, self._info.max_seqs)
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
     def _bare(self, size: int, attended_ms: float, state_ms: float) -> float:
-        """Time of a size without the attention and the state of its own prompt."""
         own_ms = attended_ms * attended_pairs(0, self._shape(size)[0]) + state_ms
         return max(self._best[size] - own_ms, 0.5 * self._best[size])
 

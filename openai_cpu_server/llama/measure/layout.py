@@ -1,7 +1,7 @@
-"""Chooses the layout of a model's weights in memory: repacked by ggml, or as in the file, for our kernels.
+"""Chooses the layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
 
-Products of a sample of the file's weights are timed once in every layout, with the rows of small and large
-steps. The decision is stored, so that a replacement of an engine computes the same bits.
+Products of a sample of the weights are timed once in every layout. The decision is stored, so that a
+replacement engine computes the same bits.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 1
 STEPS = (1, 4, 16, 64)
-"""Tokens of the compared steps, which have equal weight."""
+"""Tokens of the compared steps."""
 _VALUES = 1 << 21
-"""Weights of a sample: enough for threads and tiles, few enough for a tenth of a second."""
+"""Enough for threads and tiles, few enough for a tenth of a second."""
 _EXPERTS = 4
 _MOST_ROUNDS, _LEAST_ROUNDS = 7, 2
 _BUDGET_S = 0.4
@@ -63,11 +63,10 @@ class LayoutKey(msgspec.Struct, frozen=True, kw_only=True):
 def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
-    """Return the faster layout, measured at the first load or now, unless the options name one. Raises
+    """Return the faster layout, measured at the first load, unless the options name one. Raises
     `StartupError`.
 
-    Without a folder to store the decision in, nothing is measured and weights stay unchanged. `pause`: called
-    between two short computations.
+    Without a folder to store the decision, weights stay unchanged.
     """
     if options.cost_dir is None:
         return _as_asked(WeightLayout(), options)
@@ -77,7 +76,7 @@ def chosen_layout(
 
 
 def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
-    """Leave the layout's weight types to ggml, for all models of this process."""
+    """Apply the layout's choice of kernels, for all models of this process."""
     if kernels.products.is_on:
         _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
 
@@ -123,28 +122,27 @@ class _Group(NamedTuple):
     sample: StoredWeights
 
     def rows(self, tokens: int) -> int:
-        """Rows of activations that a matrix is multiplied with."""
+        """Rows that a matrix is multiplied with."""
         if self.num_experts is None:
             return tokens
         return max(1, tokens * self.num_used // self.num_experts)
 
     def values(self, tokens: int) -> float:
-        """Weights that a step multiplies: all, or those of the experts that its tokens select."""
+        """Weights that a step multiplies, of experts those that its tokens select."""
         if self.num_experts is None:
             return self.num_values
         return self.num_values * min(1.0, tokens * self.num_used / self.num_experts)
 
 
 class ProductTimes(NamedTuple):
-    """Seconds for the products of one group, by tokens of the step."""
+    """Seconds for the products of one group by tokens."""
 
     type: str
-    """ggml's name."""
     ours: Mapping[int, float] | None
-    """Times with our kernel, or None if it is off or leaves them to ggml."""
+    """Times, or None if our kernel leaves them to ggml."""
     ggml: Mapping[int, float]
     repacked: Mapping[int, float] | None
-    """Times of repacked weights, or None if ggml does not repack them."""
+    """Times, or None if ggml does not repack them."""
     are_experts: bool = False
 
 
@@ -182,7 +180,7 @@ def _ratio(
     one: Callable[[ProductTimes], Mapping[int, float]],
     other: Callable[[ProductTimes], Mapping[int, float]],
 ) -> float:
-    """Time of one way relative to the other: geometric mean over the steps."""
+    """Geometric mean over the steps."""
     logs = [
         math.log(sum(one(group)[n] for group in groups) / sum(other(group)[n] for group in groups))
         for n in STEPS
@@ -193,7 +191,7 @@ def _ratio(
 def timed_products(
     header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> Iterator[ProductTimes]:
-    """Time each weight type, with experts as a separate group. Raises `StartupError`."""
+    """Time each weight type, experts apart. Raises `StartupError`."""
     library = _library() if kernels.products.is_on else None
     graphs, groups = LayoutGraphs(libggml), list(_groups(header))
     for group in groups:
@@ -210,7 +208,7 @@ def _raced(
     budget_s: float,
     pause: Callable[[], None],
 ) -> ProductTimes:
-    """One thread and its CPU time are used, so that other processes do not make any way look slow."""
+    """CPU time of one thread does not depend on other processes."""
     ways = (
         {"ggml": plain} | ({"repacked": repacked} if repacked else {}) | ({"ours": plain} if library else {})
     )
@@ -248,7 +246,6 @@ class _Stored(NamedTuple):
 
 
 def _groups(header: GgufHeader) -> Iterator[_Group]:
-    """Samples have the most common shape of their group."""
     num_used = header.get_int(header.for_architecture("expert_used_count")) or 1
     by_kind: dict[tuple[int, bool], list[_Stored]] = defaultdict(list)
     for stored in _multiplied(header):
@@ -286,7 +283,6 @@ def _multiplied(header: GgufHeader) -> list[_Stored]:
 
 
 def _sample(stored: _Stored) -> StoredWeights:
-    """First rows of a matrix, or of some experts."""
     depth, outputs, *experts = stored.tensor.shape
     num_experts = min(_EXPERTS, experts[0]) if experts else None
     some = max(_LEAST_OUTPUTS, _VALUES // (depth * (num_experts or 1)) // _LEAST_OUTPUTS * _LEAST_OUTPUTS)

@@ -1,4 +1,4 @@
-"""Measurements on disk, stored under the facts that they depend on, and the best settings found by `tune`."""
+"""Measurements on disk, under the facts that they depend on, and the settings found by `tune`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: Path) -> ModelFacts:
-        """Return the facts of a file. Raises `StartupError` if it is not a model."""
+        """Read the facts. Raises `StartupError` if the file is not a model."""
         header = GgufHeader(path)
         files = model_files(header)
         return cls(
@@ -47,7 +47,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cpu_flags: str
-    """Digest of the features that the CPU reports."""
+    """Digest of the CPU's features."""
     features: str
     """CPU features that this build of llama.cpp uses."""
     library: str
@@ -73,7 +73,6 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _cpu_info() -> dict[str, str]:
-    """Facts of the first core; {} on systems other than Linux."""
     try:
         first_core = _CPU_INFO.read_text("utf-8").partition("\n\n")[0]
     except OSError:
@@ -94,7 +93,7 @@ class _Entry(msgspec.Struct):
 
 
 class Measurements:
-    """Folder of measurements. A missing or damaged file, or one with another key, counts as absent."""
+    """Folder of measurements. A damaged file, or one with another key, counts as absent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -125,7 +124,7 @@ class Measurements:
         return found
 
     def put(self, key: msgspec.Struct, value: msgspec.Struct) -> bool:
-        """Store a measurement atomically. Return False, and log why, if nothing can be written."""
+        """Store a measurement. Return False, and log why, if nothing can be written."""
         path = self.path(key)
         entry = _Entry(_raw(key), _raw(value))
         try:
@@ -159,7 +158,7 @@ def _raw(value: msgspec.Struct) -> msgspec.Raw:
 
 
 def _trusted(path: Path) -> bytes:
-    """Content of the file, which determines how engines run and so must be this user's."""
+    """Must be this user's file, because it determines how engines run."""
     with path.open("rb") as file:
         claim(path, file.fileno())
         return file.read()
@@ -169,7 +168,7 @@ _VERSION = 1
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that `serve` uses for options that the user did not set."""
+    """Defaults of `serve` for this model."""
 
     threads: int
     threads_batch: int
@@ -179,7 +178,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
     def applied(self, options: EngineOptions, given: Collection[str] = ()) -> EngineOptions:
-        """Return the options with this profile's values, except those in `given`, which the user set."""
+        """Return the options with this profile, except for those in `given`."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in given}
         return msgspec.structs.replace(options, **found)
 
@@ -191,12 +190,12 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Path) -> ProfileKey:
-        """Return the key of a model file. Raises `StartupError` if it is not a model."""
+        """Return the key. Raises `StartupError` if the file is not a model."""
         return cls(version=_VERSION, model=ModelFacts.of(model), machine=MachineFacts.here())
 
 
 def load_profile(model: Path, cache_dir: Path) -> Profile | None:
-    """Return the profile of a model, or None if it was not tuned on this machine."""
+    """Return None if the model was not tuned on this machine."""
     try:
         key = ProfileKey.of(model)
     except StartupError:
@@ -205,6 +204,6 @@ def load_profile(model: Path, cache_dir: Path) -> Profile | None:
 
 
 def save_profile(model: Path, cache_dir: Path, profile: Profile) -> Path | None:
-    """Store a profile and return its path; if nothing can be written, log why and return None."""
+    """Store a profile and return its path, or log why not and return None."""
     key, kept = ProfileKey.of(model), Measurements(cache_dir)
     return kept.path(key) if kept.put(key, profile) else None

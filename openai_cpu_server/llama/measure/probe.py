@@ -1,4 +1,4 @@
-"""Times a backend's steps as they are computed for requests, and the cost of attended cells."""
+"""Times a backend's steps, and the cost of attended cells."""
 
 from __future__ import annotations
 
@@ -25,36 +25,33 @@ from openai_cpu_server.contract.step import (
 )
 
 _SAMPLING = Sampling(seed=0)
-"""OpenAI's defaults, because drawing a token is part of a step's cost."""
+"""OpenAI's defaults, because sampling is part of a step's cost."""
 _BLOCK, _STATE = -1, -2
-"""Numbers of the probe's saved block and state; those of the cache are not negative."""
+"""The cache's numbers are not negative."""
 
 
 class Disturbed(Exception):
-    """Other work came up, so the running measurement is void."""
+    """Other work came up."""
 
 
 class Probe:
-    """Times steps while no request is served. The backend must have no open slot, and gets none, disturbed
-    or not."""
+    """Times steps while no request is served. Slots must be closed before, and are closed after it."""
 
     def __init__(self, backend: Backend, is_wanted: Callable[[], bool] = lambda: False) -> None:
-        """`is_wanted`: returns True if there is other work; called before every step."""
+        """`is_wanted`: True if there is other work; called before every step."""
         self._backend = backend
         self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
-        """Tokens in each open slot."""
+        """Tokens by open slot."""
         self._saved = 0
-        """Tokens in the saved block."""
         self._random = random.Random(0)
 
     def held(self, slot: int) -> int:
-        """Tokens in the slot."""
         return self._held.get(slot, 0)
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Return the milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples in
-        each. Raises `Disturbed`."""
+        """Return the milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples.
+        Raises `Disturbed`."""
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
@@ -70,7 +67,6 @@ class Probe:
         return 1000 * seconds
 
     def copy(self, source: int, slots: Sequence[int]) -> None:
-        """Give new slots a copy of the source's cells and state."""
         self.save(source)
         self.restore(slots)
         self.drop()
@@ -82,7 +78,6 @@ class Probe:
         self._do(Save(source, 0, self._saved, _BLOCK), *state)
 
     def restore(self, slots: Sequence[int]) -> None:
-        """Give new slots the saved cells."""
         self._open(slots)
         for slot in slots:
             state = (RestoreState(_STATE, slot, self._saved),) if self._has_states else ()
@@ -94,7 +89,6 @@ class Probe:
         self._saved = 0
 
     def close(self) -> None:
-        """Free all slots."""
         self._do(*(Close(slot) for slot in self._held))
         self._held.clear()
 
@@ -129,14 +123,14 @@ class Probe:
 
 
 CONTEXT = 1024
-"""Most cells of the probe's context, which takes most of the time to compute."""
+"""Most cells of the context, which takes most of the time."""
 _CONTEXT_SHARE = 0.75
 """Share of the time after which the context must be computed."""
 _STEP = TILE_TOKENS
-"""Tokens of the timed steps: a whole tile of a prompt, which has nearly all of the pairs."""
+"""Whole tile of a prompt, which has nearly all of the pairs."""
 _REPEATS = 3
 _RESERVE = _REPEATS * _STEP
-"""Cells of the pool for the timed steps themselves."""
+"""Cells for the timed steps."""
 
 
 class Stopwatch:
@@ -149,7 +143,6 @@ class Stopwatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._used_s = 0.0
-        """Time of the completed pieces."""
         self._clock = clock
         self._since = clock()
         self._budget_s = budget_s
@@ -163,7 +156,7 @@ class Stopwatch:
         self._used_s += self._clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
-        """Return True if `ms` more milliseconds stay within this share of the budget."""
+        """Return True if `ms` more fit into this share of the budget."""
         used_s = self._used_s + self._clock() - self._since
         self._on_progress(min(used_s / self._budget_s, 1.0))
         return used_s + ms / 1000 <= share * self._budget_s
@@ -175,7 +168,7 @@ class AttentionPrice:
     def __init__(
         self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
     ) -> None:
-        """`chunk`: tokens of the steps that compute the context. `context`: most cells of it."""
+        """`chunk`: tokens of the steps that compute the context. `context`: its most cells."""
         self._probe = probe
         self._watch = watch
         self._chunk = chunk
@@ -183,10 +176,8 @@ class AttentionPrice:
         self._context = min(context, info.kv_tokens - _RESERVE)
 
     def measure(self) -> float:
-        """Return the milliseconds per pair of a token and a cell that it attends to.
-
-        0 if the pool is too small for a context, or if noise hides the price.
-        """
+        """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small
+        or noise hides the price."""
         if self._context < self._step:
             return 0.0
         fresh_ms = self._fresh()
@@ -212,12 +203,10 @@ class AttentionPrice:
             last_ms = self._probe.compute({0: min(self._chunk, left)})
 
     def _behind(self) -> tuple[float, int]:
-        """Return the time of a step behind the context, and its pairs of a token and a cell."""
         pairs = self._probe.held(0) * self._step
         return self._probe.compute({0: self._step}), pairs
 
     def _repeats(self) -> Iterator[int]:
-        """Yield the first repeat always, further ones while there is time."""
         started = time.monotonic()
         for repeat in range(_REPEATS):
             if repeat and not self._watch.allows(1000 * (time.monotonic() - started) / repeat):

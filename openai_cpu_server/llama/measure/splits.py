@@ -1,7 +1,7 @@
-"""Measures once which of the splits that fit on a device is the fastest, and stores it.
+"""Measures once which of the splits that fit on a device is the fastest.
 
-The model is loaded with one split after the other. Each attempt is recorded before it runs, because some
-drivers end the process when memory runs out; the next start skips such a split.
+Each attempt is recorded before the model is loaded with it, because some drivers end the process when memory
+runs out; the next start skips such a split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 2
 _BUDGET_S = 120.0
-"""After this time no further split is loaded, except the CPU alone, which must be compared."""
+"""After this time only the CPU alone is still measured, because it must be compared."""
 _CLEARLY = 0.97
 """Largest share of the first choice's time at which another split is chosen."""
 _MOST_TRIES = 2
@@ -42,8 +42,8 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions that the choice depends on. The device's free memory and the size of cells are not among
-    them, because the measurement decides the kind of split, and each start computes how much of it fits."""
+    """Conditions of the choice. The device's free memory is not among them, because each start computes
+    how much of the fastest kind of split fits."""
 
     version: int
     model: ModelFacts
@@ -62,7 +62,7 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
-        """Return the key of a model and a device. Raises `StartupError` if the file is not a model."""
+        """Return the key. Raises `StartupError` if the file is not a model."""
         return cls(
             version=_VERSION,
             model=ModelFacts.of(Path(options.model_path)),
@@ -81,12 +81,11 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_profile(self, profile: Profile) -> SplitKey:
-        """Return the key of a server with these settings."""
         return msgspec.structs.replace(self, **msgspec.structs.asdict(profile))
 
 
 def _driver() -> str:
-    """NVIDIA's version, else the kernel's, because its drivers come with it."""
+    """The kernel's version stands for drivers that come with it."""
     try:
         return _NVIDIA.read_text("utf-8").partition("\n")[0]
     except OSError:
@@ -96,18 +95,14 @@ def _driver() -> str:
 class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     kind: SplitKind
     layers: int
-    """Layers on the device."""
     experts_on_cpu: int
-    """Layers among these whose experts stay on the CPU."""
     cost_ms: float | None
-    """Time of a chat turn, or None if the split could not be loaded, was skipped for lack of time, or was
-    not measured to the end."""
+    """Time of a chat turn, or None if the split failed, was skipped, or was not measured to the end."""
     tries: int = 1
 
     @property
     def is_final(self) -> bool:
-        """True if measured, or after the second try: another cause may have ended the process or filled
-        the device the first time."""
+        """A first failure may have another cause."""
         return self.cost_ms is not None or self.tries >= _MOST_TRIES
 
 
@@ -115,7 +110,7 @@ class SplitTimes(msgspec.Struct, frozen=True):
     times: tuple[SplitTime, ...] = ()
 
     def of(self, kind: SplitKind, split: Split) -> SplitTime | None:
-        """Return the time of a split of this kind with about as many layers and experts."""
+        """Find a split of this kind with about as many layers and experts."""
         near = max(2, split.num_layers // 8)
         return next(
             (
@@ -133,7 +128,7 @@ class SplitTimes(msgspec.Struct, frozen=True):
 
 
 class SplitRace:
-    """Splits of one model on one device, and their known times."""
+    """Splits of a model on a device, and their times."""
 
     def __init__(
         self,
@@ -141,17 +136,16 @@ class SplitRace:
         key: SplitKey,
         folder: Path,
     ) -> None:
-        """`folder`: holds the measurements."""
         self._candidates = candidates
         self._key = key
         self._kept = Measurements(folder)
         self._known = self._kept.get(key, SplitTimes) or SplitTimes()
         self._tried: set[SplitKind] = set()
-        """Kinds tried in this process."""
+        """Tried in this process."""
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
-        """Times of measured candidates; None if a split is unusable."""
+        """Times of candidates; None for an unusable split."""
         found = ((kind, self._known.of(kind, split)) for kind, split in self._candidates.items())
         return {
             kind: time.cost_ms
@@ -165,7 +159,6 @@ class SplitRace:
 
     @property
     def device(self) -> str:
-        """Name for messages."""
         return self._key.device
 
     @property
@@ -173,7 +166,7 @@ class SplitRace:
         return len(self._candidates) == 1 or len(self.times) == len(self._candidates)
 
     def best(self) -> Split:
-        """Return the fastest measured split if it is clearly faster than the first choice, else that one."""
+        """Return the fastest split if it is clearly faster than the first choice, else the latter."""
         first = next(iter(self._candidates))
         costs = {kind: ms for kind, ms in self.times.items() if ms is not None}
         if self.times.get(first, 0.0) is None:  # it was tried, and failed
@@ -184,17 +177,16 @@ class SplitRace:
         return self._candidates[fastest if costs[fastest] <= _CLEARLY * costs[first] else first]
 
     def why_cpu_alone(self) -> str:
-        """Return a clause that says why the CPU alone is best."""
+        """Reason as a clause."""
         if any(ms is not None for kind, ms in self.times.items() if kind is not SplitKind.CPU):
             return f"it is faster than with {self.device}, as measured"
         return f"no split with {self.device} could be used when that was tried"
 
     def keep_for(self, profile: Profile) -> None:
-        """Store the times also for a server with these settings."""
+        """Store the times for a server with these settings, too."""
         self._kept.put(self._key.with_profile(profile), self._known)
 
     def forget(self) -> None:
-        """Forget all times, so that they are measured anew."""
         self._known = SplitTimes()
 
     def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
@@ -249,9 +241,9 @@ class _Turn(NamedTuple):
 def with_fastest_split(
     options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
 ) -> EngineOptions:
-    """Replace `auto` by the numbers of the fastest split, measured earlier or now. Raises `StartupError`.
+    """Replace `auto` by the fastest split, measured earlier or now. Raises `StartupError`.
 
-    Without a device, or a folder to store measurements in, the options stay unchanged.
+    Without a device, or a folder for measurements, the options stay unchanged.
     """
     if options.offload.gpu_layers != "auto" or options.cost_dir is None:
         return options
@@ -269,15 +261,13 @@ def with_fastest_split(
 
 
 def fastest(race: SplitRace, fitting: Fitting) -> Offload:
-    """Return the offload to request in place of `auto`. If it is the CPU alone, it says why."""
+    """Return the offload in place of `auto`, with a reason if it is the CPU alone."""
     if not race.best().is_cpu_alone:
         return race.best().offload
     return Offload(given_up=race.why_cpu_alone() if race.times else fitting.why_nothing)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
-    """Time a chat turn with this split, in milliseconds. Raises `StartupError`."""
-
     def alive() -> bool:
         on_progress(0.0)
         return False
@@ -292,7 +282,7 @@ def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[flo
 
 
 def _turn(probe: Probe, info: ModelInfo, prefill_tokens: int) -> _Turn:
-    """The second step of a prompt is timed, because the first may compile a device's programs."""
+    """The second step of a prompt is timed, because the first may compile programs."""
     chunk = max(1, min(prefill_tokens, info.max_step_tokens, info.kv_tokens // 4))
     probe.compute({0: chunk})
     prompt = probe.compute({0: chunk}) / chunk

@@ -1,4 +1,4 @@
-"""Sizes of KV cells, of the pool, and of the memory that a server may take. Loads no llama.cpp."""
+"""Sizes of KV cells and of the pool, and the memory that a server may take. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_CELLS_MAX = 16_384
 
 
 class KVType(enum.Enum):
-    """Type of keys and values: its name, `ggml_type`, and the values and bytes of a block."""
+    """Type of keys and values."""
 
     F32 = ("f32", 0, 1, 4)
     F16 = ("f16", 1, 1, 2)
@@ -48,18 +48,17 @@ class KVType(enum.Enum):
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
-    """Return the bytes of one token's keys and values over all attention layers. Raises `StartupError` if the
-    file is too small for weights that produce so many.
+    """Return the bytes of one token's keys and values over all layers. Raises `StartupError` for implausible
+    numbers.
 
     Exact for models with one shape of attention, an upper bound if window layers have heads of another size.
-    Recurrent state belongs to a sequence and is not counted.
+    Recurrent state is not counted.
     """
     return sum(cell_bytes_by_layer(header, kv_type))
 
 
 def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
-    """Return the bytes of a cell for each layer of the file; 0 without a cache of its own. Raises
-    `StartupError`."""
+    """Return the bytes of a cell per layer; 0 without a cache of its own. Raises `StartupError`."""
     heads = _kv_heads(header)
     key_values, value_values = _head_sizes(header)
     widest = max(heads, default=0) * max(key_values, value_values)
@@ -102,18 +101,18 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 
 
 SLOTS_MAX = 256
-"""llama.cpp's LLAMA_MAX_SEQ, the most sequences of a context."""
+"""llama.cpp's LLAMA_MAX_SEQ."""
 NUM_COPYING = 2
-"""Sequences beside those of requests: one for cells that are being copied, and one for padding."""
+"""Extra sequences: one for copies of cells, and one for padding."""
 _MOST_KEPT = 32
-"""Most states kept for interruptions; larger steps are not interrupted."""
+"""Most states kept for interruptions."""
 _KEPT_SHARE = 8
-"""Kept states may take one part in this many of the free memory."""
+"""Kept states take at most one part in this many of the free memory."""
 
 
 def kept_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """Return how many states to keep for the rollback of an interrupted step. llama.cpp clears the memory
-    of all states at once, so they are resident from the start."""
+    """Return how many states to keep for rollback of an interrupted step. They are resident from the
+    start, because llama.cpp clears the memory of all states at once."""
     return min(max_seqs, _MOST_KEPT, free_bytes // _KEPT_SHARE // state_bytes) if state_bytes else 0
 
 
@@ -122,11 +121,11 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool) -> int:
-    """Return how many states of each sequence to keep for rollback after a draft.
+    """Return how many states per sequence to keep for rollback after a draft.
 
-    A snapshot is written with each token. The cost is invisible for small states (LFM2, 80 kB: 0 of 57 ms).
-    Three of 20 MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for
-    a draft model. llama.cpp's way of copying snapshots cannot tell them from cells of windows.
+    Each token writes a snapshot, which is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20
+    MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a draft
+    model. llama.cpp cannot tell snapshots from cells of windows when it copies them.
     """
     if options.speculation == "off" or has_window:
         return 0
@@ -140,14 +139,13 @@ SCORED_OUTPUTS = 64
 
 
 def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
-    """Bytes of states with the default number of sequences."""
     max_seqs = EngineOptions(model_path="").max_seqs
     return state_bytes * (max_seqs + NUM_COPYING + kept_states(max_seqs, state_bytes, free_bytes))
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Return the requested number of cells, or by default as many as half of `free_bytes` holds, within a
-    limit. Raises `StartupError`."""
+    """Return the requested cells, or as many as half of `free_bytes` holds, within a limit. Raises
+    `StartupError`."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -175,43 +173,40 @@ def _megabytes(num_bytes: int) -> str:
 
 
 DRAFT_KV_TYPE = KVType.F16
-"""Fastest type."""
 _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
 """Floor of the longest input of an encoder."""
 _SHARE_OF_MEMORY = 8
-"""Rows of logits may take one part in this many of the free memory. llama.cpp reserves one for each token
-of a step, even if it never computes any."""
+"""Logits take at most one part in this many of the free memory. llama.cpp reserves a row for each token of
+a step, even if it never computes any."""
 _LOGIT_BYTES = 4
 
 
 KEPT_ROWS_BYTES = 256 * 1024 * 1024
-"""Rows of media that an engine caches."""
+"""Cache of encoded media."""
 _MOST_PATCHES = 16_384
-"""Limit for encoders without a fixed picture size; libmtmd makes at most 4,096 rows of 4 patches."""
+"""Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
 _MOST_FRAMES = 4096
-"""Frames of a sound that an encoder sees at once; Whisper's takes 1,500."""
+"""Frames that an encoder sees at once; Whisper's takes 1,500."""
 MOST_SOUND_S = 1800
 _SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
-"""Bytes of one band of the longest sound: 100 frames per second, and once more while they are cut."""
+"""One band of the longest sound: 100 frames per second, twice."""
 
 
 class EncoderMemory(NamedTuple):
-    """Memory of a projector in bytes."""
-
     weights: int = 0
     buffers: int = 0
-    """Largest activations, and cached rows."""
+    """Activations, and cached rows."""
 
 
 _NO_ENCODER = EncoderMemory()
 
 
 def encoder_memory(options: EngineOptions) -> EncoderMemory:
-    """Return the memory of the options' projector. Raises `StartupError` for an unreadable file.
+    """Return the bytes of the options' projector. Raises `StartupError`.
 
-    A layer holds its input three times and the widest product once, in f32; without flash attention also the
-    scores of all patches. libmtmd reserves as much for the encoders of SigLIP (21 and 121 MiB).
+    A layer holds its input three times and the widest product once, in f32; without flash attention also all
+    scores. libmtmd reserves as much for the encoders of SigLIP (21 and 121 MiB).
     """
     if options.projector_path is None:
         return _NO_ENCODER
@@ -240,11 +235,11 @@ def _bounded(number: int | None) -> int:
 
 
 class Elsewhere(NamedTuple):
-    """Bytes in a device's own memory, which take none of the machine's."""
+    """Bytes in a device's own memory."""
 
     weights: int = 0
     cell: int = 0
-    """Bytes of one token in the model's pool."""
+    """Bytes per token."""
     states: int = 0
 
 
@@ -252,13 +247,12 @@ _ALL_HERE = Elsewhere()
 
 
 class MemoryRoom(NamedTuple):
-    """Memory left beside the weights of the model and the draft model."""
+    """Memory left beside the weights."""
 
     free_bytes: int
     cell_bytes: int
-    """Bytes of one token in the model's pool."""
     draft_cell_bytes: int
-    """Bytes of one token in the draft model's pool, which has as many cells; 0 without a draft model."""
+    """Same for the draft model's pool, which has as many cells, or 0."""
     elsewhere: Elsewhere = _ALL_HERE
 
     @classmethod
@@ -272,10 +266,10 @@ class MemoryRoom(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         elsewhere: Elsewhere = _ALL_HERE,
     ) -> MemoryRoom:
-        """Compute the room. Raises `StartupError` if a part of a file is missing.
+        """Subtract the weights. Raises `StartupError` if a part of a file is missing.
 
-        `free_bytes`: before anything is loaded. Weights that stay mapped count as free memory for the system,
-        but are subtracted here, because without them in memory steps take as long as the disk.
+        `free_bytes`: before loading. Mapped weights are subtracted although the system counts them as free,
+        because steps would wait for the disk without them.
         """
         weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
         weights += sum(encoder) - elsewhere.weights
@@ -284,7 +278,7 @@ class MemoryRoom(NamedTuple):
         return cls(max(0, free_bytes - weights), cell, draft_cell, elsewhere)
 
     def beside_states(self, num_bytes: int) -> MemoryRoom:
-        """Return the room for cells beside the states of sequences. Raises `StartupError`."""
+        """Subtract the states of sequences. Raises `StartupError`."""
         num_bytes = max(0, num_bytes - self.elsewhere.states)
         if num_bytes > self.free_bytes:
             raise StartupError(
@@ -296,29 +290,26 @@ class MemoryRoom(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a cell in the machine's memory."""
         return max(0, self.cell_bytes - self.elsewhere.cell) + self.draft_cell_bytes
 
     def pool_cells(self, requested: int | None) -> int:
-        """Return the number of cells in the pool. Raises `StartupError`."""
+        """Return the cells of the pool. Raises `StartupError`."""
         return pool_cells(requested, self.token_bytes, self.free_bytes)
 
 
 def batch_tokens(options: EngineOptions) -> int:
-    """Return the most tokens of one step."""
     tokens = max(options.prefill_tokens, options.max_seqs + TILE_TOKENS, _BATCH_TOKENS_MIN)
     return -(-tokens // TILE_TOKENS) * TILE_TOKENS
 
 
 _LEAST_STEP_TOKENS = 256
-"""Least tokens of an embedding step; longer inputs get more."""
 
 
 def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
-    """Return the longest input of an embedding model in tokens, limited by training, `--ctx-size` or memory.
-    Raises `StartupError`.
+    """Return the longest input of an embedding model in tokens, by training, `--ctx-size` or memory. Raises
+    `StartupError`.
 
-    `trained`: context of the training, or 0 if unknown. `free_bytes`: memory beside the weights.
+    `trained`: 0 if unknown.
     """
     if options.kv_tokens is not None:
         if options.kv_tokens < 1:
@@ -328,11 +319,10 @@ def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_by
 
 
 def embedding_tokens(longest: int) -> int:
-    """Return the most tokens of an embedding step for inputs of this length."""
     return max(longest, _LEAST_STEP_TOKENS)
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """Return the longest input whose rows of logits leave most of the memory free. llama.cpp reserves them
-    for encoders too."""
+    """Return the longest input whose logits leave most of the memory free. llama.cpp reserves them for
+    encoders too."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

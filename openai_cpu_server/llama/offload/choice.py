@@ -1,4 +1,4 @@
-"""Chooses the parts of a model that go to a device, and reports the choice."""
+"""Chooses and reports the parts of a model that go to a device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu 
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Load the model, on the CPU alone and with a warning if the device is full or fails. Raises
-    `StartupError` if that fails too."""
+    """Load the model, on the CPU alone if the device is full or fails. Raises `StartupError`."""
     try:
         return load(options)
     except DeviceFailed as error:
@@ -44,13 +43,12 @@ def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOp
 
 
 class Places(NamedTuple):
-    """Parts of a model on a device, for llama.cpp and for users."""
+    """Parts of a model on a device."""
 
     native: NativeSplit
     split: Split | None
-    """Part of the model on the device, or None."""
     placement: Placement | None
-    """Placement to report, or None if no device was requested."""
+    """Report for users, or None if no device was requested."""
 
     @property
     def cells_beside_layers(self) -> bool:
@@ -61,7 +59,7 @@ class Places(NamedTuple):
         return Elsewhere() if self.split is None else self.split.elsewhere
 
     def most_cells(self, cells: int) -> int:
-        """Return the cells that the machine's memory holds, at most as many as were planned on the device."""
+        """Limit the cells to those planned on the device."""
         return cells if self.split is None else min(cells, self.split.cells)
 
     @classmethod
@@ -72,9 +70,10 @@ class Places(NamedTuple):
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """Return the parts that fit of those requested. Raises `StartupError` for an invalid pattern or device.
+    """Return the requested parts that fit, without loading anything. Raises `StartupError` for an invalid
+    pattern or device.
 
-    Loads nothing, and touches no device unless one is requested. `free_bytes`: of the machine's memory.
+    `free_bytes`: of the machine.
     """
     asked = options.offload
     if not asked.wants_device:
@@ -96,7 +95,6 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
 
 
 def of_draft_model(options: EngineOptions) -> EngineOptions:
-    """Return the options with the draft model as the model."""
     assert options.draft_model_path is not None
     return msgspec.structs.replace(
         options,
@@ -110,8 +108,8 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
 
 
 def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
-    """Return the fitting of the options' model on this device, beside its draft model, which comes first
-    because it is small and computes more often. Raises `StartupError`."""
+    """Return the fitting on this device, beside the draft model, which comes first because it is small and
+    computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
     options = msgspec.structs.replace(options, offload=offload)
     header = GgufHeader(Path(options.model_path))
@@ -151,8 +149,8 @@ def placement_of(split: Split, device: Device) -> Placement:
 
 
 def device_for(asked: Offload) -> Device | None:
-    """Return the named device, else the first that computes by itself, then one that shares the machine's
-    memory, then one for tests. Raises `StartupError`."""
+    """Return the named device, else a separate GPU before an integrated one and one for tests. Raises
+    `StartupError`."""
     found = devices()
     if asked.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

@@ -1,4 +1,4 @@
-"""Devices beside the CPU that this build of llama.cpp supports, and the native parameters of a split."""
+"""Devices beside the CPU that this build of llama.cpp supports."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ class _Override(ctypes.Structure):
 
 
 def devices() -> list[Device]:
-    """Return all devices that can compute a part of a model, with their free memory. A build for the CPU
-    alone has none."""
+    """Return devices with their free memory; a build for the CPU alone has none."""
     ggml = _ggml()
     handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
     return [_told(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
 
 
 class NativeSplit:
-    """`llama_model_params` of a split. Owns the lists that llama.cpp reads, so it must live as long as the
+    """Split as `llama_model_params`. Owns lists that llama.cpp reads, so it must live as long as the
     model."""
 
     def __init__(self, split: Split | None, device: Device | None) -> None:
-        """`split`, `device`: None for no device. Raises `StartupError` for an absent device."""
+        """Name the devices. Raises `StartupError` for an absent device."""
         overrides = split.overrides if split is not None else []
         placed = [to for _, to in overrides if to != CPU]
         names = list(dict.fromkeys([device.name, *placed])) if device is not None else []
@@ -54,11 +53,10 @@ class NativeSplit:
         return bool(self._devices[0])
 
     def failure(self, message: str) -> StartupError:
-        """Return the exception for a model or context that could not be created."""
         return DeviceFailed(message) if self.uses_device else StartupError(message)
 
     def say(self, params: llama_cpp.llama_model_params) -> None:
-        """Name the device, or none, because llama.cpp would otherwise take memory on each device."""
+        """Name the device or none, because llama.cpp would otherwise use every device."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
         params.tensor_split = self._shares
@@ -69,8 +67,8 @@ class NativeSplit:
 
 
 def as_named(places: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return patterns with the devices' names in ggml's spelling, such as `Vulkan0` for `vulkan0`. Raises
-    `StartupError` for an unknown device."""
+    """Spell the devices of patterns like ggml: `Vulkan0` for `vulkan0`. Raises `StartupError` for an
+    unknown one."""
     name_of = _ggml().ggml_backend_dev_name
     return tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in places)
 
@@ -109,7 +107,6 @@ def _text(value: bytes | None) -> str:
 
 @functools.cache
 def _ggml() -> Any:
-    """ggml's functions with their argument and result types."""
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     for name, returned, taken in (
         ("dev_count", ctypes.c_size_t, ()),

@@ -1,9 +1,8 @@
-"""Computes the parts of a model that fit on a device: the tensors of its file, its cells and states, and the
-buffers of a step. Loads no native code.
+"""Computes which parts of a model fit on a device, from its tensors, cells, states and buffers. Loads no
+native code.
 
-llama.cpp counts layers from the end, and the output is the first of them: with one layer on the device it
-computes the logits there. Embeddings that tokens are looked up in stay on the CPU. The cells and the state of
-a layer lie where the layer is, or on the CPU.
+llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
+cells and the state of a layer lie where the layer is, or on the CPU.
 """
 
 from __future__ import annotations
@@ -37,38 +36,38 @@ from openai_cpu_server.llama.model.kv_size import (
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Same as `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX). Shared experts are not included."""
+"""Same as `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX), without shared experts."""
 _OF_EXPERTS = re.compile(_EXPERTS)
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _LOOKED_UP = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
 _FLOAT = 4
 _CELLS_AND_STATES = frozenset(("falcon-h1",))
-"""Architectures all of whose layers have both."""
+"""Architectures whose layers all have both."""
 
 
 class LayerBytes(NamedTuple):
     dense: int = 0
     experts: int = 0
     cell: int = 0
-    """Bytes of one token."""
+    """Bytes per token."""
     state: int = 0
-    """Bytes of one sequence."""
+    """Bytes per sequence."""
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a model by the place where they can lie, without tensors placed by a pattern."""
+    """Bytes of a model, without tensors placed by a pattern."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
     placed_bytes: int
-    """Placed on this device by a pattern."""
+    """Placed by patterns on this device."""
     beside_bytes: int
-    """Placed on other devices by a pattern."""
+    """Placed by patterns on other devices."""
     idle_patterns: tuple[str, ...]
-    """Patterns that place nothing, because no tensor matches or an earlier pattern has placed it."""
+    """Patterns that place no tensor."""
     total_bytes: int
     step_floats: int
-    """Most numbers that a token of a step needs at a time."""
+    """Most numbers per token of a step at a time."""
     vocab_size: int
     width: int
     """Numbers of a token between two layers."""
@@ -77,7 +76,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, header: GgufHeader, kv_type: KVType, asked: Offload, device: str) -> ModelSizes:
-        """`device`: its name. Raises `StartupError` for a damaged file or an invalid pattern."""
+        """Read the sizes. Raises `StartupError` for a damaged file or an invalid pattern."""
         tensors, patterns = model_tensors(header), placing(asked)
         by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in tensors:
@@ -108,7 +107,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a sequence in all layers."""
+        """Bytes per sequence, in all layers."""
         return sum(layer.state for layer in self.layers)
 
     @property
@@ -122,8 +121,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placing(asked: Offload) -> list[tuple[re.Pattern[str], str]]:
-    """Return the compiled patterns of `--tensor-place`; the first that matches a tensor's name decides.
-    Raises `StartupError`."""
+    """Compile `--tensor-place`, whose first match decides. Raises `StartupError`."""
     try:
         return [(re.compile(pattern), to) for pattern, to in asked.tensor_place]
     except re.error as error:
@@ -131,13 +129,12 @@ def placing(asked: Offload) -> list[tuple[re.Pattern[str], str]]:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the layer of a tensor, or None if it belongs to none."""
     found = _LAYER.search(name)
     return int(found[1]) if found is not None else None
 
 
 def experts_pattern(num_layers: int) -> str:
-    """Pattern of the experts of the first layers, for llama.cpp's overrides."""
+    """Pattern of the first layers' experts."""
     return rf"blk\.({'|'.join(map(str, range(num_layers)))}){_EXPERTS}"
 
 
@@ -147,7 +144,7 @@ def _weights(tensors: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def _output(tensors: Sequence[Tensor], *, is_tied: bool) -> int:
-    """Tensors outside layers that are not looked up; embeddings count once more if they are the output."""
+    """Embeddings count once more if they are the output."""
     outside = [tensor for tensor in tensors if layer_of(tensor.name) is None]
     held = [tensor for tensor in outside if not tensor.name.startswith(_LOOKED_UP)]
     return _total(held) + (_total([t for t in outside if t.name == _EMBEDDINGS]) if is_tied else 0)
@@ -162,7 +159,6 @@ def _vocabulary(tensors: Sequence[Tensor]) -> int:
 
 
 def _size(header: GgufHeader, name: str) -> int:
-    """Largest of the layers' values, or 0 if the file does not say."""
     key = header.for_architecture
     layers = header.get_int(key("block_count")) or 1
     return max(header.get_ints(key(name), layers) or [0])
@@ -180,8 +176,7 @@ def _step_floats(header: GgufHeader) -> int:
 
 
 def _states(header: GgufHeader, cells: Sequence[int]) -> list[int]:
-    """State bytes per layer, as in llama.cpp (n_embd_r and n_embd_s of llama-hparams.cpp): convolution
-    states and recurrent sums."""
+    """Same bytes as in llama.cpp (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     values = _state_values(header)
     if header.architecture in _CELLS_AND_STATES:
         return [_FLOAT * values] * len(cells)
@@ -207,20 +202,21 @@ class StepSizes(NamedTuple):
     cells: int
     tokens: int
     outputs: int
-    """Rows of logits."""
     sequences: int
     states: int
-    """States of each layer that keeps them."""
+    """States per layer that keeps them."""
     flash_attention: bool
     pools: bool = False
-    """True if rows of all tokens are kept for pooling."""
+    """True if rows of all tokens are kept."""
 
     @classmethod
     def of_embeddings(
         cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
     ) -> StepSizes:
-        """Same sizes as in `llama.embedder`. `free_bytes`: machine's memory beside the weights. A causal
-        model also computes unused logits of all tokens."""
+        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens.
+
+        `free_bytes`: beside the weights.
+        """
         trained = header.get_int(header.for_architecture("context_length")) or 0
         tokens = embedding_tokens(longest_input(options, trained, sizes.vocab_size, free_bytes))
         return cls(
@@ -235,7 +231,7 @@ class StepSizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
-        """Same sizes as in `llama.loading`. `free_bytes`: machine's memory, which limits the states."""
+        """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
         snapshots = num_snapshots(options, sizes.state_bytes, has_window=sizes.has_windows)
         kept = kept_states(options.max_seqs, sizes.state_bytes * (1 + snapshots), free_bytes)
         guarded = options.max_seqs if sizes.has_windows else 0
@@ -251,8 +247,6 @@ class StepSizes(NamedTuple):
 
 
 class DeviceBytes(NamedTuple):
-    """Device memory that a split takes."""
-
     weights: int
     cells: int
     states: int
@@ -264,8 +258,6 @@ class DeviceBytes(NamedTuple):
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a model that goes to the device."""
-
     offload: Offload
     """Request with numbers in place of `auto` and `all`."""
     num_layers: int
@@ -274,13 +266,12 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """Layers on the device whose experts stay on the CPU."""
     taken: DeviceBytes
     cells: int
-    """Cells of the pool, wherever they are."""
+    """Cells of the whole pool."""
     elsewhere: Elsewhere
-    """Bytes that need none of the machine's memory."""
     beside_bytes: int = 0
-    """Weights that patterns place on other devices. Their other memory there is not counted."""
+    """Weights on other devices, whose further needs are not counted."""
     why: str | None = None
-    """Sentence that says why the split is smaller than requested, or None."""
+    """Sentence why it is less than requested."""
 
     @property
     def gpu_layers(self) -> int:
@@ -294,7 +285,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """Patterns of tensors and their places for llama.cpp; the first match decides."""
+        """Patterns and places for llama.cpp; the first match decides."""
         experts = self.offload.cpu_moe
         return [*self.offload.tensor_place, *([(experts_pattern(experts), CPU)] if experts else [])]
 
@@ -315,9 +306,8 @@ class SplitKind(enum.Enum):
     FULL = "full"
     """Largest part that fits; experts stay on the CPU before layers do."""
     DENSE = "dense"
-    """Layers without their experts."""
     NO_CELLS = "no cells"
-    """Cells on the CPU, with more room for weights."""
+    """Cells on the CPU leave room for weights."""
     CPU = "cpu"
 
 
@@ -325,18 +315,15 @@ _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
 def margin_bytes(device: Device) -> int:
-    """Return the memory to keep free for overhead of drivers and backends, and for other users of the
-    device. llama.cpp's own `--fit` leaves 1 GiB."""
+    """Return the memory to leave to drivers, backends and other users. llama.cpp's `--fit` leaves 1 GiB."""
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
 class Fitting:
-    """Finds the part of one model that fits on one device."""
-
     def __init__(
         self, sizes: ModelSizes, step: StepSizes, asked: Offload, device: Device, *, reserved_bytes: int = 0
     ) -> None:
-        """`reserved_bytes`: taken by a projector or a draft model."""
+        """`reserved_bytes`: for a projector or a draft model."""
         self._sizes = sizes
         self._step = step
         self._asked = asked
@@ -345,9 +332,9 @@ class Fitting:
         self._device = device
 
     def first_choice(self) -> Split:
-        """Return the requested split, reduced until it fits: experts stay on the CPU, for as few layers as
-        possible, and then the first layers. A device that does not report its memory gets a requested
-        number of layers unchecked, and otherwise nothing."""
+        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers. A
+        device that does not report its memory gets a requested number of layers unchecked, and otherwise
+        nothing."""
         layers, experts = self._asked_layers, self._asked_experts
         on_device = self._asked.kv_on_gpu is not False
         wished = self._split(layers, experts, kv_on_gpu=on_device)
@@ -356,7 +343,7 @@ class Fitting:
         return msgspec.structs.replace(self._less(wished), why=self._why(wished))
 
     def candidates(self) -> dict[SplitKind, Split]:
-        """Return the first choice, and different splits that may be faster."""
+        """Return the first choice, and others that may be faster."""
         first, on_device = self.first_choice(), self._asked.kv_on_gpu is not False
         found = {SplitKind.FULL: first}
         if self._sizes.has_experts:
@@ -375,7 +362,7 @@ class Fitting:
 
     @property
     def idle_wishes(self) -> list[str]:
-        """Sentences about requests that do not apply to this model."""
+        """Sentences about requests that do not apply."""
         said = [f"--tensor-place: {pattern!r} places no tensor" for pattern in self._sizes.idle_patterns]
         is_dense = self._asked.cpu_moe and not self._sizes.has_experts
         return [*said, *(["--cpu-moe: the model has no experts"] if is_dense else [])]
@@ -413,9 +400,8 @@ class Fitting:
         return [(number, layer) for number, layer in enumerate(self._sizes.layers) if number >= first]
 
     def _compute(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
-        """Bytes that ggml reserves for a step: activations with the attention mask, or logits; without
-        flash attention all scores; states that layers read and write; and copies between CPU and device if
-        both compute."""
+        """ggml reserves activations with the attention mask, or logits; all scores without flash
+        attention; states that layers read and write; and copies between CPU and device."""
         step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
         masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT // 2)
         if not step.flash_attention:

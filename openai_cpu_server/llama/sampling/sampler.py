@@ -1,4 +1,4 @@
-"""Samples tokens with llama.cpp's samplers, in its order, on the few tokens that matter."""
+"""llama.cpp's samplers in its order, on the few tokens that matter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Tokens = npt.NDArray[np.int32]
 
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
-"""A nucleus is searched this far below the largest logit before the whole vocabulary is sorted."""
+"""A nucleus is searched this far below the largest logit before all is sorted."""
 
 
 class Scratch:
-    """Buffers of a vocabulary's size for one row of logits, shared by all samplers of a process in turn.
+    """Buffers for one row of logits, shared by all samplers of a process.
 
-    numpy's temporaries of a megabyte and more would be mapped and unmapped each time, which takes several
-    times as long as the arithmetic (`scripts/regress.py sampling`).
+    numpy's temporaries would be mapped and unmapped each time, which takes several times as long as the
+    arithmetic (`scripts/regress.py sampling`).
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -38,14 +38,13 @@ class Scratch:
         self._weights = np.empty(vocab_size, np.float32)
 
     def copy(self, logits: Logits) -> Logits:
-        """Return a writable copy, valid until the next copy."""
+        """Valid until the next copy."""
         copy = self._copy[: len(logits)]
         np.copyto(copy, logits)
         return copy
 
     def weights(self, logits: Logits, temperature: float = 1.0) -> Logits:
-        """Return exp((logits - largest) / temperature), valid until the next call. The largest must be
-        finite."""
+        """exp((logits - largest) / temperature), valid until the next call. The largest must be finite."""
         weights: Logits = np.subtract(logits, logits.max(), out=self._weights[: len(logits)])
         if temperature != 1:
             with np.errstate(over="ignore"):  # what a cold division sends to -inf has weight 0
@@ -56,8 +55,7 @@ class Scratch:
     def masked(self, logits: Logits, allowed: Allowed) -> Logits:
         """Return the logits with -inf where not allowed, in the buffer of `copy`.
 
-        Adding the logarithm of 1 or 0 takes the same time for all masks. Selecting number by number takes
-        eight times as long if masks change often.
+        Adding a logarithm takes constant time; selecting takes eight times as long if masks change often.
         """
         summands = self._weights[: len(logits)]
         np.copyto(summands, allowed)
@@ -71,8 +69,7 @@ def above(logits: Logits, floor: float) -> Tokens:
 
 
 def of_the_best(logits: Logits, count: int) -> Tokens:
-    """Return the `count` best tokens, and perhaps others. The maxima of groups are a lower bound of the
-    last of them."""
+    """Return the `count` best tokens, and perhaps others, bounded by the maxima of groups."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
         return above(logits, -math.inf)
@@ -88,10 +85,7 @@ def of_the_best(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Return the top-p tokens: the fewest, at least one, whose probabilities together reach `share`.
-
-    Of equal ones at the edge the first are kept. `logits` may hold -inf; the largest is finite.
-    """
+    """Return the top-p tokens, at least one. Of equal ones at the edge the first are kept."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     tokens = _heaviest(weights, wanted)
@@ -106,7 +100,7 @@ def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
 
 
 def _heaviest(weights: Logits, wanted: float) -> Tokens:
-    """Few tokens that weigh as much as `wanted`, so that sorting them is cheap."""
+    """Few tokens, so that sorting them is cheap."""
     for depth in _DEPTHS:
         tokens = above(weights, math.exp(-depth))
         if weights[tokens].sum(dtype=np.float64) >= wanted:
@@ -117,8 +111,7 @@ def _heaviest(weights: Logits, wanted: float) -> Tokens:
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
 _NEGLIGIBLE = 80.0
-"""Logits this far below the largest have a probability under 1e-34, for which `typical` would compute 0 *
-log(0)."""
+"""Probabilities under 1e-34, for which `typical` would compute 0 * log(0)."""
 
 
 _ROUNDING = 1e-3
@@ -130,7 +123,7 @@ class KeptCandidates(NamedTuple):
 
 
 class Candidates:
-    """`llama_token_data` for a whole vocabulary, shared by all chains one at a time."""
+    """`llama_token_data` of a vocabulary, used by one chain at a time."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -138,7 +131,7 @@ class Candidates:
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
     def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> KeptCandidates:
-        """Return copies of the tokens, and their logits, that a sampler chain keeps of these."""
+        """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
@@ -149,7 +142,7 @@ class Candidates:
 
 
 class Truncation(NativeObject):
-    """Sampler chain (`llama_sampler`) of a request, freed with it."""
+    """Sampler chain of a request."""
 
     def __init__(self, sampling: Sampling, scratch: Scratch) -> None:
         params = llama_cpp.llama_sampler_chain_default_params()
@@ -160,8 +153,7 @@ class Truncation(NativeObject):
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> KeptCandidates:
-        """Return the tokens that remain, at least one, and their logits. `logits`: (vocabulary,), -inf
-        where forbidden."""
+        """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
         return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
 
@@ -171,7 +163,6 @@ def truncates(sampling: Sampling) -> bool:
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
-    """Tokens that the first active sampler of the chain can keep."""
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
         return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
@@ -187,13 +178,13 @@ def _negligible(logits: Logits) -> float:
 
 
 def _below(logits: Logits, depth: float) -> float:
-    """The result is always below the largest logit, because large float32 have no such small steps."""
+    """Large float32 have no small steps, but the result is always below the largest."""
     largest = logits.max()
     return float(min(largest - np.float32(depth), np.nextafter(largest, np.float32(-np.inf))))
 
 
 def _samplers(sampling: Sampling) -> list[object]:
-    """The chain owns the native samplers. Inactive parameters change nothing."""
+    """The chain owns them. Inactive parameters change nothing."""
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
     is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
     return [
@@ -206,18 +197,18 @@ def _samplers(sampling: Sampling) -> list[object]:
 
 _MASK = 2**64 - 1
 _OF_XTC = 0x585443
-"""Selects random numbers other than those of the draws."""
+"""Separates XTC's random numbers from the draws."""
 _BLOCK = 256
 _FEW = 1024
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1). Neighbouring seeds and positions give practically independent numbers."""
+    """Return a number in [0, 1), practically independent for neighbouring seeds and positions."""
     return (_splitmix64(_splitmix64(seed) + position) >> 11) * 2.0**-53
 
 
 def _splitmix64(state: int) -> int:
-    """Mixer of Steele, Lea and Flood (2014), 64 bits."""
+    """Mixer of Steele, Lea and Flood (2014)."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -225,29 +216,22 @@ def _splitmix64(state: int) -> int:
 
 
 def draw(logits: Logits, temperature: float, chance: float, scratch: Scratch) -> int:
-    """Return the index at the quantile `chance` of the softmax at `temperature`.
-
-    `logits` may hold -inf (never drawn), but the largest must be finite. Lower temperatures count as
-    `COLDEST`.
-    """
+    """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
+    largest logit must be finite."""
     if len(logits) <= _FEW:
         return _one_of_a_few(logits.astype(np.float64), temperature, chance)
     return _index_at(scratch.weights(logits, max(temperature, COLDEST)), chance)
 
 
 def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
-    """Same draw for few tokens, with half of the overhead. Nothing overflows float32 here."""
+    """Half of the overhead for few tokens. Nothing overflows float32."""
     weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
     sums = weights.cumsum()
     return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 
 
 def _index_at(weights: Logits, chance: float) -> int:
-    """First index at which the cumulated weight exceeds `chance` of the sum.
-
-    Cumulation in two levels, sums of blocks and then inside one of them, is 20 times faster than one
-    `cumsum`.
-    """
+    """Cumulation in two levels is 20 times faster than one `cumsum`."""
     sums = _block_sums(weights).cumsum(dtype=np.float64)
     goal = min(chance * sums[-1], np.nextafter(sums[-1], 0))
     block = int(sums.searchsorted(goal, "right"))
@@ -268,7 +252,7 @@ def _block_sums(weights: Logits) -> Logits:
 
 
 class BadLogits(ServerError):
-    """The model's logits are not a distribution (NaN, or nothing above minus infinity)."""
+    """Logits have NaN, or nothing above minus infinity."""
 
 
 def _log_sum_exp(logits: Logits, scratch: Scratch) -> float:
@@ -293,8 +277,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Sampler:
     """Sampler of one open slot: bias and penalties, then truncation, then the draw of its output position.
 
-    If an unconstrained request's parameters forbid every token, its output ends with the model's end token,
-    or continues with the model's best token if there is none.
+    If the parameters of an unconstrained request forbid every token, its output ends with the model's end
+    token, or continues with the best token if there is none.
     """
 
     def __init__(
@@ -323,8 +307,7 @@ class Sampler:
         self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
-        """Return an allowed token for the next output position, from logits (vocabulary,). Raises
-        `BadLogits`."""
+        """Return an allowed token, given logits (vocabulary,). Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
@@ -350,18 +333,16 @@ class Sampler:
 
     @property
     def _excludes_top_choices(self) -> bool:
-        """True if XTC applies at this position."""
         probability = self._sampling.xtc_probability
         return probability > 0 and uniform(self._sampling.seed ^ _OF_XTC, self._position) < probability
 
     def accept(self, token: int) -> None:
-        """Record the token at the next output position, sampled or forced."""
         self._adjustments.accept(token)
         self._position += 1
 
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-        """Return the log-probabilities of the token, of the `num_top` best and of those in `also`, before
-        any parameter. Raises `BadLogits`."""
+        """Return the log-probabilities of the token, the `num_top` best and those in `also`, before
+        adjustments. Raises `BadLogits`."""
         offset = _log_sum_exp(logits, self._scratch)
         top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
         return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
@@ -389,16 +370,14 @@ def _all(logits: Logits) -> KeptCandidates:
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
-    """Set logits (vocabulary,) to -inf that are more than `sigmas` standard deviations of the finite ones
-    below the largest. The largest must be finite."""
+    """Forbid logits more than `sigmas` standard deviations of the finite ones below the largest."""
     finite_ones = logits[logits > -np.inf]
     floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
 def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidates:
-    """Apply XTC: of the tokens whose probability is at least the threshold, only the least likely stays,
-    and all below."""
+    """XTC: of the tokens above the threshold only the least likely stays."""
     weights = np.exp(kept.logits.astype(np.float64) - float(kept.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
@@ -409,10 +388,8 @@ def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidate
 
 
 def finite(adjusted: Logits) -> Logits:
-    """Replace NaN and infinities, which adjustments beyond float32 produce; -inf, which forbids, stays.
-
-    Neither native samplers nor a draw can handle NaN, or an infinity as the largest.
-    """
+    """Replace NaN and infinities, which neither native samplers nor a draw can handle; -inf, which
+    forbids, stays."""
     largest = adjusted.max()
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
