@@ -123,8 +123,9 @@ class OpenSlot:
         """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
         token.
 
-        Every token is chosen by the same draw as without a draft, so a draft token x is accepted with the
-        target's own p(x). That is rejection sampling, and drafts do not change the output.
+        Every token is chosen by the same draw as without a draft. So a draft token x is accepted with the
+        target's own p(x), and its replacement is distributed as p without x. That is rejection sampling, and
+        drafts do not change the output.
         """
         samples: list[Sample] = []
         output: list[int] = []

@@ -1,5 +1,6 @@
-"""Decoders of clients' pictures, sounds and documents, which may hang or die of their input. Only
-processes that decode media load the libraries."""
+"""Decoders of clients' pictures, sounds and documents, which may hang or die of their input. Libraries for
+pictures and sounds are loaded only in processes that decode them, the one for documents with the first
+document."""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ class BlockStore:
         self.spare_bytes = 0
 
     def allocate(self, num_bytes: int) -> Bytes:
+        """Return memory with undefined content."""
         spares = self._spares.setdefault(num_bytes, [])
         self._spares.move_to_end(num_bytes)
         if not spares:

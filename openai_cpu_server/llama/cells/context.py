@@ -39,6 +39,7 @@ class AbortSwitch:
         self._is_held = False
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
+        """The context must not outlive the switch, whose address it keeps."""
         params.abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 

@@ -26,7 +26,8 @@ class CellCopies:
     """Saves and restores cells and states through a scratch slot, which is empty otherwise.
 
     llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them. Saving
-    takes no free cells. Restoring n cells takes as many, rounded up to whole parts until the end.
+    takes no free cells. Restoring n cells takes as many, rounded up to whole parts within the block; the
+    excess is free again at the end.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class CellCopies:
         self._context.free_slot(self._scratch)
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block that begins at position `start`. Raises
-        `DecodeFailed`."""
+        """Restore the first end-start cells of a block that begins at position `start`, behind which the
+        slot must have no state. Raises `DecodeFailed`."""
         if self._context.copies_whole:
             return
         parts = self._parts(start, end)
@@ -126,6 +127,6 @@ class CellCopies:
         self._context.share_state(self._empty, self._scratch)
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
-        """llama.cpp reads a part whole or not at all. Small parts bound the temporary cells of a restored
-        prefix."""
+        """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
+        cells of a restored prefix to those of its last block."""
         return [(first, min(first + self._part, end)) for first in range(start, end, self._part)]

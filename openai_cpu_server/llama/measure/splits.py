@@ -95,7 +95,9 @@ def _driver() -> str:
 class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     kind: SplitKind
     layers: int
+    """Layers on the device."""
     experts_on_cpu: int
+    """Layers among these whose experts stay on the CPU."""
     cost_ms: float | None
     """Time of a chat turn, or None if the split failed, was skipped, or was not measured to the end."""
     tries: int = 1

@@ -55,7 +55,7 @@ class LayerBytes(NamedTuple):
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a model, without tensors placed by a pattern."""
+    """Bytes of a model; `layers` and `output_bytes` do not count tensors placed by a pattern."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
@@ -66,6 +66,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     idle_patterns: tuple[str, ...]
     """Patterns that place no tensor."""
     total_bytes: int
+    """Bytes of all weights."""
     step_floats: int
     """Most numbers per token of a step at a time."""
     vocab_size: int

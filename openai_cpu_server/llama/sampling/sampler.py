@@ -85,7 +85,8 @@ def of_the_best(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Return the top-p tokens, at least one. Of equal ones at the edge the first are kept."""
+    """Return the top-p tokens, at least one. Of equal ones at the edge the first are kept. The largest
+    logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     tokens = _heaviest(weights, wanted)
@@ -377,7 +378,7 @@ def within_sigmas(logits: Logits, sigmas: float) -> Logits:
 
 
 def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidates:
-    """XTC: of the tokens above the threshold only the least likely stays."""
+    """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
     weights = np.exp(kept.logits.astype(np.float64) - float(kept.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
