@@ -1,7 +1,7 @@
-"""Expressions: of a string's characters (regular, with intersection and complement), and of grammar text.
+"""Interned expressions of characters (regular, with intersection and complement) and of grammar text.
 
-Interned: equal expressions are one object, so comparing costs nothing however deep they are. Build them
-through the functions below, which keep them simple.
+Equal expressions are one object, so comparing them is cheap at any depth. Build them with the functions
+below, which simplify.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 
 
 class _KeyedReference(ref[Any]):
-    """A weak reference that knows its key in the table."""
+    """Weak reference with its key in the table."""
 
     __slots__ = ("key",)
     key: tuple[object, ...]
 
 
 class _Interned(type):
-    """The class of classes whose equal instances are one object.
-    The table is weak, and safe between threads."""
+    """Metaclass that makes equal instances one object. The table is weak and thread-safe."""
 
     _known: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -40,7 +39,7 @@ class _Interned(type):
         return cls._made(key)
 
     def _made(cls, key: tuple[object, ...]) -> Any:
-        """Make an instance. Fields are set at once, not by the dataclass: there are hundreds of thousands."""
+        """Set fields at once, because the dataclass is too slow for hundreds of thousands."""
         fresh: Any = object.__new__(cls)  # type: ignore[arg-type]
         facts: dict[str, Any] = fresh.__dict__
         facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
@@ -55,8 +54,7 @@ class _Interned(type):
 
     @staticmethod
     def _forget(reference: _KeyedReference, known: dict[Any, Any] = _known) -> None:
-        """Drop a dead entry. The table is a default argument, for at the
-        interpreter's end there are no globals."""
+        """`known`: a default argument, because globals are gone when the interpreter exits."""
         if known.get(reference.key) is reference:
             del known[reference.key]
 
@@ -66,22 +64,21 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 class Expr(metaclass=_Interned):
     serial: int
-    """A number that grows with every new expression: it gives sets of expressions an order."""
+    """Grows with every new expression, and gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """Whether the expression contains intersections, complements or residues, which GBNF has not."""
+    """True if there are intersections, complements or residues, which GBNF lacks."""
     references: frozenset[str] = _NO_NAMES
-    """The names of the rules that the expression refers to."""
+    """Names of rules."""
     is_nullable: bool = False
-    """Whether the language contains the empty string. A reference to a rule always says False."""
+    """True if the empty string matches. Always False for a reference to a rule."""
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that this one is made of."""
         return ()
 
     def measure(self) -> None:
-        """Store the facts that follow from the parts. It is called once, when the instance is made."""
+        """Store the facts that follow from the parts, once for each instance."""
         if self._takes_nothing():
             self.__dict__["is_nullable"] = True
         parts = self.parts
@@ -108,17 +105,15 @@ class Expr(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False)
 class Chars(Expr):
-    """One character of a set."""
-
     set: CharSet
 
     def measure(self) -> None:
-        """It has no parts, and takes a character."""
+        """Keep the defaults, because there are no parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Text(Expr):
-    """A literal in the grammar's text."""
+    """Literal of a grammar."""
 
     text: str
 
@@ -128,8 +123,6 @@ class Text(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Ref(Expr):
-    """A reference to a rule of the grammar."""
-
     name: str
 
     def measure(self) -> None:
@@ -138,7 +131,7 @@ class Ref(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Token(Expr):
-    """A control token of the model, by its number in the vocabulary. No text matches it."""
+    """Control token by its number in the vocabulary. No text matches it."""
 
     number: int
 
@@ -180,19 +173,18 @@ class Alt(_Several):
 
 
 COUNT_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-"""How grammars and patterns write the commonest numbers of times."""
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat(_One):
-    """`item`, `low` to `high` times; None: no upper limit."""
+    """`high`: None for no limit."""
 
     low: int
     high: int | None
 
     @property
     def mark(self) -> str:
-        """The times as GBNF, Lark and regular expressions write them behind the item."""
+        """Return the count as GBNF, Lark and regular expressions write it behind the item."""
         short = next((mark for mark, times in COUNT_MARKS.items() if times == (self.low, self.high)), None)
         if short is not None:
             return short
@@ -219,10 +211,9 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits, perhaps with a point, whose value times 10**decimals is a multiple of `modulus`.
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`.
 
-    `remainder` is the remainder of the digits read so far. `read` counts the decimals read; None before the
-    point.
+    `remainder`: of the digits read so far. `read`: number of decimals read, or None before the point.
     """
 
     modulus: int
@@ -241,12 +232,11 @@ NOTHING: Expr = Alt(())
 
 @functools.lru_cache(maxsize=512)
 def character(char: str) -> Expr:
-    """Just this character."""
     return Chars(single(ord(char)))
 
 
 def literal(text: str) -> Expr:
-    """The string, character by character."""
+    """Return the string as a sequence of characters."""
     return Seq(tuple(map(character, text))) if len(text) != 1 else character(text)
 
 
@@ -269,7 +259,7 @@ def seq(*items: Expr) -> Expr:
 
 
 def _joined(left: Expr, right: Expr) -> Expr | None:
-    """`x x{1,3}` as `x{2,4}`; None if the two cannot be joined."""
+    """Join `x x{1,3}` as `x{2,4}`, or return None."""
     if isinstance(left, Repeat):
         other = right if isinstance(right, Repeat) else None
         if left.item is not (other.item if other else right):
@@ -349,7 +339,7 @@ def negate(item: Expr) -> Expr:
 
 
 def rebuilt(expr: Expr, parts: Iterable[Expr]) -> Expr:
-    """The expression with other parts, as simple as it can be; one without parts stays as it is."""
+    """Return the expression with other parts, simplified."""
     if isinstance(expr, Seq):
         return seq(*parts)
     if isinstance(expr, Alt):
@@ -370,17 +360,16 @@ def any_of(texts: Iterable[str]) -> Expr:
 
 ANY_CHAR = Chars(ANY)
 ALL = star(ANY_CHAR)
-"""Every string."""
 
 
 Rules = dict[str, Expr]
-"""A grammar: what stands behind each of its names."""
+"""Grammar: expressions by the names of rules."""
 ROOT = "root"
-"""The rule where every grammar begins."""
+"""Rule where every grammar begins."""
 
 
 def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """The roots and all their parts, once each."""
+    """Return the roots and all their parts once."""
     found = dict.fromkeys(roots)
     queue = list(found)
     for expr in queue:
@@ -392,7 +381,7 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
 
 
 def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
-    """The roots and all their parts, without the known ones; parts come first."""
+    """Return the roots and all their parts except `known`, parts before wholes."""
     found: dict[Expr, None] = {}
     stack = [(root, False) for root in reversed(roots)]
     while stack:

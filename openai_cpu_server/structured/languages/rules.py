@@ -1,10 +1,9 @@
-"""How the rules of a grammar hang together: the order in which llguidance compiles them and the stack that
-takes, what may be empty, and what begins with itself.
+"""Structure of a grammar's rules: compile order, nullable expressions, left recursion.
 
-llguidance compiles a rule where it first meets the rule's name: within the rule that names it. So a chain of
-rules takes stack for each of them, and the stack's end is the process's end. Rules that are compiled already
-take none. So a long chain is compiled from its end, in pieces: some rules of it are named before all others.
-Only a circle of rules cannot be cut so. It is measured, and refused where it is too long.
+llguidance compiles a rule where it first meets the rule's name, within the rule that names it. A chain of
+rules takes stack for each rule, and a stack overflow kills the process. Rules that are compiled already take
+none, so a long chain is compiled from its end, in pieces. A cycle cannot be cut; it is measured, and rejected
+if too long.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import msgspec
 from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Rules, Seq
 
 MOST_LEVELS = 3_000
-"""A rule counts as two levels and as one for each expression around the next rule's name. A level takes about
-1 KiB of stack on x86-64 (`tests/structured/test_chains.py` runs the deepest on 8 MiB)."""
+"""Two levels for a rule and one for each expression around the next rule's name. A level takes about 1 KiB
+of stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
 _PIECE = 600
-"""Chains up to here are compiled as they are."""
+"""Levels of a chain that is compiled without cuts."""
 _OF_RULE = 2
 
 CURE = "make the circle of rules that refer to one another shorter"
@@ -28,13 +27,13 @@ _SHOWN = 4
 
 class CompileOrder(msgspec.Struct, frozen=True):
     first: tuple[str, ...] = ()
-    """The rules to compile before the root, in this order."""
+    """Rules to compile before the root, in this order."""
     deepest: tuple[str, ...] = ()
-    """Rules within one another that are too many for the stack, from the outermost on; empty if none are."""
+    """Nested rules that overflow the stack, outermost first, or empty."""
 
 
 def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> CompileOrder:
-    """How to compile these rules, beginning with the root. Names of no rule in them are ignored."""
+    """Return how to compile these rules from the root on. Unknown names are ignored."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -51,19 +50,17 @@ def described(deepest: Sequence[str]) -> str:
 
 
 class _OpenRule:
-    """A rule that is being compiled."""
-
     def __init__(self, name: str, expr: Expr, levels: int) -> None:
         self.name = name
         self.names = _named(expr, _OF_RULE)
         self.levels = levels
-        """The levels of all rules that are open, up to this one."""
+        """Levels of all open rules up to this one."""
         self.height = 0
-        """The levels that the rules within this one take, as far as they end no piece."""
+        """Levels of the rules within this one, except ends of pieces."""
 
 
 class _Visit:
-    """Visits rules as llguidance does: depth first, in the order in which they are named."""
+    """Visits rules like llguidance: depth first, in the order in which they are named."""
 
     def __init__(self, rules: dict[str, Expr], most_levels: int) -> None:
         self._rules = rules
@@ -94,7 +91,7 @@ class _Visit:
         return _OpenRule(name, self._rules[name], levels)
 
     def _closed(self, rule: _OpenRule) -> int:
-        """The height that counts for the rules around this one."""
+        """Return the height for the rules around this one."""
         if rule.height < _PIECE:
             return rule.height
         self.ends_of_pieces.append(rule.name)
@@ -106,7 +103,6 @@ class _Visit:
 
 
 def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
-    """The names in an expression, from left to right, with the number of levels around them."""
     if isinstance(expr, Ref):
         yield expr.name, level
     elif expr.references:
@@ -115,7 +111,7 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def users(rules: Rules) -> dict[str, list[str]]:
-    """For each name the rules that mention it."""
+    """Return the rules that mention each name."""
     found: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in expr.references:
@@ -124,11 +120,8 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """The expressions of a grammar that may match the empty text, at any depth.
-
-    Most show it by themselves. Only where it depends on rules, the rules are looked at, once per place: the
-    work is linear.
-    """
+    """Expressions of a grammar that match the empty text. Rules are visited only where the answer depends
+    on them, once per place, so the work is linear."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}
@@ -142,7 +135,6 @@ class Nullables:
         return expr.is_nullable or expr in self._found
 
     def _spread(self, queue: list[Expr]) -> None:
-        """Note these expressions, and all that may be empty because they may be."""
         self._found.update(queue)
         for expr in queue:
             for parent in [*self._parents.get(expr, ()), *self._named.get(expr, ())]:
@@ -154,8 +146,8 @@ class Nullables:
 
 
 def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
-    """Expressions on which others depend, with those others, twice if they occur there twice.
-    For each sequence: how many of its items depend on rules."""
+    """Return the parents of each open expression, twice if it occurs twice, and the number of open items
+    of each sequence."""
     parents: dict[Expr, list[Expr]] = {}
     missing: dict[Expr, int] = {}
     queue = [x for x in dict.fromkeys(roots) if _is_open(x)]
@@ -173,14 +165,14 @@ def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr
 
 
 def _is_open(expr: Expr) -> bool:
-    """Whether it depends on rules if the expression may be empty."""
+    """Return True if nullability depends on rules."""
     if expr.is_nullable or not expr.references:
         return False
     return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
 
 
 def find_left_recursion(rules: Rules) -> list[str] | None:
-    """The names along one such cycle; None if there is none. Names of no rule in them are ignored."""
+    """Return the names along a cycle, or None. Unknown names are ignored."""
     nullable = Nullables(rules)
     done: set[str] = set()
     for start in rules:
@@ -191,7 +183,6 @@ def find_left_recursion(rules: Rules) -> list[str] | None:
 
 
 def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -> list[str] | None:
-    """Search depth first; `path` holds the rules that are open."""
     if start in done:
         return None
     path = {start: leftmost(rules[start], nullable)}
@@ -212,7 +203,7 @@ def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -
 
 
 def leftmost(expr: Expr, nullable: Nullables) -> Iterator[str]:
-    """The rules that the expression may begin with."""
+    """Yield the rules that the expression may begin with."""
     if isinstance(expr, Ref):
         yield expr.name
     elif isinstance(expr, Alt):

@@ -1,8 +1,8 @@
 r"""Regular expressions of grammars: the syntax of Rust's crate `regex`, which Python's `re` mostly shares.
 
-What differs from ECMAScript's: `.` is any character but `\n`, flags (`(?i)`, `(?s:...)`), classes within
-classes, `[[:alpha:]]`, `\x{...}`. As everywhere here `\d` and `\w` write ASCII only; their negations exclude
-all that any reader counts among them. Look-around is taken too, though Rust has none.
+Unlike in ECMAScript, `.` is any character but a line feed. There are flags (`(?i)`, `(?s:...)`), classes
+within classes, `[[:alpha:]]` and `\x{...}`. `\d` and `\w` write ASCII only, and their negations exclude all
+that any reader counts among them. Look-around is accepted, although Rust has none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 
 _NOT_NEWLINE = ANY - CharSet.chars("\n")
 _HARMLESS = "uU"
-"""Flags that do not change which texts match: Unicode is on anyway, and greed tells where a match ends."""
+"""Flags that do not change which texts match. Unicode is on anyway, and greed decides only where a match
+ends."""
 _KNOWN = "is" + _HARMLESS
 _LETTERS = CharSet.of((0x41, 0x5A), (0x61, 0x7A))
 _POSIX = {
@@ -46,7 +47,7 @@ _MOST_RANGES = 3_000
 
 
 def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
-    """The strings that match as a whole. Raises InvalidPattern."""
+    """Return the strings that match as a whole. Raises InvalidPattern."""
     if len(pattern) > limits.text:
         raise InvalidPattern(pattern, 0, "the pattern is too long")
     return language_of(pattern, _RustParser(pattern, limits, flags).parse())
@@ -174,13 +175,12 @@ def _any_of(*names: str) -> CharSet:
 
 @functools.lru_cache(maxsize=1)
 def _any_word() -> CharSet:
-    """All that Rust or Python counts among the characters of words."""
+    """Word characters of Rust or of Python."""
     return _any_of("L", "M", "N", "Pc") | CharSet.of((0x200C, 0x200D), (0x24B6, 0x24E9), (0x1F130, 0x1F189))
 
 
 @functools.lru_cache(maxsize=1)
 def _cases() -> list[tuple[int, int]]:
-    """The characters that are each other's upper or lower case."""
     pairs = set()
     for code in range(0x80, 0x1E944):
         char = chr(code)
@@ -189,7 +189,7 @@ def _cases() -> list[tuple[int, int]]:
 
 
 def either_case(chars: CharSet) -> CharSet:
-    """The characters, with those that differ from them in case alone."""
+    """Return the characters and their other case."""
     small, large = chars & CharSet.of((0x61, 0x7A)), chars & CharSet.of((0x41, 0x5A))
     found = chars | _moved(small, -32) | _moved(large, 32)
     if chars.ranges and chars.ranges[-1][1] >= 0x80:
