@@ -1,7 +1,7 @@
 """Grammars of JSON Schema, regular expressions, lists of choices, GBNF and Lark.
 
-A reader process calls `compiler.grammar_maker` once for each grammar: the schema becomes rules of expressions
-(`compiler`), and these become the Lark text that llguidance runs (`lark`). `openai-cpu-server grammar` prints
-it. The grammar allows exactly the values of the schema, or an error names what cannot be enforced. Limits are
-counted, not timed. Modules are imported directly, so that other processes do not load them.
+A reader process calls `compiler.grammar_maker` for each new grammar: a schema becomes rules of expressions,
+and these become the Lark text that llguidance runs. The grammar allows exactly the values of the schema, or
+an error names what cannot be enforced. Limits are counted, not timed. Modules are imported directly, so that
+other processes do not load them.
 """

@@ -1,4 +1,4 @@
-"""Compilation of JSON Schema, patterns, choices, GBNF and Lark to one grammar that is ready to run."""
+"""Compilation of JSON Schema, patterns, choices, GBNF and Lark to a grammar that is ready to run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _MOST_LISTED = 400
 class CompiledGrammar(msgspec.Struct, frozen=True):
     rules: Rules
     unenforced: tuple[Unenforced, ...] = ()
-    """Keywords left out because the options allow it, and formats that contradict other keywords."""
+    """Left out because the options allow it; and formats that contradict other keywords."""
     share: float = 0.0
     """Cost as a share of the limits."""
     is_raw: bool = False
@@ -79,8 +79,8 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
 
 
 def compile_schema(schema: Json, options: Options | None = None, pointer: str = "") -> CompiledGrammar:
-    """Return a grammar of exactly the schema's values, or of those at a pointer into it, as far as the
-    order of properties allows. Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    """Return a grammar of exactly the values of the schema, or of the one at a pointer into it. Raises
+    UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
     options = options or Options()
     try:
         return _Compiler(schema, options).compile(pointer)
@@ -133,8 +133,7 @@ class _Compiler:
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
     def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
-        """Return the innermost needed schema that no value fits, or None if some value fits or that is not
-        plain."""
+        """Innermost needed schema that no value fits, or None if that is not plain."""
         if pointer in seen or self._goals.satisfiable(((self._normaliser.at(pointer), True),)):
             return None
         inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
@@ -211,7 +210,6 @@ class _Compiler:
         return bool(self._shapes.shapes(branch))
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
-        """Return all values with all their spellings if they are a few scalars, else None."""
         found: dict[object, Expr] = {}
         for kind in JsonKind:
             for branch in self._goals.branches(goal, kind):
@@ -237,7 +235,6 @@ class _Compiler:
         return {x: self._lexemes.number(spelled(x), "number") for x in self._numbers.listed(branch)}
 
     def _unlisted(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
-        """Return the values if a pattern has only a few short strings."""
         if kind is not JsonKind.STRING:
             return None
         texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
@@ -252,7 +249,6 @@ def _booleans(branch: Branch) -> list[bool]:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 ANY_OBJECT: dict[str, Json] = {"type": "object"}
-"""Schema of `response_format: {"type": "json_object"}`."""
 
 
 MakesGrammar = Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]
@@ -266,9 +262,8 @@ def grammar_maker(
 ) -> MakesGrammar:
     """Return the contract's `GrammarMaker`.
 
-    `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: bytes that its vocabulary can
-    write. `has_own_numbers`: control tokens keep their numbers in that vocabulary; else they follow
-    `BYTES_AND_END`.
+    `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
+    `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
     unknown = of_bytes(set(range(256)).difference(known_bytes))
 
@@ -317,7 +312,7 @@ def _named(error: InvalidRequest, source: GrammarSource) -> InvalidRequest:
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
-    """`unknown`: characters that the vocabulary cannot write. JSON has escapes for them."""
+    """`unknown`: characters that cannot be written, except as escapes in JSON."""
     whitespace = Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT
     options = Options(whitespace=whitespace, strict=order.is_strict)
     match order.source:
@@ -349,7 +344,6 @@ def _of_client(gbnf: str) -> Rules:
 
 
 def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
-    """Return the text of a tool's input as it stands in a call. Raises InvalidGrammar if there is none."""
     if order.source is GrammarSource.LARK:
         rules = lark_rules(order.text)
     else:
@@ -363,13 +357,12 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
 
 
 def regex_rules(pattern: str) -> Rules:
-    """Return the grammar of texts that match as a whole, anchored or not. Raises InvalidPattern,
-    SchemaTooLarge, InvalidSchema."""
+    """Match the whole text, anchored or not. Raises InvalidPattern, InvalidSchema, SchemaTooLarge."""
     return language_rules(full_language(pattern, Limits()), pattern)
 
 
 def language_rules(language: Expr, pattern: str) -> Rules:
-    """Return the grammar of a language. Raises SchemaTooLarge, or InvalidSchema if it is empty."""
+    """Return its grammar. Raises SchemaTooLarge, or InvalidSchema if the language is empty."""
     budget = Budget(Limits())
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     if plain.is_empty(language):
@@ -381,7 +374,6 @@ def language_rules(language: Expr, pattern: str) -> Rules:
 
 
 def choice_rules(choices: list[str]) -> Rules:
-    """Return the grammar of these texts. Raises InvalidSchema, SchemaTooLarge."""
     if not choices:
         raise InvalidSchema("", "there must be at least one choice")
     budget = Budget(Limits())

@@ -13,7 +13,7 @@ from openai_cpu_server.structured.languages.rules import MOST_LEVELS
 
 
 class UnsupportedSchema(InvalidRequest):
-    """Keyword that no grammar can enforce. `path` is a JSON pointer to the schema that contains it."""
+    """`path`: JSON pointer to the schema with the keyword."""
 
     def __init__(self, path: str, keyword: str, reason: str = "cannot be enforced by a grammar") -> None:
         super().__init__(f"{path or '/'}: '{keyword}' {reason}.", code="unsupported_schema")
@@ -23,7 +23,7 @@ class UnsupportedSchema(InvalidRequest):
 
 
 class InvalidSchema(InvalidRequest):
-    """The schema is not a JSON Schema, or no value can satisfy it."""
+    """Not a JSON Schema, or no value can satisfy it."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path or '/'}: {message}.", code="invalid_schema")
@@ -31,8 +31,7 @@ class InvalidSchema(InvalidRequest):
 
 
 class SchemaTooLarge(InvalidRequest):
-    """A limit is exceeded. `limit` is its field in `Limits`, `path` a JSON pointer, or None if the place
-    is unknown."""
+    """`limit`: field of `Limits`. `path`: JSON pointer, or None if the place is unknown."""
 
     def __init__(self, limit: str, value: int, path: str | None = None) -> None:
         named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
@@ -44,7 +43,7 @@ class SchemaTooLarge(InvalidRequest):
 
 
 class GrammarTooLarge(InvalidRequest):
-    """The same for input that is not a schema, which `what` names."""
+    """Too large, but not a schema. `what` names the input."""
 
     def __init__(self, what: str, found: SchemaTooLarge) -> None:
         named, advice = _OTHERS.get(found.limit, (_LIMITS[found.limit][0], "make it smaller"))
@@ -99,7 +98,7 @@ _OTHERS = {
 
 
 class InvalidPattern(InvalidRequest):
-    """Broken or not regular expression. `position` counts characters."""
+    """Broken, or not regular."""
 
     def __init__(self, pattern: str, position: int, message: str) -> None:
         shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
@@ -109,7 +108,7 @@ class InvalidPattern(InvalidRequest):
 
 
 class InvalidGrammar(InvalidRequest):
-    """Broken or too large grammar. Line and column count characters from 1."""
+    """Line and column count characters from 1."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(f"grammar, line {line}, column {column}: {message}.", code="invalid_grammar")
@@ -120,26 +119,23 @@ class InvalidGrammar(InvalidRequest):
 
 class Whitespace(enum.Enum):
     COMPACT = "compact"
-    """No white space between tokens: `{"a":1}`."""
+    """Like `{"a":1}`."""
     FLEXIBLE = "flexible"
     """Up to 40 blanks and line ends around punctuation."""
 
 
 class PropertyOrder(enum.Enum):
-    """Order of an object's declared properties. Additional ones come after them."""
+    """Additional properties come last."""
 
     SCHEMA = "schema"
     """Order of `properties`, then names that only `required` mentions.
 
-    If `properties` are sorted by name and `required` has another order, that order too. Then a program has
-    sorted them, and only `required` shows the author's order.
+    If `properties` are sorted by name and `required` has another order, that too, because then a program has
+    sorted them and only `required` shows the author's order.
     """
     ANY = "any"
-    """Any order for up to five properties. More follow the order of `properties`, or that of `required`
-    first.
-
-    Additional properties may stand anywhere. Used to check JSON of others, not to write.
-    """
+    """Any order for up to five properties; more keep the order of `properties` or of `required`.
+    Additional ones may stand anywhere. Used to check JSON of others, not to write."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -148,7 +144,6 @@ class Limits(msgspec.Struct, frozen=True):
     containers: int = 60_000
     """Objects and lists in the document."""
     schemas: int = 12_000
-    """Subschemas visited."""
     depth: int = 48
     """Nested subschemas, values of a `const`, and groups of a pattern."""
     references: int = 200
@@ -160,9 +155,8 @@ class Limits(msgspec.Struct, frozen=True):
     text: int = 200_000
     """Characters of all names, values and patterns."""
     branches: int = 6_000
-    """Alternatives from merging `anyOf`, `oneOf`, `not` and their like."""
+    """Alternatives from merging, over the whole schema."""
     unfolded: int = 60_000
-    """Steps of merging."""
     regex_states: int = 1_500
     """States of one automaton."""
     regex_work: int = 80_000
@@ -176,7 +170,7 @@ class Options(msgspec.Struct, frozen=True):
     whitespace: Whitespace = Whitespace.COMPACT
     order: PropertyOrder = PropertyOrder.SCHEMA
     strict: bool = True
-    """True to reject keywords that cannot be enforced, False to leave them out and report them."""
+    """True rejects keywords that cannot be enforced; False reports them."""
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
@@ -185,14 +179,12 @@ _WORK = ("schemas", "text", "branches", "unfolded", "regex_work", "rules", "gram
 
 
 class Budget:
-    """Rest of each limit while one schema is compiled."""
-
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
         self.path: str | None = None
-        """JSON pointer to the current place in the schema."""
+        """Current place in the schema, as a JSON pointer."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
         """Count a cost. Raises SchemaTooLarge if the sum exceeds the limit."""
@@ -209,17 +201,13 @@ class Budget:
         return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
-        """Check an amount that is not summed. Raises SchemaTooLarge.
-
-        `path`: None for the current place.
-        """
+        """Check an amount that is not summed. Raises SchemaTooLarge. `path`: None for the current place."""
         if amount > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path if path is None else path)
 
     @contextmanager
     def looking_at(self, path: str) -> Iterator[None]:
-        """Set the place that limits exceeded in the block name. Raises SchemaTooLarge for a
-        RecursionError."""
+        """Name this place in errors. Raises SchemaTooLarge for a RecursionError."""
         before, self.path = self.path, path
         try:
             yield
@@ -230,8 +218,6 @@ class Budget:
 
 
 class Unenforced(msgspec.Struct, frozen=True):
-    """Keyword that was left out of the grammar."""
-
     path: str
     keyword: str
 
@@ -242,13 +228,13 @@ class UnenforcedReport:
         self._found: dict[Unenforced, None] = {}
 
     def refuse(self, path: str, keyword: str, reason: str) -> None:
-        """Note a keyword that is left out. Raises UnsupportedSchema if strict."""
+        """Note a keyword, or reject it if strict. Raises UnsupportedSchema."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
         self.note(path, keyword)
 
     def note(self, path: str, keyword: str) -> None:
-        """Note a keyword that the standard lets give way."""
+        """For a keyword that the standard lets give way."""
         self._found[Unenforced(path, keyword)] = None
 
     @property

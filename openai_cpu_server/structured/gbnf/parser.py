@@ -1,10 +1,7 @@
-"""Parser of GBNF.
-
-llama.cpp's language with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. Of its
-tokens only `<[302]>` is supported, a control token by its number. A rule ends with its line, but not within
-parentheses nor behind `::=` and `|`. Unlike there, a rule defined twice, an empty class and a reversed range
-are rejected. Both reject left recursion; llama.cpp also counts a repetition of what may be empty.
-"""
+"""Parser of GBNF, with additions to llama.cpp's: `_` in names, `{,n}`, and no limit of 2,000 repetitions.
+Of its tokens only `<[302]>` is supported. Unlike there, a rule defined twice, an empty class and a
+reversed range are rejected. Both reject left recursion; llama.cpp also counts a repetition of what may be
+empty."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class WrongCharacter(Exception):
 
 
 def literal_text(symbol: str) -> str:
-    """Return the text of a literal. Raises WrongCharacter."""
+    """Decode a literal. Raises WrongCharacter."""
     if "\\" not in symbol and symbol.isascii():
         return symbol[1:-1]
     return "".join(chr(code) for code, _ in _codes(symbol, 1))
@@ -59,8 +56,7 @@ def literal_text(symbol: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
-    """Return the set of `[a-z]` or `[^a-z]`. A dash that is first or last stands for itself. Raises
-    WrongCharacter."""
+    """Parse `[a-z]` or `[^a-z]`. Raises WrongCharacter."""
     if len(text) > _LONGEST_CLASS:
         raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
     is_negated = text.startswith("[^")
@@ -81,7 +77,6 @@ def class_set(text: str) -> CharSet:
 
 
 def _codes(text: str, position: int) -> list[tuple[int, int]]:
-    """Return the code point and position of every character up to the closing mark."""
     found = []
     end = len(text) - 1
     if "\\" not in text:
@@ -143,7 +138,6 @@ _SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
     | [*+?] | \{[^{}"\[\]()|:]*\} | <\[\d{1,9}\]> | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
 _ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
 _NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
-"""Matches a symbol or a comment, or all the rest."""
 
 _BY_FIRST = {
     **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-", SymbolKind.NAME),
@@ -167,10 +161,10 @@ _UNFINISHED = {
 
 
 class GbnfSymbols:
-    """Symbols in order. `texts` has no spaces and comments, and ends with ""."""
+    """Without spaces and comments. The last one is ""."""
 
     def __init__(self, text: str) -> None:
-        """Split the text. Raises InvalidGrammar if it has too many symbols or characters."""
+        """Split the text. Raises InvalidGrammar."""
         self._text = text
         if len(text) > MOST_CHARACTERS:
             raise self._error_at(MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
@@ -182,13 +176,12 @@ class GbnfSymbols:
             self._num_readable -= 2
 
     def kind(self, index: int) -> SymbolKind:
-        """Return the kind of a symbol. Raises InvalidGrammar if no symbol begins there."""
+        """Classify a symbol. Raises InvalidGrammar if none begins there."""
         if index == self._num_readable:
             raise self._unreadable(index)
         return _BY_FIRST[self.texts[index][:1]]
 
     def error(self, index: int, message: str, offset: int = 0) -> InvalidGrammar:
-        """Return an error at a symbol, or `offset` characters behind its beginning."""
         return self._error_at(self._start(index) + offset, message)
 
     def _start(self, index: int) -> int:
@@ -211,7 +204,6 @@ class GbnfSymbols:
 
 
 def _is_symbol(text: str) -> bool:
-    """The match at the end is empty."""
     return text[:1] not in ("#", "")
 
 
@@ -224,8 +216,6 @@ _OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.A
 
 
 class _Group:
-    """Open parenthesis, or the rule itself, with its alternatives."""
-
     __slots__ = ("alternatives", "items")
 
     def __init__(self) -> None:
@@ -244,16 +234,12 @@ class _Group:
 
 
 def parse_gbnf(text: str, known: Collection[str] = ()) -> Rules:
-    """Return the rules of a grammar, with a dot in the names of groups that were lifted out. Raises
-    InvalidGrammar.
-
-    `known`: names of rules that are defined elsewhere, and refer to none of the text.
-    """
+    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar. `known`:
+    names of rules that are defined elsewhere."""
     return _Parser(GbnfSymbols(text), known).grammar()
 
 
 def names_tokens(rules: Rules) -> bool:
-    """Return True if a grammar names control tokens."""
     return any(isinstance(expr, Token) for expr in every_expression(rules.values()))
 
 
@@ -299,7 +285,7 @@ class _Parser:
         self._rules[name] = self._body(name)
 
     def _body(self, name: str) -> Expr:
-        """The inner loop reads symbols that were met before, which most are."""
+        """Most symbols were met before, and are read by the inner loop."""
         groups = [_Group()]
         lifted = (f"{name}.{number}" for number in itertools.count(1))
         texts, operands, kind_of = self._symbols.texts, self._operands, self._symbols.kind

@@ -1,9 +1,6 @@
-r"""Printing of rules as GBNF that llama.cpp and llguidance's translator read alike.
-
-Their common ground: `\xHH` escapes in classes (a dash, a caret and brackets have no other), characters beyond
-ASCII as themselves, counts in braces, and at most some thirty nested groups. `Shaper` gives rules the form
-that a reader of the text would find, so that what runs is what is printed.
-"""
+r"""Printing of rules as GBNF that llama.cpp and llguidance's translator read alike: with `\xHH` escapes in
+classes, characters beyond ASCII as themselves, counts in braces, and at most some thirty nested groups.
+`Shaper` gives rules the form that a reader of the text would find."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ _DEEPEST = 10
 
 
 class Shaper:
-    """Gives rules the form of their text: consecutive characters are a literal, and parts that nest too
-    deep or are counted twice are rules."""
+    """Joins characters to literals, and lifts parts that nest too deep or are counted twice."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -49,7 +45,7 @@ class Shaper:
         self._known: dict[tuple[Expr, int], Expr] = {}
 
     def shaped(self, rules: Rules) -> Rules:
-        """Return the rules and those lifted out of them. Raises SchemaTooLarge."""
+        """Add the lifted rules. Raises SchemaTooLarge."""
         found = {name: self._top(expr) for name, expr in rules.items()}
         queue = list(self._lifted.items())
         for expr, name in queue:
@@ -123,8 +119,8 @@ class Shaper:
 
 
 def gbnf_text(rules: Rules) -> str:
-    """Return the text of shaped rules, a line for each. Raises SchemaTooLarge if an intersection, which
-    GBNF lacks, needs too many rules."""
+    """Return a line for each shaped rule. Raises SchemaTooLarge if an intersection, which GBNF lacks,
+    needs too many rules."""
     plain = _Expansion(rules).plain() if any(map(_intersects, every_expression(rules.values()))) else rules
     return "".join(f"{name} ::= {_shown(expr)}\n" for name, expr in plain.items())
 
@@ -137,8 +133,6 @@ _PRINTED = Limits(regex_states=20_000, regex_work=100_000, rules=40_000)
 
 
 class _Expansion:
-    """Writes an intersection as one expression, or as a rule for each state of its automaton."""
-
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._budget = Budget(_PRINTED)
@@ -146,7 +140,6 @@ class _Expansion:
         self._added: Rules = {}
 
     def plain(self) -> Rules:
-        """Return the rules without intersections. Raises SchemaTooLarge."""
         found = {name: self._of(expr) for name, expr in self._rules.items()}
         return Shaper(self._budget).shaped(found | self._added)
 
@@ -202,7 +195,6 @@ def _is_group(expr: Expr) -> bool:
 
 
 def text_length(rules: Rules) -> int:
-    """Return the length of the text that `gbnf_text` would print."""
     known: dict[Expr, int] = {}
     for expr in parts_first(list(rules.values())):
         known[expr] = _length(expr, known)
@@ -238,7 +230,6 @@ def _in_literal(char: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def char_class(chars: CharSet) -> str:
-    """Return a class, negated if that is shorter, because the set reaches the last code point."""
     if chars.ranges and chars.ranges[-1][1] == MAX and chars != ANY:
         return f"[^{_ranges(~chars)}]"
     return f"[{_ranges(chars)}]" if chars else f"[^{_ranges(ANY)}]"
@@ -249,7 +240,6 @@ def _ranges(chars: CharSet) -> str:
 
 
 def _joined_over_surrogates(chars: CharSet) -> list[tuple[int, int]]:
-    """Surrogates are not characters."""
     ranges: list[tuple[int, int]] = []
     for low, high in chars.ranges:
         if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:

@@ -1,5 +1,5 @@
-"""Automata of expressions by Brzozowski derivatives, which need no extra step for intersection and
-complement; and expressions of automata."""
+"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap; and
+expressions of automata."""
 
 from __future__ import annotations
 
@@ -94,12 +94,10 @@ def _sets_in(expr: Expr) -> list[CharSet]:
 _POINT = ord(".")
 _ZERO = ord("0")
 _MOST_PREFIXES_EACH = 20
-"""Prefixes explored for each string that is wanted."""
 
 
 class Automaton(msgspec.Struct, frozen=True):
-    """Deterministic automaton that starts in state 0. Every state can reach an accepting one, if there is
-    any."""
+    """Deterministic, from state 0. Every state can reach an accepting one, if there is any."""
 
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]
@@ -274,7 +272,7 @@ def _numbered(
 
 
 def few_strings(automaton: Automaton, most: int) -> list[str] | None:
-    """Return all strings in order of length, or None if there are more than `most` or too many prefixes."""
+    """Return all strings in order of length, or None if they are more than `most` or too costly."""
     found: list[str] = []
     ways = [("", 0)]
     for text, state in ways:
@@ -290,7 +288,7 @@ def few_strings(automaton: Automaton, most: int) -> list[str] | None:
 
 
 def has_length(automaton: Automaton, low: int, high: int | None, budget: Budget) -> bool:
-    """Return True if a string of the language has `low` to `high` characters. Raises SchemaTooLarge."""
+    """Return True if a string has `low` to `high` characters. Raises SchemaTooLarge."""
     steps = [sum(1 << target for target in {to for _, to in edges}) for edges in automaton.edges]
     ends = sum(1 << state for state in automaton.accepting)
     reached, length, seen = 1, 0, dict[int, int]()
@@ -318,11 +316,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
-    """Return a rule for each state, the first one for the whole. These are slower to run than one lexeme, but
-    short.
-
-    `written`: makes the text of one character.
-    """
+    """Return a rule for each state, the first one for the whole: slower to run than one lexeme, but short."""
     rules: Rules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
@@ -360,8 +354,6 @@ class _TooLong(Exception): ...
 
 
 class _Graph:
-    """Graph of the states, a start and an end, with expressions as labels of the edges."""
-
     def __init__(self, automaton: Automaton) -> None:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
         self._into: dict[int, set[int]] = {_START: set(), _END: set()}
@@ -380,7 +372,6 @@ class _Graph:
         heapq.heapify(self._queue)
 
     def eliminate_all(self) -> Expr:
-        """Return the expression from start to end. Raises _TooLong."""
         while self._queue:
             cost, negated = heapq.heappop(self._queue)
             if -negated not in self._out:
@@ -393,7 +384,7 @@ class _Graph:
         return self._out[_START].get(_END, NOTHING)
 
     def _cost(self, state: int) -> int:
-        """Estimate how many parts are written once more if this state is eliminated."""
+        """Estimate of the parts that are written once more."""
         out, into = self._out[state], self._into[state]
         ways_in, ways_out = len(into - {state}), len(out) - (state in out)
         weight = sum(self._size(e) for e in out.values())

@@ -121,8 +121,8 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
-    """Return the coarsest classes such that every set is a union of some. Classes within an earlier set
-    come first; together they are ANY."""
+    """Return the coarsest classes of which every set is a union. Classes of earlier sets come first;
+    together they are ANY."""
     given = [ANY, *sets]
     ranges: dict[int, list[Range]] = {}
     for low, high, inside in _stretches(given):
@@ -132,7 +132,7 @@ def partition(sets: Iterable[CharSet]) -> list[CharSet]:
 
 
 def _stretches(sets: list[CharSet]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of characters that are in the same sets, with a bit for each set, highest bit first."""
+    """Runs of characters that are in the same sets, with a bit for each set, highest bit first."""
     changes: dict[int, int] = {}
     for number, each in enumerate(reversed(sets)):
         for low, high in each.ranges:

@@ -1,8 +1,5 @@
-"""Interned expressions of characters (regular, with intersection and complement) and of grammar text.
-
-Equal expressions are one object, so comparing them is cheap at any depth. Build them with the functions
-below, which simplify.
-"""
+"""Interned expressions, of characters and of grammar text: equal ones are one object, so comparing is
+cheap. The functions below make and simplify them."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 
 
 class _KeyedReference(ref[Any]):
-    """Weak reference with its key in the table."""
-
     __slots__ = ("key",)
     key: tuple[object, ...]
 
@@ -69,7 +64,6 @@ class Expr(metaclass=_Interned):
     is_extended: bool = False
     """True if there are intersections, complements or residues, which GBNF lacks."""
     references: frozenset[str] = _NO_NAMES
-    """Names of rules."""
     is_nullable: bool = False
     """True if the empty string matches. Always False for a reference to a rule."""
 
@@ -78,7 +72,6 @@ class Expr(metaclass=_Interned):
         return ()
 
     def measure(self) -> None:
-        """Store the facts that follow from the parts, once for each instance."""
         if self._takes_nothing():
             self.__dict__["is_nullable"] = True
         parts = self.parts
@@ -108,13 +101,11 @@ class Chars(Expr):
     set: CharSet
 
     def measure(self) -> None:
-        """Keep the defaults, because there are no parts."""
+        """Defaults are right, because there are no parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Text(Expr):
-    """Literal of a grammar."""
-
     text: str
 
     def _takes_nothing(self) -> bool:
@@ -184,7 +175,6 @@ class Repeat(_One):
 
     @property
     def mark(self) -> str:
-        """Return the count as GBNF, Lark and regular expressions write it behind the item."""
         short = next((mark for mark, times in COUNT_MARKS.items() if times == (self.low, self.high)), None)
         if short is not None:
             return short
@@ -211,10 +201,8 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits whose value times 10**decimals is a multiple of `modulus`.
-
-    `remainder`: of the digits read so far. `read`: number of decimals read, or None before the point.
-    """
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder` is that of the
+    digits read so far, `read` the number of decimals read, or None before the point."""
 
     modulus: int
     decimals: int
@@ -236,7 +224,6 @@ def character(char: str) -> Expr:
 
 
 def literal(text: str) -> Expr:
-    """Return the string as a sequence of characters."""
     return Seq(tuple(map(character, text))) if len(text) != 1 else character(text)
 
 
@@ -259,7 +246,7 @@ def seq(*items: Expr) -> Expr:
 
 
 def _joined(left: Expr, right: Expr) -> Expr | None:
-    """Join `x x{1,3}` as `x{2,4}`, or return None."""
+    """`x x{1,3}` becomes `x{2,4}`."""
     if isinstance(left, Repeat):
         other = right if isinstance(right, Repeat) else None
         if left.item is not (other.item if other else right):
@@ -339,7 +326,6 @@ def negate(item: Expr) -> Expr:
 
 
 def rebuilt(expr: Expr, parts: Iterable[Expr]) -> Expr:
-    """Return the expression with other parts, simplified."""
     if isinstance(expr, Seq):
         return seq(*parts)
     if isinstance(expr, Alt):
@@ -363,13 +349,10 @@ ALL = star(ANY_CHAR)
 
 
 Rules = dict[str, Expr]
-"""Grammar: expressions by the names of rules."""
 ROOT = "root"
-"""Rule where every grammar begins."""
 
 
 def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """Return the roots and all their parts once."""
     found = dict.fromkeys(roots)
     queue = list(found)
     for expr in queue:
@@ -381,7 +364,6 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
 
 
 def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
-    """Return the roots and all their parts except `known`, parts before wholes."""
     found: dict[Expr, None] = {}
     stack = [(root, False) for root in reversed(roots)]
     while stack:

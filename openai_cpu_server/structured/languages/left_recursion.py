@@ -25,8 +25,7 @@ _MOST_STEPS = 10_000
 
 
 class _Heads:
-    """Expression split by the rule of the cycle that it begins with: `others`, and the rest behind each
-    rule."""
+    """Expression split by the rule of the cycle that it begins with: `others`, and what follows each rule."""
 
     def __init__(self, others: Expr, rests: dict[str, Expr]) -> None:
         self.others = others
@@ -47,16 +46,12 @@ FILLED = "!"
 
 
 class FilledRules:
-    """Rules, and variants of them without the empty text, made on demand."""
-
     def __init__(self, rules: Rules, steps: int = _MOST_STEPS) -> None:
         self.rules = dict(rules)
         self.nullable = Nullables(rules)
         self.steps = steps
-        """Parts that may still be visited."""
 
     def spend(self, expr: Expr) -> None:
-        """Count a visit. Raises InvalidGrammar if the steps are used up."""
         self.steps -= 1 + len(expr.parts)
         if self.steps < 0:
             raise InvalidGrammar(1, 1, "too ambiguous: rules begin with themselves in too many ways")
@@ -88,8 +83,7 @@ class FilledRules:
 
 
 def without_left_recursion(rules: Rules) -> Rules:
-    """Return rules of the same language without left recursion. Raises InvalidGrammar if that takes too
-    many steps."""
+    """Return equivalent rules. Raises InvalidGrammar if that takes too many steps."""
     steps = _MOST_STEPS
     while (circle := find_left_recursion(rules)) is not None:
         filled = FilledRules(rules, steps)
@@ -100,7 +94,6 @@ def without_left_recursion(rules: Rules) -> Rules:
 
 
 def _solved(circle: Rules, filled: FilledRules) -> Rules:
-    """Solve each rule of the cycle, and substitute it into later rules, then into earlier ones."""
     heads = {name: _cut(expr, circle, filled) for name, expr in circle.items()}
     names = list(circle)
     for index, name in enumerate(names):
@@ -145,7 +138,6 @@ def _cut(expr: Expr, circle: Rules, filled: FilledRules) -> _Heads:
 
 
 def _of_sequence(items: tuple[Expr, ...], circle: Rules, filled: FilledRules) -> _Heads:
-    """Either the first item is not empty, or the sequence begins with the next one."""
     first, rest = items[0], seq(*items[1:])
     if first not in filled.nullable or rest.references.isdisjoint(circle):
         return _cut(first, circle, filled).then(rest)

@@ -41,7 +41,7 @@ Span = tuple[int, "int | None"]
 
 
 def span(expr: Expr) -> Span:
-    """Return the least and the greatest number of characters. None means no limit."""
+    """Least and greatest number of characters, or None for no limit."""
     if isinstance(expr, Chars):
         return 1, 1
     if isinstance(expr, (Seq, Alt)):
@@ -59,8 +59,7 @@ def span(expr: Expr) -> Span:
 
 
 def bounded(expr: Expr, low: int, high: int | None) -> Expr:
-    """Return the strings with `low` to `high` characters, by structure where that is simple, else as an
-    intersection."""
+    """Return the strings of these lengths, by structure where that is simple, else as an intersection."""
     least, most = span(expr)
     if (high is not None and (least > high or high < low)) or (most is not None and most < low):
         return NOTHING
@@ -80,7 +79,6 @@ def _by_structure(expr: Expr, low: int, high: int | None) -> Expr | None:
 
 
 def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
-    """Limit the number of items if they have one length, else return None."""
     least, most = span(expr.item)
     if least != most or least == 0:
         return None
@@ -93,7 +91,6 @@ def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
 
 
 def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
-    """Bound the only part of varying length, or return None."""
     spans = [span(x) for x in expr.items]
     variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
     if len(variable) != 1:
@@ -107,7 +104,6 @@ def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
 
 
 def weight(expr: Expr) -> int:
-    """Estimate the number of states."""
     if isinstance(expr, And):
         return math.prod(map(weight, expr.items))
     if isinstance(expr, (Seq, Alt, Not)):
@@ -118,7 +114,7 @@ def weight(expr: Expr) -> int:
 
 
 _COUNTED = 24
-"""Parts of an intersection with more states stay separate."""
+"""States of a part that is joined with the others of an intersection."""
 _SHORT = 12
 """Longest strings of a pattern that are listed."""
 _MOST_STATES = 250
@@ -126,8 +122,6 @@ _MOST_STATES = 250
 
 
 class PlainLanguages:
-    """Finds empty languages, and writes languages without complements. Caches both."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.automaton = functools.cache(functools.partial(build, budget=budget))
@@ -135,8 +129,7 @@ class PlainLanguages:
         self._empty: dict[Expr, bool] = {}
 
     def is_empty(self, language: Expr) -> bool:
-        """Return True only if the language is surely empty. If that takes too many states, it counts as
-        not empty. Raises SchemaTooLarge."""
+        """Return True only if surely empty: too many states count as not empty. Raises SchemaTooLarge."""
         if not language.is_extended:
             return language is NOTHING
         if language not in self._empty:
@@ -153,7 +146,6 @@ class PlainLanguages:
         return is_empty(language, self._budget)
 
     def _tried(self, find: Callable[[Expr], V], language: Expr) -> V | None:
-        """Return None if it takes too many states."""
         try:
             return find(language)
         except SchemaTooLarge as error:
@@ -162,7 +154,7 @@ class PlainLanguages:
             return None
 
     def few(self, language: Expr, most: int) -> list[str] | None:
-        """Return all strings if they are short and at most `most`, else None. Raises SchemaTooLarge."""
+        """Return all strings if they are few and short, else None. Raises SchemaTooLarge."""
         longest = span(language)[1]
         if longest is None or longest > _SHORT:
             return None
@@ -177,8 +169,8 @@ class PlainLanguages:
         return self._simple[language]
 
     def _plain(self, language: Expr) -> Expr | None:
-        """Write one expression if a small automaton finds it. Counts and large parts stay side by side,
-        because the reader combines them only as far as the text goes."""
+        """Counts and large parts stay apart, because the reader combines them only as far as the text
+        goes."""
         if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
             return found
         if isinstance(language, And):
@@ -202,12 +194,10 @@ def _is_length(expr: Expr) -> bool:
 
 
 def _starts_clash(language: And) -> bool:
-    """Find different first characters, which needs no automaton."""
     starts = [_start(x) for x in language.items]
     return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
 
 
 def _start(expr: Expr) -> list[CharSet]:
-    """Return the leading sets of characters, as far as they are plain."""
     parts = expr.items if isinstance(expr, Seq) else (expr,)
     return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]

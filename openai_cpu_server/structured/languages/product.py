@@ -1,8 +1,6 @@
-"""Product of rules and states: a rule's texts by the state before them and the state behind them.
-
-A state is what decides which texts may follow, such as characters that are forbidden or how much of a mark
-has come. A subclass defines what one leaf does to a state.
-"""
+"""Product of rules and states: a rule's texts by the state before and the state behind. A state decides
+which texts may follow, for example the characters that are forbidden. Subclasses define what a leaf does
+to it."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ S = TypeVar("S")
 MOST_RULES = 6_000
 """Rules that a client's grammar may become."""
 _MOST_UNROLLED = 16
-"""Rounds written out where each may end in another state."""
+"""Rounds that are written out, where each may end in another state."""
 
 
 class RuleProduct(ABC, Generic[S]):
@@ -48,10 +46,9 @@ class RuleProduct(ABC, Generic[S]):
 
     @abstractmethod
     def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]:
-        """Return the texts of an expression without parts, by the state behind them."""
+        """Texts of an expression without parts, by the state behind them."""
 
     def _may_end(self, state: S) -> bool:
-        """Return True if the whole text may end in this state."""
         return True
 
     @property
@@ -63,7 +60,6 @@ class RuleProduct(ABC, Generic[S]):
         return {ROOT: alt(*(Ref(self._name(*self._whole, after)) for after in ends)), **found}
 
     def _spread(self) -> None:
-        """Visit rules again until they end in no new state."""
         while self._waiting:
             self._here = key = next(iter(self._waiting))
             del self._waiting[key]
@@ -107,7 +103,7 @@ class RuleProduct(ABC, Generic[S]):
         )
 
     def _rounds(self, expr: Repeat, before: S) -> dict[S, Expr]:
-        """Keep a repetition if all rounds but the first end as they begin."""
+        """A repetition stays one if all rounds but the first end as they begin."""
         item, low, high = expr.item, expr.low, expr.high
         nothing: dict[S, Expr] = {before: EMPTY} if low == 0 else {}
         first = self._ways(item, before)

@@ -1,9 +1,8 @@
-"""Structure of a grammar's rules: compile order, nullable expressions, left recursion.
+"""Compile order, nullable expressions and left recursion of rules.
 
-llguidance compiles a rule where it first meets the rule's name, within the rule that names it. A chain of
-rules takes stack for each rule, and a stack overflow kills the process. Rules that are compiled already take
-none, so a long chain is compiled from its end, in pieces. A cycle cannot be cut; it is measured, and rejected
-if too long.
+llguidance compiles a rule within the rule that first names it, so a chain takes stack for each rule, and an
+overflow kills the process. Long chains are therefore compiled from their end, in pieces. Cycles cannot be
+cut, and are rejected if too long.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import msgspec
 from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Rules, Seq
 
 MOST_LEVELS = 3_000
-"""Two levels for a rule and one for each expression around the next rule's name. A level takes about 1 KiB
-of stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
+"""A rule counts two, and each expression around the next rule's name one. A level takes about 1 KiB of
+stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
 _PIECE = 600
-"""Levels of a chain that is compiled without cuts."""
 _OF_RULE = 2
 
 CURE = "make the circle of rules that refer to one another shorter"
@@ -33,7 +31,6 @@ class CompileOrder(msgspec.Struct, frozen=True):
 
 
 def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> CompileOrder:
-    """Return how to compile these rules from the root on. Unknown names are ignored."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -54,13 +51,11 @@ class _OpenRule:
         self.name = name
         self.names = _named(expr, _OF_RULE)
         self.levels = levels
-        """Levels of all open rules up to this one."""
         self.height = 0
-        """Levels of the rules within this one, except ends of pieces."""
 
 
 class _Visit:
-    """Visits rules like llguidance: depth first, in the order in which they are named."""
+    """Depth first, like llguidance."""
 
     def __init__(self, rules: dict[str, Expr], most_levels: int) -> None:
         self._rules = rules
@@ -91,7 +86,6 @@ class _Visit:
         return _OpenRule(name, self._rules[name], levels)
 
     def _closed(self, rule: _OpenRule) -> int:
-        """Return the height for the rules around this one."""
         if rule.height < _PIECE:
             return rule.height
         self.ends_of_pieces.append(rule.name)
@@ -111,7 +105,7 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def users(rules: Rules) -> dict[str, list[str]]:
-    """Return the rules that mention each name."""
+    """Rules that mention each name."""
     found: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in expr.references:
@@ -120,8 +114,8 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """Expressions of a grammar that match the empty text. Rules are visited only where the answer depends
-    on them, once per place, so the work is linear."""
+    """Expressions that match the empty text. Rules are visited only where the answer depends on them, so
+    the work is linear."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}
@@ -146,8 +140,8 @@ class Nullables:
 
 
 def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
-    """Return the parents of each open expression, twice if it occurs twice, and the number of open items
-    of each sequence."""
+    """Parents of each open expression, twice if it occurs twice, and the number of open items of each
+    sequence."""
     parents: dict[Expr, list[Expr]] = {}
     missing: dict[Expr, int] = {}
     queue = [x for x in dict.fromkeys(roots) if _is_open(x)]
@@ -165,14 +159,13 @@ def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr
 
 
 def _is_open(expr: Expr) -> bool:
-    """Return True if nullability depends on rules."""
     if expr.is_nullable or not expr.references:
         return False
     return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
 
 
 def find_left_recursion(rules: Rules) -> list[str] | None:
-    """Return the names along a cycle, or None. Unknown names are ignored."""
+    """Return the names along a cycle, or None."""
     nullable = Nullables(rules)
     done: set[str] = set()
     for start in rules:
@@ -203,7 +196,6 @@ def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -
 
 
 def leftmost(expr: Expr, nullable: Nullables) -> Iterator[str]:
-    """Yield the rules that the expression may begin with."""
     if isinstance(expr, Ref):
         yield expr.name
     elif isinstance(expr, Alt):

@@ -1,9 +1,9 @@
-"""Search for lexemes that a greedy reader would read wrongly, and that must be broken.
+"""Search for lexemes that must be broken.
 
-llguidance reads all lexemes that the grammar allows at a place at once, as far as any of them goes, and never
-turns back. That is exact if, wherever a lexeme ends, the byte that may follow it continues none of the
-lexemes being read. Otherwise the lexemes that could go on are broken into smaller ones. Single characters
-never conflict, nor do control tokens, which no text matches.
+llguidance reads all lexemes that are allowed at a place at once, as far as any of them goes, and never turns
+back. That is exact if the byte that may follow a lexeme continues none of those being read. Otherwise the
+lexemes that could go on are broken. Single characters never conflict, nor do control tokens, which no text
+matches.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LexemeLoosener:
         self._known: dict[Expr, Expr] = {}
 
     def loosened(self, expr: Expr) -> Expr:
-        """Return a superset of the language with a small automaton."""
+        """Return a superset with a small automaton."""
         if expr not in self._known:
             found = self._compute(expr)
             self._known[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
@@ -71,7 +71,6 @@ def _alphabet(expr: Expr) -> CharSet:
 
 
 def words(expr: Expr) -> Iterator[str]:
-    """Yield the alternatives that are literals."""
     for item in expr.items if isinstance(expr, Alt) else (expr,):
         word = _word(item)
         if word is not None:
@@ -94,15 +93,14 @@ def _word(expr: Expr) -> str | None:
 
 
 MOST_WORK = 3_000
-"""Derivatives. Beyond that, every lexeme except words counts as in conflict, and words only if there are
-no others."""
+"""Derivatives. Beyond that, every lexeme counts as in conflict, words only if there are no others."""
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
-    """Return the lexemes to break, or none if the plan can be read as it is. Raises InvalidGrammar.
+    """Return the lexemes to break. Raises InvalidGrammar.
 
-    First, all lexemes count as read everywhere. If some conflict, the lexemes of each place are compared, as
-    far as the share of the work goes.
+    If some conflict when all are read everywhere, the lexemes of each place are compared, as far as the share
+    of the work goes.
     """
     found = _conflicts(plan.lexemes, following(plan, work), work)
     if found is not None and not found:
@@ -115,7 +113,6 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
 
 
 def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
-    """Return the suspects that conflict at the same place. Raises TooMuch."""
     leads = FirstBytes()
     confirmed: set[str] = set()
     for place in places(plan, work):
@@ -127,7 +124,6 @@ def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
 
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
-    """Return None if the search takes too much work."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     if not any(follow[name] for name in lexemes):
         return set()
@@ -139,13 +135,12 @@ def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> 
 
 
 def _largest(lexemes: dict[str, Expr]) -> set[str]:
-    """Words are broken only if there are no others."""
     breakable = {name for name, expr in lexemes.items() if not is_character(expr)}
     return {name for name in breakable if without_words(lexemes[name]) != NOTHING} or breakable
 
 
 def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
-    """Write one character for each quoted string, if that is exact for all lexemes."""
+    """Quoted strings become one character, if that is exact for all lexemes."""
     quoted, found = QuotedStrings(work), dict[str, Expr]()
     for name, expr in lexemes.items():
         short = quoted.shortened(expr)
@@ -169,7 +164,7 @@ class _Group(msgspec.Struct):
 
 
 State = tuple[tuple[Expr, Expr], ...]
-"""Loosened lexemes that can go on or end, and the rest of each."""
+"""Loosened lexemes, and the rest of each."""
 
 
 class _Search:
@@ -180,7 +175,6 @@ class _Search:
         self._deriver = Deriver(self._budget)
         self._groups: dict[Expr, _Group] = {}
         self._words: dict[str, list[str]] = {}
-        """Names of the lexemes that contain a word."""
         self._steps: dict[tuple[State, str], State] = {}
         self._known_followers: dict[State, int] = {}
         self._leads = FirstBytes()
@@ -222,7 +216,6 @@ class _Search:
                     self._budget.check("regex_states", len(seen))
 
     def _characters(self, state: State) -> list[str]:
-        """One character for each way in which the lexemes can go on."""
         sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))
         self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
         return _one_of_each(sets)
@@ -238,7 +231,6 @@ class _Search:
         return found
 
     def _followers(self, state: State) -> int:
-        """Bytes that may come next if a lexeme ends here."""
         if state not in self._known_followers:
             ended = (self._groups[group] for group, rest in state if rest.is_nullable)
             self._known_followers[state] = union(group.follow for group in ended)
@@ -262,7 +254,6 @@ class _Search:
         self._note(self._behind(word), state)
 
     def _compare_words(self) -> None:
-        """Sorted, a word comes shortly after the words that it begins with."""
         beginnings: list[tuple[str, int]] = []
         for word in sorted(self._words):
             while beginnings and not word.startswith(beginnings[-1][0]):

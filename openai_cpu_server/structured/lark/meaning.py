@@ -1,8 +1,6 @@
-"""Meaning of clients' Lark: the matching texts, as rules of expressions.
-
-A terminal is read greedily, as by every reader of Lark: behind `/[a-z]+/` no letter can follow. Ignored text
-may stand behind every terminal, and at the beginning. Left recursion becomes repetition.
-"""
+"""Meaning of clients' Lark, as rules of expressions. A terminal is read greedily, as by every reader of
+Lark: behind `/[a-z]+/` no letter can follow. Ignored text may stand behind every terminal, and at the
+beginning."""
 
 from __future__ import annotations
 
@@ -67,8 +65,6 @@ def _with_ignored(expr: Expr, terminals: dict[str, Expr], skipped: Expr) -> Expr
 
 
 class _Terminals:
-    """Languages of terminals, without references."""
-
     def __init__(self, read: LarkGrammar) -> None:
         self._read = read
         self._open: list[str] = []
@@ -76,7 +72,7 @@ class _Terminals:
         self._budget = Budget(Limits())
         self._plain = PlainLanguages(self._budget)
         self.rules: Rules = {}
-        """Rules for the states of languages that are too complex for one expression."""
+        """States of languages that are too complex for one expression."""
         for name in read.terminals:
             self._language(name)
         self.automaton = functools.cache(self._automaton)
@@ -84,7 +80,6 @@ class _Terminals:
         self.restricted = functools.cache(self._restricted)
 
     def taken_from(self, rules: Rules) -> Rules:
-        """Take the terminals out of the rules, and return the rest."""
         own = {name for name in rules if name.rstrip(FILLED) in self._read.terminals}
         self.languages |= {name: rules[name] for name in own}
         return {name: expr for name, expr in rules.items() if name not in own}
@@ -110,8 +105,7 @@ class _Terminals:
         return self._after(name, [0])
 
     def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
-        """Return the texts of a terminal, grouped by those of the following characters that would continue
-        them."""
+        """Return the texts, grouped by the following characters that would continue them."""
         automaton, found = self.automaton(name), dict[CharSet, set[int]]()
         for state in sorted(automaton.accepting):
             found.setdefault(self._after(name, [state]) & following, set()).add(state)
@@ -147,8 +141,6 @@ class _Terminals:
 
 
 class _Neighbours:
-    """Terminals that may stand behind each terminal."""
-
     def __init__(self, rules: Rules, languages: Mapping[str, Expr]) -> None:
         self._rules = rules
         self._nullable = Nullables({**rules, **languages})
@@ -168,7 +160,7 @@ class _Neighbours:
                 waiting |= dict.fromkeys(users_of.get(name, ()))
 
     def _ends(self, expr: Expr, known: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
-        """`step`: 1 for the terminals at the beginning, -1 for those at the end."""
+        """`step`: -1 for the terminals at the end."""
         if isinstance(expr, Ref):
             return known.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
         parts = list(expr.parts)[::step]
@@ -178,7 +170,6 @@ class _Neighbours:
         return frozenset().union(*(self._ends(item, known, step) for item in parts))
 
     def following(self) -> dict[str, set[str]]:
-        """Return the terminals behind each terminal. Raises InvalidGrammar for too many pairs."""
         found: dict[str, set[str]] = {}
         for expr in every_expression(self._rules.values()):
             if isinstance(expr, Seq):
@@ -199,20 +190,17 @@ class _Neighbours:
 
 
 class _GreedyRules(RuleProduct[CharSet]):
-    """Rules of a grammar whose terminals are read greedily. A state is the set of characters that may not
-    follow."""
+    """A state is the set of characters that may not follow, because a terminal would read them."""
 
     def __init__(
         self, source: Rules, terminals: _Terminals, following: Mapping[str, Collection[str]]
     ) -> None:
-        """`source`: references to rules and terminals, from the rule `_WHOLE` on. `following`: terminals
-        that may stand behind each. Raises InvalidGrammar."""
+        """`following`: terminals that may stand behind each. Raises InvalidGrammar."""
         self._terminals = terminals
         self._following = {
             name: CharSet.of(*{first for other in found for first in terminals.first(other).ranges})
             for name, found in following.items()
         }
-        """First characters of what may follow each terminal."""
         self._endings = {name: terminals.endings(name, self._behind_it(name)) for name in terminals.languages}
         super().__init__(source, _WHOLE, CharSet(()))
 

@@ -1,8 +1,5 @@
-"""First bytes of lexemes, what may follow each, and which of them a reader can meet at one place.
-
-A rule that ends is taken to continue behind any place that names it, so the sets of lexemes met together are
-never too small. All lexemes that match the same text are read.
-"""
+"""First bytes of lexemes, and the places where a reader can meet them. A rule that ends is taken to
+continue behind any place that names it, so the sets of lexemes met together are never too small."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))
 
 
 def union(masks: Iterable[int]) -> int:
-    """Return the union of sets of bytes, which are bits of an int."""
+    """Sets of bytes are bits of an int."""
     return functools.reduce(int.__or__, masks, 0)
 
 
@@ -55,20 +52,16 @@ def lead_of_char(char: str) -> int:
 
 
 class FirstBytes:
-    """First bytes of expressions of characters, cached."""
-
     def __init__(self) -> None:
         self._fronts: dict[Expr, frozenset[CharSet]] = {}
         self._masks: dict[Expr, int] = {}
 
     def fronts(self, expr: Expr) -> frozenset[CharSet]:
-        """Return the sets of characters that the expression may begin with."""
         if expr not in self._fronts:
             self._fronts[expr] = self._compute(expr)
         return self._fronts[expr]
 
     def mask(self, expr: Expr) -> int:
-        """Return the bytes that the expression may begin with."""
         if expr not in self._masks:
             self._masks[expr] = union(map(lead_bytes, self.fronts(expr)))
         return self._masks[expr]
@@ -95,7 +88,7 @@ def _common(some: frozenset[CharSet], others: frozenset[CharSet]) -> frozenset[C
 
 
 def following(plan: LexemePlan, work: Work) -> dict[str, int]:
-    """Return the bytes that may follow each lexeme. Raises InvalidGrammar."""
+    """Bytes that may follow each lexeme. Raises InvalidGrammar."""
     return _Following(plan, work).result()
 
 
@@ -109,12 +102,10 @@ class _Following:
         self._first: dict[Expr, int] = {Ref(n): leads.mask(expr) for n, expr in plan.lexemes.items()}
         self._follow: dict[str, int] = dict.fromkeys([*plan.rules, *plan.lexemes], 0)
         self._lasts: dict[str, list[str]] = {}
-        """Names with which each rule may end."""
         for name in self._leftmost_last():
             self._first[Ref(name)] = self._first_of(plan.rules[name])
 
     def _leftmost_last(self) -> list[str]:
-        """Return the rules, each after those that it may begin with. There is no left recursion."""
         needs = {
             name: {x for x in leftmost(expr, self._nullable) if not is_lexeme(x)}
             for name, expr in self._plan.rules.items()
@@ -153,7 +144,7 @@ class _Following:
         return {name: self._follow[name] for name in self._plan.lexemes}
 
     def _spread(self, expr: Expr, after: int, lasts: list[str] | None) -> None:
-        """`lasts`: collects names with which the rule may end, or None if something else comes behind."""
+        """`lasts`: names with which the rule may end, or None if something else comes behind."""
         self._work.spend(1)
         if isinstance(expr, Ref):
             self._follow[expr.name] |= after
@@ -170,7 +161,6 @@ class _Following:
                 assert isinstance(expr, (Alt, Repeat)), expr
 
     def _inherit(self) -> None:
-        """Pass what follows a rule to all names with which it may end, until nothing changes."""
         queue, waiting = deque(self._plan.rules), set(self._plan.rules)
         while queue:
             name = queue.popleft()
@@ -186,7 +176,7 @@ class _Following:
 
 
 Place = dict[str, int]
-"""Lexemes of one place, with the first bytes of what may follow each there."""
+"""Lexemes, with the first bytes of what may follow each there."""
 
 
 def places(plan: LexemePlan, work: Work) -> list[Place]:
@@ -195,7 +185,7 @@ def places(plan: LexemePlan, work: Work) -> list[Place]:
 
 
 class _Mentions:
-    """Numbered mentions of names in rules. `after` has the mentions that may come next in the same rule."""
+    """Numbered mentions of names in rules."""
 
     def __init__(self, plan: LexemePlan, work: Work) -> None:
         self._work = work
@@ -205,13 +195,11 @@ class _Mentions:
         self.firsts: dict[str, list[int]] = {}
         self.callers: dict[str, list[int]] = {name: [] for name in plan.rules}
         self.ended: dict[int, str] = {}
-        """Rule that may end with a mention."""
         for name, expr in plan.rules.items():
             self.firsts[name], lasts = self._walk(expr)
             self.ended.update(dict.fromkeys(lasts, name))
 
     def _walk(self, expr: Expr) -> tuple[list[int], list[int]]:
-        """Return the first and the last mentions of an expression."""
         self._work.spend(1)
         if isinstance(expr, Ref):
             return self._mention(expr.name)
@@ -272,7 +260,6 @@ class _Places:
         return list({frozenset(place.items()): place for place in found}.values())
 
     def _read(self, state: frozenset[int]) -> tuple[Place, set[frozenset[int]]]:
-        """Return the place of this state, and the states behind it."""
         by_name: dict[str, list[int]] = {}
         for number in state:
             by_name.setdefault(self._mentions.names[number], []).append(number)
@@ -285,7 +272,6 @@ class _Places:
         return place, targets
 
     def _alike(self, name: str, others: Iterable[str]) -> list[str]:
-        """Return this lexeme, and others that might match the same text."""
         self._work.spend(1)
         if isinstance(self._lexemes[name], Text):
             others = [x for x in others if not isinstance(self._lexemes[x], Text)]
@@ -301,8 +287,6 @@ class _Places:
         return found
 
     def _reached(self, expected: Iterable[int], read: Iterable[int]) -> frozenset[int]:
-        """Return the lexemes that may come next if some mentions are expected and others have just been
-        read."""
         mentions = self._mentions
         seen, done, queue = set(expected), set(read), list(expected)
         ends = list(read)
@@ -319,7 +303,6 @@ class _Places:
         return frozenset(n for n in seen if is_lexeme(mentions.names[n]))
 
     def _behind_one(self, number: int) -> tuple[Iterable[int], Iterable[int]]:
-        """Return the mentions behind this one, and those that are read too if its rule ends here."""
         rule = self._mentions.ended.get(number)
         return self._mentions.after[number], () if rule is None else self._mentions.callers[rule]
 

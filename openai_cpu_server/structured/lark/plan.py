@@ -1,8 +1,5 @@
-"""Choice of lexemes: whole regular rules, and regular items of the others.
-
-The work is counted, so that a grammar passes or fails on every machine. If an expression is not `whole`, only
-its parts may be lexemes. The parts of a literal are its characters.
-"""
+"""Choice of lexemes: whole regular rules, and regular items of the others. If an expression is not
+`whole`, only its parts may be lexemes. The parts of a literal are its characters."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from openai_cpu_server.structured.languages.rules import users
 from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits, SchemaTooLarge
 
 MOST_STEPS = 600_000
-"""Steps of all stages, about a microsecond each."""
+"""About a microsecond each."""
 
 
 class Work:
@@ -54,8 +51,6 @@ class TooMuch(Exception):
 
 
 class Share(Work):
-    """Part of the work with its own limit."""
-
     def __init__(self, whole: Work, allowed: int) -> None:
         super().__init__(allowed)
         self._whole = whole
@@ -70,14 +65,13 @@ class Share(Work):
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000
-"""Nodes that inlining may make in a grammar. After that, rules stay rules."""
+"""Nodes that inlining may make. After that, rules stay rules."""
 
 
 class RegularRules:
-    """Replaces references by expressions. `inlined` has the rules that may be one lexeme each."""
+    """`inlined`: rules that may be one lexeme each."""
 
     def __init__(self, rules: dict[str, Expr], work: Work) -> None:
-        """Inline the rules bottom up. Raises InvalidGrammar."""
         self._work = work
         self.inlined: dict[str, Expr] = {}
         self._known: dict[Expr, Expr | None] = {}
@@ -88,8 +82,7 @@ class RegularRules:
                 self.inlined[name] = found
 
     def of(self, expr: Expr) -> Expr | None:
-        """Return the expression without references, or None if it is not regular or too deep. Raises
-        InvalidGrammar."""
+        """Return None if it is not regular or too deep. Raises InvalidGrammar."""
         if expr not in self._known:
             self._known[expr] = self._of(expr)
         return self._known[expr]
@@ -115,8 +108,7 @@ class RegularRules:
 
 
 def bottom_up(rules: dict[str, Expr]) -> list[str]:
-    """Return the rules, each after those that it names. Recursive rules, and rules that need them, are
-    missing."""
+    """Rules after those that they name, without recursive rules and their users."""
     missing = {name: len(expr.references) for name, expr in rules.items()}
     users_of = users(rules)
     order = [name for name, count in missing.items() if not count]
@@ -129,11 +121,11 @@ def bottom_up(rules: dict[str, Expr]) -> list[str]:
 
 
 _MARK = "#"
-"""First character of a lexeme's name, but of no rule's."""
+"""Not used in names of rules."""
 
 
 class LexemePlan:
-    """`rules`: rest of the grammar, with references to `lexemes`."""
+    """`rules` refer to `lexemes` by name."""
 
     def __init__(
         self, rules: dict[str, Expr], regular: RegularRules, whole: Callable[[Expr], bool], work: Work
@@ -220,7 +212,6 @@ class LexemePlan:
 
 
 def _filled(language: Expr) -> Expr | None:
-    """Return the language without the empty text, or None if that is not simple."""
     if isinstance(language, Repeat) and not language.item.is_nullable:
         return repeat(language.item, 1, language.high)
     if isinstance(language, And):
@@ -232,7 +223,6 @@ def _filled(language: Expr) -> Expr | None:
 
 
 def spelt_out(expr: Expr) -> Expr:
-    """Return the expression with characters for literals."""
     return literal(expr.text) if isinstance(expr, Text) else rebuilt(expr, map(spelt_out, expr.parts))
 
 
@@ -241,5 +231,4 @@ def is_lexeme(name: str) -> bool:
 
 
 def is_character(language: Expr) -> bool:
-    """Return True if the lexeme is one character or token, which cannot be broken and need not be."""
     return isinstance(language, (Chars, Token)) or (isinstance(language, Text) and len(language.text) == 1)

@@ -1,8 +1,6 @@
-"""Shortening of lexemes that begin with a string in double quotes, escaped as in JSON.
-
-No such string is the beginning of another. So if everything that begins with a quote begins with a whole
-string, strings never conflict. Then the search for conflicts may use one character for all of them.
-"""
+"""Shortening of lexemes that begin with a string in double quotes. No such string is the beginning of
+another. So if everything that begins with a quote begins with a whole string, strings never conflict, and
+one character can stand for all of them."""
 
 from __future__ import annotations
 
@@ -31,12 +29,11 @@ from openai_cpu_server.structured.lark.plan import Work
 
 _WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 STRING = Chars(single(MAX))
-"""Stands for every string in quotes. A grammar may have this character, too."""
+"""The grammar may have this character, too."""
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _START, _BODY, _ESCAPED, _END, _WRONG = range(5)
-"""States of a reader of such a string."""
 _Moves = tuple[int, int, int, int, int]
-"""Sets of states (as bits) to which an expression may lead from each state."""
+"""States (as bits) to which an expression may lead from each state."""
 _STAY: _Moves = (1, 2, 4, 8, 16)
 _ONTO_WRONG = 1 << _WRONG
 _ANYWHERE: _Moves = (31, 31, 31, 31, 31)
@@ -49,8 +46,7 @@ class QuotedStrings:
         self._leads = FirstBytes()
 
     def shortened(self, expr: Expr) -> Expr | None:
-        """Return the expression with STRING for strings, or None if something else in it begins with a
-        quote."""
+        """Return None if something else begins with a quote."""
         if not self._begins_so(expr):
             return expr
         if isinstance(expr, Text):

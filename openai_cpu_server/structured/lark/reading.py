@@ -1,8 +1,6 @@
-"""Parser of clients' Lark to rules of terminals, whose meaning is left to `meaning`.
-
-Templates, `%declare`, `%extend`, `%override` and what only llguidance has are rejected by name. Aliases,
-priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts match, and are skipped.
-"""
+"""Parser of clients' Lark. Templates, `%declare`, `%extend`, `%override` and what only llguidance has are
+rejected by name. Aliases, priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts
+match, and are skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ START = "start"
 MOST_CHARACTERS = 100_000
 _MOST_RULES, _MOST_TERMINALS = 2_000, 1_000
 _MOST_RANGES = 20_000
-r"""Ranges of characters in all regular expressions; `\p{L}` has 600."""
+r"""Ranges in all regular expressions; `\p{L}` has 600."""
 _MOST_TIMES = 100_000
 _DEEPEST = 50
 _KINDS = {
@@ -92,7 +90,6 @@ CPP_COMMENT: /\/\/[^\n]*/
 C_COMMENT: /\/\*([^*]|\*+[^*\/])*\*+\//
 SQL_COMMENT: /--[^\n]*/
 """
-"""Terminals of Lark's module `common`."""
 
 
 class Place(NamedTuple):
@@ -105,21 +102,18 @@ class Symbol(NamedTuple):
     text: str
     place: Place
     is_first: bool
-    """True for the first of its line."""
 
 
 class LarkGrammar(msgspec.Struct, frozen=True):
     rules: dict[str, Expr]
-    """Expressions of references to rules and terminals."""
     terminals: dict[str, Expr]
-    """Languages of characters, which may refer to other terminals. Unnamed ones get names with `@`."""
+    """Languages that may refer to each other. Unnamed ones get names with `@`."""
     ignored: list[str]
     places: dict[str, Place]
-    """First mention or definition of each name."""
 
 
 def read_lark(text: str) -> LarkGrammar:
-    """Parse a grammar. Raises InvalidGrammar, with the place."""
+    """Parse a grammar. Raises InvalidGrammar."""
     if len(text) > MOST_CHARACTERS:
         raise InvalidGrammar(1, 1, f"more than {MOST_CHARACTERS} characters")
     return _Reader(list(_symbols(text))).grammar()
@@ -260,7 +254,6 @@ class _Reader(_Cursor):
         self._next += 1
 
     def _import(self) -> None:
-        """`%import common.LF`, `%import common.LF -> END` or `%import common (LF, WS)`."""
         module = self._taken()
         if module.text != "common":
             fail(module.place, "only terminals of the module 'common' can be imported")

@@ -1,5 +1,5 @@
-"""Translation of rules into Lark text with exactly the same language, which llguidance runs. Terminals
-that are not literals are regular expressions in Rust's syntax."""
+"""Translation of rules into Lark text with exactly the same language. Terminals that are not literals are
+regular expressions in Rust's syntax."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ class _Terminals:
         return highest + 1 if highest or isinstance(expr, (And, Not)) else 0
 
     def lines(self) -> list[str]:
-        """Return a line for each language, and one for each part that they share."""
         named = [(name, expr) for expr, name in self._parts.items()]
         return [f"{name}: {self._body(expr)}" for name, expr in [*self._terminals, *named]]
 
@@ -108,7 +107,6 @@ class _Terminals:
 
 
 def pattern(expr: Expr) -> str:
-    """Return a regular expression in Rust's syntax, to stand between slashes."""
     if isinstance(expr, Chars):
         return _class(expr.set)
     if isinstance(expr, Text):
@@ -150,7 +148,7 @@ _NEVER = "NEVER"
 
 
 def lark_text(plan: LexemePlan, renumbered: Callable[[int], int], first: Sequence[str] = ()) -> str:
-    """`first`: rules that llguidance must compile before all others, in this order."""
+    """`first`: rules that llguidance must compile before all others."""
     writer = _Writer(plan, renumbered)
     lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
     lines += _Terminals(writer.terminals()).lines()
@@ -207,19 +205,18 @@ class _Writer:
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
 _MOST_TO_CONFIRM = 6_000
-"""Steps for finding what is read where. Beyond that all lexemes count as read everywhere."""
+"""Beyond that all lexemes count as read everywhere."""
 _MOST_TRIED = 20
 _CHARACTERS_PER_STEP = 6
-"""Characters of text parsed per step."""
 
 
 class Translation:
-    """Planned grammar that can be written for any vocabulary."""
+    """Plan that can be written for any vocabulary."""
 
     def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
-        """Plan rules without left recursion. Raises InvalidGrammar.
+        """Plan the lexemes. Raises InvalidGrammar.
 
-        `num_read`: characters of text that were read for it, which count as work.
+        `num_read`: characters that were read for it, which count as work.
         """
         work = work or Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
@@ -227,15 +224,11 @@ class Translation:
         self._first = _first(self._plan)
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
-        """Write the Lark text.
-
-        `renumbered`: maps control tokens to the reader's vocabulary.
-        """
+        """`renumbered`: maps control tokens to the reader's vocabulary."""
         return lark_text(self._plan, renumbered, self._first)
 
     def intersections(self) -> list[str]:
-        """Return grammars of the single lexemes that are intersections, because they may be too complex to
-        run."""
+        """Return each lexeme that is an intersection as a grammar, because it may be too complex to run."""
         found = [expr for expr in self._plan.lexemes.values() if any(map(_is_joined, (expr, *expr.parts)))]
         return [_lark_of_lexeme(expr) for expr in found[:_MOST_TRIED]]
 
@@ -249,7 +242,6 @@ def _lark_of_lexeme(expr: Expr) -> str:
 
 
 def numbered_from(first: int) -> Callable[[int], int]:
-    """Return a function that numbers control tokens in the order in which they are met."""
     fresh = itertools.count(first)
     known: dict[int, int] = {}
 
@@ -262,7 +254,6 @@ def numbered_from(first: int) -> Callable[[int], int]:
 
 
 def _first(plan: LexemePlan) -> tuple[str, ...]:
-    """Raises InvalidGrammar if the rules overflow llguidance's stack in any order."""
     found = order(plan.rules, ROOT)
     if found.deepest:
         raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CURE}")

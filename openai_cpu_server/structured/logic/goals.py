@@ -1,8 +1,5 @@
-"""Unfolding of schemas that hold or fail together into alternatives of plain facts.
-
-A goal is a conjunction of signed nodes. For one type of value it unfolds into branches (a disjunction), each
-a list of facts: constraints of that type, in the order of the schema.
-"""
+"""Unfolding of schemas that hold or fail together. A goal is a conjunction of signed nodes. For one type
+of value it unfolds into branches (a disjunction), each a list of facts in the order of the schema."""
 
 from __future__ import annotations
 
@@ -50,13 +47,10 @@ Order = tuple[int, ...]
 _DEEP = 24
 _MOST_COMPARED = 60
 _COPIED_PER_STEP = 32
-"""Facts copied per step of unfolding."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Constraint on values of one type. `number` is its node."""
-
     node: Node = field(compare=False)
     is_true: bool
     number: int
@@ -66,8 +60,6 @@ Branch = tuple[Fact, ...]
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """Signed node to unfold, and the references that led to it."""
-
     order: Order
     number: int
     is_true: bool
@@ -84,15 +76,11 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct):
-    """Growing branch: facts so far, and open choices."""
-
     kind: JsonKind
     queue: list[_Item] = msgspec.field(default_factory=list)
-    """Items to unfold before the next choice."""
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
     stated: set[Signed] = msgspec.field(default_factory=set)
-    """Signed nodes that were unfolded in this branch."""
     marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:
@@ -100,7 +88,6 @@ class _State(msgspec.Struct):
         return _State(self.kind, list(items), facts, choices, stated, self.marked.copy())
 
     def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
-        """Return the next open choice without contradicted options, or None."""
         while self.choices:
             choice = self._still_open(self.choices.pop(0))
             if not any(all(self._holds(x, marks) for x in option) for option in choice):
@@ -119,7 +106,6 @@ class _State(msgspec.Struct):
 
 
 def limits_of(branch: Branch, kind: type[Length | Count | PropertyCount]) -> tuple[int, int | None]:
-    """Return the least and the greatest number that these facts allow. None means no limit."""
     found = [f.node for f in branch if isinstance(f.node, kind)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
@@ -130,11 +116,8 @@ def join(*goals: Goal) -> Goal:
 
 
 class Goals:
-    """Unfolds goals into branches, and caches them.
-
-    `look_up`: returns the node of a reference. `is_possible`: tells if a branch has values. `expand`:
-    rewrites an `Unevaluated` with other nodes.
-    """
+    """`look_up` returns the node of a reference, `is_possible` tells if a branch has values, `expand`
+    rewrites an `Unevaluated` with other nodes."""
 
     def __init__(
         self, table: NodeTable, look_up: Callable[[Reference], int], budget: Budget, report: UnenforcedReport
@@ -161,10 +144,8 @@ class Goals:
         return self._branches[key]
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
-        """Return False only if surely no value fits. Deep recursion counts as satisfiable.
-
-        `kind`: None for any type.
-        """
+        """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None
+        for any type."""
         if goal == ANYTHING:
             return True
         if kind is None:
@@ -183,7 +164,6 @@ class Goals:
         return self._possible[key]
 
     def path(self, goal: Goal) -> str:
-        """Return the place in the schema of the goal's first node."""
         return self.table.place(goal[0][0])[0] if goal else ""
 
     # Unfolding
@@ -204,7 +184,7 @@ class Goals:
                 waiting += [(state, option) for option in reversed(choice)]
 
     def _settle(self, state: _State) -> bool:
-        """Unfold everything that needs no choice. Return False on a contradiction."""
+        """False on a contradiction."""
         while state.queue:
             item = state.queue.pop(0)
             if (item.number, item.is_true) in state.stated and not item.trail:
@@ -215,7 +195,6 @@ class Goals:
         return True
 
     def _step(self, item: _Item, state: _State) -> bool | None:
-        """Unfold one node. Return False if it contradicts the branch."""
         self._budget.spend("unfolded")
         node = self.table[item.number]
         if isinstance(node, Constant):
@@ -235,7 +214,7 @@ class Goals:
         return self._fact(item, node, state)
 
     def _followed(self, item: _Item, node: Reference) -> _Item:
-        """Follow a chain of mere references, which counts as one."""
+        """A chain of mere references counts as one."""
         path, _ = self.table.place(item.number)
         self._budget.check("references", len(item.trail) + 1, path)
         met, target = {*item.trail, item.number}, self._look_up(node)
@@ -263,7 +242,6 @@ class Goals:
         return self._step(expanded, state)
 
     def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
-        """Drop impossible options. No choice is added if one option holds anyway or only one is left."""
         open_options = []
         for option in options:
             truths = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
@@ -280,7 +258,7 @@ class Goals:
         return None
 
     def _one_of(self, item: _Item, node: OneOf, kind: JsonKind) -> list[list[_Item]]:
-        """Each option is joined with the negations of those it overlaps. Negated, none holds or two do."""
+        """Options, with the negations of those they overlap. Negated, none holds or two do."""
         if not item.is_true:
             none = [item.child(i, x, False) for i, x in enumerate(node.items)]
             pairs = itertools.combinations(enumerate(node.items), 2)
@@ -342,7 +320,7 @@ def _branch(facts: list[tuple[Order, Fact]]) -> Branch:
 
 
 def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:
-    """Drop branches that contain all facts of another branch, because they add no values."""
+    """Branches with all facts of another branch add no values."""
     if len(branches) > _MOST_COMPARED:
         return tuple(branches)
     sets = [frozenset(b) for b in branches]

@@ -1,8 +1,5 @@
-"""Plain truths about nodes: all values of a type fit, or none does, and which objects differ.
-
-Without them, `oneOf` of many kinds of objects, and many `if`s on one property, would be unfolded in every
-combination.
-"""
+"""Plain truths about nodes. Without them, `oneOf` of many kinds of objects, and many `if`s on one
+property, would be unfolded in every combination."""
 
 from __future__ import annotations
 
@@ -59,8 +56,8 @@ def settled(
     found: Callable[[K, list[V]], V],
     meanwhile: V,
 ) -> V:
-    """Return the value of `start`, computed by `found` from the values of its parts without recursion. All
-    values are stored in `known`; a key that depends on itself counts as `meanwhile`."""
+    """Return the value that `found` computes from the values of the parts, without recursion. A key that
+    depends on itself counts as `meanwhile`."""
     stack = [] if start in known else [_opened(start, known, parts, meanwhile)]
     while stack:
         key, needed = stack[-1]
@@ -84,15 +81,13 @@ Signed = tuple[int, bool]
 
 
 class PlainTruths:
-    """Truths of signed nodes, cached. `look_up` returns the node of a reference."""
-
     def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
         self._known: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
 
     def of(self, signed: Signed, kind: JsonKind) -> bool | None:
-        """Return True if all values of the type fit, False if none does, or None if it depends."""
+        """True if all values of the type fit, False if none does, None if it depends."""
         return settled(signed, self._known[kind], self._parts, partial(self._found, kind), None)
 
     def _parts(self, signed: Signed) -> list[Signed]:
@@ -148,11 +143,11 @@ def _of_scalars(node: Scalars, is_true: bool, kind: JsonKind) -> bool | None:
 
 
 STAYS_NEGATED = (Pattern, Format, Integer, MultipleOf, Scalars)
-"""Constraints whose languages are complemented instead."""
+"""Complemented as languages instead."""
 
 
 def complement(node: Node, table: NodeTable) -> int | None:
-    """Return the node of the complement, or None if no grammar can express it."""
+    """Return None if no grammar can express it."""
     if isinstance(node, (Minimum, Maximum)):
         other = Maximum if isinstance(node, Minimum) else Minimum
         return table.add(other(Bound(node.bound.value, not node.bound.is_open)))
@@ -172,11 +167,9 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
-    """Return signed nodes, one of which holds if not all `items` do.
-
-    If a property is both required and described, "absent" and "present, but wrong" become one alternative,
-    "wrong if present". Otherwise every negation would double the alternatives.
-    """
+    """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
+    "present, but wrong" become one alternative, "wrong if present", because every negation would double
+    the alternatives."""
     described = next((x for x in items if isinstance(table[x], Properties)), None)
     required = next((x for x in items if isinstance(table[x], Required)), None)
     if described is None or required is None:
@@ -240,7 +233,6 @@ def _no_property(node: SomeProperty, table: NodeTable) -> int:
 
 
 def _some_name(node: PropertyNames, table: NodeTable) -> int | None:
-    """Only a single pattern, negated or not, or `false` has a complement."""
     inner = table[node.name]
     if node.name == FALSE:
         return table.add(PropertyCount(1, None))
@@ -256,18 +248,13 @@ Values = frozenset[tuple[str, object]]
 
 
 class PropertyMark(msgspec.Struct, frozen=True):
-    """Constraint on the values of a property that is present."""
-
     name: str
     listed: Values | None
-    """Allowed values, or None for no list."""
+    """Allowed values, or None for any."""
     unlisted: Values
-    """Forbidden values."""
 
 
 class MarkedObject(msgspec.Struct):
-    """Knowledge about an object while its facts are collected."""
-
     _required: set[str] = msgspec.field(default_factory=set)
     _marks: dict[str, PropertyMark] = msgspec.field(default_factory=dict)
 
@@ -275,12 +262,12 @@ class MarkedObject(msgspec.Struct):
         return MarkedObject(set(self._required), dict(self._marks))
 
     def require(self, names: tuple[str, ...]) -> bool:
-        """Require these properties. Return False if one of them has no value left."""
+        """False if one of them has no value left."""
         self._required.update(names)
         return all(self._is_possible(n) for n in names)
 
     def add(self, mark: PropertyMark) -> bool:
-        """Add a mark. Return False if its property is required and has no value left."""
+        """False if the property is required and has no value left."""
         known = self._marks.get(mark.name)
         if known is not None:
             listed = _common(known.listed, mark.listed)
@@ -292,7 +279,6 @@ class MarkedObject(msgspec.Struct):
         return self._required.issuperset(names)
 
     def listed(self, name: str) -> Values | None:
-        """Return the values that the property may have, or None for any."""
         mark = self._marks.get(name)
         return None if mark is None or mark.listed is None else mark.listed - mark.unlisted
 
@@ -301,8 +287,6 @@ class MarkedObject(msgspec.Struct):
 
 
 class MarkReader:
-    """Marks of nodes, cached. `look_up` returns the node of a reference."""
-
     def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
@@ -320,7 +304,7 @@ class MarkReader:
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
     def imply(self, known: MarkedObject, number: int) -> bool:
-        """Return True only if surely every object with these marks fits the node."""
+        """Return True only if surely every object with these marks fits."""
         node = self._table[number]
         if isinstance(node, Required):
             return known.must_have(node.names)
@@ -331,7 +315,6 @@ class MarkReader:
         return False
 
     def _all_fit(self, values: Values | None, number: int) -> bool:
-        """`values`: None for all values there are."""
         node = self._table[number]
         if number == TRUE or values is None:
             return number == TRUE
@@ -340,11 +323,10 @@ class MarkReader:
         return isinstance(node, Scalars) and values <= _values_of(node)
 
     def _of(self, number: int) -> dict[str, Values]:
-        """Values that a property must have in every object that fits the node, by name."""
+        """Values that a property has in every object that fits."""
         return settled(number, self._required, self._in_place, self._found, {})
 
     def _in_place(self, number: int) -> Sequence[int]:
-        """Nodes that constrain the same value as this one."""
         node = self._table[number]
         if isinstance(node, Reference):
             return (self._look_up(node),)
@@ -371,7 +353,7 @@ class MarkReader:
         return found
 
     def _values(self, number: int) -> Values | None:
-        """Return the only values that fit the node, or None if unknown."""
+        """Only values that fit, or None if unknown."""
         return settled(number, self._listed, self._in_place, self._listed_by, None)
 
     def _listed_by(self, number: int, parts: list[Values | None]) -> Values | None:

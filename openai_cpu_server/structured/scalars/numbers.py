@@ -25,14 +25,13 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.lengths import bounded
 
 _MOST_DIGITS = 20
-"""Digits before and behind the point where nothing else limits them, enough for 64 bits and for doubles. A
-model may write digits without end, and truncated JSON is invalid."""
+"""Enough for 64 bits and for doubles. A model may write digits without end, and truncated JSON is invalid."""
 DIGIT = Chars(DIGITS)
 NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
 
 def integers_between(low: int | None, high: int | None) -> Expr:
-    """Return integers without leading zeros and without `-0`. None means no bound."""
+    """Integers without leading zeros and `-0`. None means no bound."""
     if low is not None and high is not None and low > high:
         return NOTHING
     parts = []
@@ -45,7 +44,6 @@ def integers_between(low: int | None, high: int | None) -> Expr:
 
 
 def _naturals(low: int, high: int | None) -> Expr:
-    """0 <= low <= high."""
     shortest = len(str(low))
     if high is None:
         longer = seq(NONZERO, repeat(DIGIT, shortest, max(shortest, _MOST_DIGITS - 1)))
@@ -91,10 +89,10 @@ _E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
 _EXPONENT = seq(_E, repeat(DIGIT, 1, 3))
 INTEGER = seq(optional(_MINUS), WHOLE)
 PLAIN = seq(INTEGER, optional(_FRACTION))
-"""Numbers without an exponent, so that bounds can be checked."""
+"""Without an exponent, so that bounds can be checked."""
 _ANY_WHOLE = seq(optional(_MINUS), alt(literal("0"), seq(NONZERO, star(DIGIT))))
 UNCOUNTED = (_ANY_WHOLE, seq(_ANY_WHOLE, optional(seq(_POINT, repeat(DIGIT, 1, None)))))
-"""Integers, and numbers without an exponent, with any number of digits, for automata that count already."""
+"""With any number of digits, for automata that count already."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
 SMALL = seq(
@@ -125,11 +123,9 @@ _PRECISION = 15
 class Bound(msgspec.Struct, frozen=True):
     value: Decimal
     is_open: bool
-    """True if the value itself is excluded."""
 
 
 def at_least(bound: Bound) -> Expr:
-    """Return numbers without exponent from the bound on."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and not is_open):
         below = _up_to(value.copy_abs(), is_open) if value < 0 else NOTHING
@@ -138,7 +134,6 @@ def at_least(bound: Bound) -> Expr:
 
 
 def at_most(bound: Bound) -> Expr:
-    """Return numbers without exponent up to the bound."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and is_open):
         return seq(_MINUS, _from(value.copy_abs(), is_open))
@@ -146,7 +141,6 @@ def at_most(bound: Bound) -> Expr:
 
 
 def equal_to(value: Decimal) -> Expr:
-    """Return all spellings without exponent."""
     whole, fraction = _parts(value)
     tail = seq(_POINT, literal(fraction), _SOME_ZEROS) if fraction else optional(_ZEROS)
     sign = _MINUS if value < 0 else optional(_MINUS) if value == 0 else EMPTY
@@ -160,13 +154,12 @@ def multiple_of(step: Decimal) -> Expr:
 
 
 def round_numbers(zeros: int) -> Expr:
-    """Return multiples of 10**zeros."""
     tens = seq(NONZERO, _SOME_DIGITS, literal("0" * zeros))
     return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
 
 
 def fractional() -> Expr:
-    """Return numbers without exponent that are not integers, even rounded to a double."""
+    """Numbers that are not integers, even rounded to a double."""
     whole = alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 8)))
     digits = seq(star(DIGIT), NONZERO, star(DIGIT))
     return seq(optional(_MINUS), whole, _POINT, bounded(digits, 1, _PRECISION - 9))
@@ -182,7 +175,7 @@ def _all_positive(is_open: bool) -> Expr:
 
 
 def _limited_fraction(digits_before: int) -> Expr:
-    """Beside an open bound, a fraction must have no more digits than a double distinguishes."""
+    """Beside an open bound, more digits than a double has would round to the bound."""
     room = _PRECISION - digits_before
     return seq(_POINT, repeat(DIGIT, 1, room)) if room > 0 else _ZEROS
 
@@ -226,7 +219,6 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _greater(digits: str) -> list[tuple[str, CharSet]]:
-    """Common prefixes, and digits that make the number greater."""
     return [(digits[:i], CharSet.of((ord(d) + 1, ord("9")))) for i, d in enumerate(digits) if d != "9"]
 
 

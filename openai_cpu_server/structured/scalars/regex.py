@@ -1,10 +1,9 @@
-r"""Languages of patterns and formats, with look-around and word boundaries as intersections and complements.
-
+r"""Languages of patterns and formats. Look-around and word boundaries are intersections and complements.
 Patterns allow less than a standard where common readers (Python's, pydantic's) fail.
 
-A tree is read from its end to its beginning. Each part gets the language of all that may follow it, so
-`(?=x)` is an intersection with that. Text before a part matters only by its last character, because `\b`, `^`
-and look-behind need no more. So there is one language for each class of characters that these distinguish.
+A tree is read backwards: each part gets the language of all that may follow it, so `(?=x)` is an intersection
+with that. Before a part only the last character matters, because `\b`, `^` and look-behind need no more. So
+there is a language for each class of characters that these distinguish.
 """
 
 from __future__ import annotations
@@ -45,23 +44,20 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 )
 
 _MOST_COPIES = 12
-"""Rounds of a repetition with look-around inside that are written out."""
+"""Rounds with look-around that are written out."""
 _MOST_STEPS = 2_000
 _DEEPEST = 100
 """Nested parts. Each takes some levels of Python's stack."""
 _Follow = Callable[[int], Expr]
-"""Returns the language of what may follow, by the class of the character before."""
+"""Language of what may follow, by the class of the character before."""
 _START = -1
-"""Class at the beginning of the text."""
 
 
 def asserts(tree: Tree) -> bool:
-    """Return True if the tree has look-around or word boundaries."""
     return any(isinstance(x, ASSERTIONS) for x in _parts(tree))
 
 
 def plain(tree: Tree) -> Expr:
-    """Return the language of a tree without anchors and assertions."""
     if isinstance(tree, Char):
         return Chars(tree.set) if tree.set else NOTHING
     if isinstance(tree, RegexSequence):
@@ -88,7 +84,6 @@ def _is_plain(tree: Tree) -> bool:
 
 
 def _joined(items: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    """Join runs of plain items, except a character at the end, which is simple to read."""
     found: list[Tree] = []
     for is_plain, run in itertools.groupby(items, _is_plain):
         each = tuple(run)
@@ -100,8 +95,6 @@ def _joined(items: tuple[Tree, ...]) -> tuple[Tree, ...]:
 
 
 class AssertionReader:
-    """Reads one tree. Raises InvalidPattern for a pattern that is not regular enough."""
-
     def __init__(self, pattern: str, tree: Tree) -> None:
         self._pattern = pattern
         self._tree = tree
@@ -158,7 +151,6 @@ class AssertionReader:
         return EMPTY if follow(before).is_nullable else NOTHING
 
     def _asserted(self, tree: Boundary | Ahead | Behind, before: int) -> Expr:
-        """Return all that may stand here, whatever the pattern needs next."""
         if isinstance(tree, Ahead):
             found = self._read(tree.tree, before, lambda _: ALL)
             return found if tree.is_wanted else negate(found)
@@ -234,8 +226,6 @@ _MOST_WAYS = 64
 
 
 class _Way(msgspec.Struct, frozen=True):
-    """Alternative of a pattern, perhaps anchored."""
-
     body: Expr
     at_start: bool = False
     at_end: bool = False
@@ -270,7 +260,6 @@ def _parsed(pattern: str, limits: Limits) -> Tree:
 
 
 def _ways(pattern: str, tree: Tree) -> list[_Way]:
-    """Move the anchors to the ends of the alternatives."""
     if _is_plain(tree):
         return [_Way(plain(tree))]
     if isinstance(tree, Anchor):
@@ -316,7 +305,7 @@ _TIME = rf"{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.\d{{1,9}})?(?:Z|[+-]{_HOUR}:{_SIXTY})"
 _CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,7}M(?:\d{1,7}S)?|\d{1,9}S)"
 """Less than 2**32 seconds in all."""
 _CALENDAR = r"(?:\d{1,6}Y(?:\d{1,7}M(?:\d{1,8}D)?)?|\d{1,7}M(?:\d{1,8}D)?|\d{1,8}D)"
-"""Less than a billion days in all, the limit of Python's durations."""
+"""Less than a billion days, the limit of Python's durations."""
 _DURATION = rf"P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|\d{{1,8}}W)"
 
 
@@ -424,4 +413,3 @@ FORMATS = {
     "base64": _base64("+/"),
     "base64url": _base64("_-"),
 }
-"""Patterns of whole strings."""

@@ -1,9 +1,6 @@
-r"""Parser of ECMAScript regular expressions.
-
-Groups capture nothing. Look-ahead, word boundaries and look-behind stay in the tree; back references and
-flags are rejected. As in ECMAScript, `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of
-Unicode. A character is a code point, as with the flag `u`.
-"""
+r"""Parser of ECMAScript regular expressions. Groups capture nothing; back references and flags are
+rejected. `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of Unicode. A character is a
+code point, as with the flag `u`."""
 
 from __future__ import annotations
 
@@ -58,8 +55,7 @@ def _looked_at() -> Iterator[int]:
 
 @functools.lru_cache(maxsize=64)
 def unicode_property(name: str) -> CharSet | None:
-    """Return the set of a general category (`L`, `Lu`, `Letter`, `gc=Nd`), or None for other names,
-    scripts included."""
+    """Return the set of a general category (`L`, `Lu`, `Letter`, `gc=Nd`), or None for scripts and others."""
     short = name.split("=")[-1] if name.startswith(("gc=", "General_Category=")) else name
     short = _POSIX_NAMES.get(short.lower(), short)
     if short not in {"L", "M", "N", "P", "S", "Z", "C"} and short not in _categories():
@@ -94,22 +90,17 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Place between a word character and another one or an end of the text; any other place if it is not
-    an edge."""
+    """Edge of a word, or any place that is not one."""
 
     is_edge: bool
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """Text that follows, which begins with `tree` or does not."""
-
     tree: Tree
     is_wanted: bool
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """Character before, which is one of these or is not."""
-
     set: CharSet
     is_wanted: bool
 
@@ -148,7 +139,7 @@ class RegexParser(_Cursor):
         self._depth = 0
 
     def parse(self) -> Tree:
-        """Return the tree of the pattern. Raises InvalidPattern."""
+        """Parse the pattern. Raises InvalidPattern."""
         tree = self._choice()
         if self._at < len(self._pattern):
             self._fail("unmatched ')'")
@@ -187,7 +178,7 @@ class RegexParser(_Cursor):
         return Char(CharSet.chars(char))
 
     def _edge(self) -> Tree | None:
-        r"""`\A`, `\Z` and `\z` are anchors of other dialects that ECMAScript does not use."""
+        r"""`\A`, `\Z` and `\z` belong to other dialects."""
         char = self._peek()
         if char == "" or char not in "AZzbB":
             return None
@@ -246,7 +237,7 @@ class RegexParser(_Cursor):
         return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:
-        """Other braces are characters. `{,n}` is not a count in ECMAScript, but writers of it mean one."""
+        """`{,n}` is not a count in ECMAScript, but writers of it mean one."""
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : max(end, self._at + 1)].partition(",")
         low = "0" if comma and high and not low else low

@@ -1,9 +1,6 @@
-r"""Regular expressions of grammars: the syntax of Rust's crate `regex`, which Python's `re` mostly shares.
-
-Unlike in ECMAScript, `.` is any character but a line feed. There are flags (`(?i)`, `(?s:...)`), classes
-within classes, `[[:alpha:]]` and `\x{...}`. `\d` and `\w` write ASCII only, and their negations exclude all
-that any reader counts among them. Look-around is accepted, although Rust has none.
-"""
+r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. `\d` and `\w` are ASCII only, and
+their negations exclude all that any reader counts among them. Look-around is accepted, although Rust has
+none."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 
 _NOT_NEWLINE = ANY - CharSet.chars("\n")
 _HARMLESS = "uU"
-"""Flags that do not change which texts match. Unicode is on anyway, and greed decides only where a match
-ends."""
+"""Unicode is on anyway, and greed does not change which texts match."""
 _KNOWN = "is" + _HARMLESS
 _LETTERS = CharSet.of((0x41, 0x5A), (0x61, 0x7A))
 _POSIX = {
@@ -175,7 +171,6 @@ def _any_of(*names: str) -> CharSet:
 
 @functools.lru_cache(maxsize=1)
 def _any_word() -> CharSet:
-    """Word characters of Rust or of Python."""
     return _any_of("L", "M", "N", "Pc") | CharSet.of((0x200C, 0x200D), (0x24B6, 0x24E9), (0x1F130, 0x1F189))
 
 
@@ -189,7 +184,6 @@ def _cases() -> list[tuple[int, int]]:
 
 
 def either_case(chars: CharSet) -> CharSet:
-    """Return the characters and their other case."""
     small, large = chars & CharSet.of((0x61, 0x7A)), chars & CharSet.of((0x41, 0x5A))
     found = chars | _moved(small, -32) | _moved(large, 32)
     if chars.ranges and chars.ranges[-1][1] >= 0x80:

@@ -1,4 +1,4 @@
-"""A schema as a document: its JSON, its draft, and the targets of its references."""
+"""JSON, draft and references of a schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _LONGEST_NUMBER_BITS = 1_200
 
 
 def is_finite(value: int | float) -> bool:
-    """Return True if a number is finite and not absurdly long."""
     return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _LONGEST_NUMBER_BITS
 
 
@@ -46,7 +45,6 @@ def exact(value: int | float) -> Decimal:
 
 class Draft(enum.Enum):
     THREE = ("draft-03",)
-    """Not supported."""
     OLD = ("draft-04", "draft-05", "draft-06", "draft-07")
     """Drafts in which `$ref` disables the keywords beside it."""
     D2019 = ("2019-09",)
@@ -61,7 +59,7 @@ _SPECIFICATIONS = {
     "draft-07": DRAFT7,
     "2019-09": DRAFT201909,
 }
-"""By a part of `$schema`. Other documents are read as 2020-12."""
+"""By a part of `$schema`."""
 
 
 def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:
@@ -74,18 +72,13 @@ _STEPS_PER_SCHEMA = 4
 """Nested containers allowed for each level of schemas."""
 _DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _ROOT_URI = "urn:root"
-"""Address of a document without one. Relative addresses beside it stay relative."""
 
 Scope = tuple[str, ...]
-"""Addresses of the resources through which references led to a schema, outermost first. Empty if there are
-no dynamic references."""
+"""Resources through which references led to a schema, outermost first. Empty without dynamic references."""
 Target = Union[str, bool]
-"""Pointer of a schema, or a boolean schema."""
 
 
 class _Container(msgspec.Struct, frozen=True):
-    """Object or list of the document, and its place."""
-
     value: dict[str, Json] | list[Json]
     parent: _Container | None
     name: str
@@ -102,8 +95,6 @@ class _Container(msgspec.Struct, frozen=True):
 
 
 class _Library:
-    """Resources of the document by address, as one specification reads them."""
-
     def __init__(self, root: Json, specification: Specification[Json]) -> None:
         resource = Resource.from_contents(root, default_specification=specification)
         self.root = resource.id() or _ROOT_URI
@@ -114,7 +105,6 @@ class _Library:
         self._addresses = {id(self.registry[uri].contents): uri for uri in self.registry}
 
     def address(self, container: _Container | None) -> str:
-        """Return the address of the resource that contains a part of the document."""
         while container is not None:
             uri = self._addresses.get(id(container.value))
             if uri is not None:
@@ -123,7 +113,6 @@ class _Library:
         return self.root
 
     def resolver(self, base: str, scope: Scope) -> Resolver[Any]:
-        """Return a resolver that has come to `base` through the resources of the scope."""
         first, *others = dict.fromkeys((*scope, base))
         resolver: Resolver[Any] = self.registry.resolver(first)
         for uri in [*others, base]:
@@ -136,20 +125,17 @@ _LEADS_NOWHERE = (Unresolvable, AttributeError, TypeError, ValueError, LookupErr
 
 
 class References:
-    """Finds subschemas by address, by the drafts that the document and its parts name."""
-
     def __init__(self, root: Json, budget: Budget, draft: Draft) -> None:
         self._root = root
         self._draft = draft
         self._budget = budget
         self._containers: dict[int, _Container] = {}
         self._keys: set[str] = set()
-        """Names in all objects."""
         self._scan()
         self._is_dynamic = not _DYNAMIC.isdisjoint(self._keys)
 
     def _scan(self) -> None:
-        """Visit every container in a loop, because deep nesting must not exhaust the stack."""
+        """A loop, because deep nesting must not exhaust the stack."""
         queue = []
         if isinstance(self._root, (dict, list)):
             queue.append(_Container(self._root, None, "", self._draft, 0))
@@ -207,7 +193,7 @@ class References:
         raise UnsupportedSchema(at, "$ref", f"to {reference[:100]!r} leads to nothing in this schema")
 
     def find_dynamic(self, keyword: str, reference: str, at: str, scope: Scope) -> Target:
-        """Return the target of a `$dynamicRef` or `$recursiveRef` in this scope. Raises UnsupportedSchema."""
+        """Return the target of a `$dynamicRef` or `$recursiveRef`. Raises UnsupportedSchema."""
         library = self._libraries[0]
         try:
             resolver = library.resolver(library.address(self._container(at)), scope)
@@ -228,8 +214,7 @@ class References:
         return self._containers.get(id(self.value(pointer)))
 
     def value(self, pointer: str) -> Json:
-        """Return the value at a pointer. Raises KeyError, IndexError, ValueError or TypeError if there is
-        none."""
+        """Look up a pointer. Raises KeyError, IndexError, ValueError or TypeError."""
         value = self._root
         for part in pointer.split("/")[1:]:
             if isinstance(value, list) and part.isascii() and part.isdigit():
@@ -242,5 +227,4 @@ class References:
 
 
 def escaped(name: str) -> str:
-    """Escape a name for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

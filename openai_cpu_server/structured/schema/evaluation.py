@@ -1,9 +1,8 @@
-"""Parts of an object or array that schemas evaluate, by their own keywords and by schemas applied in place;
-and the parts that stay unevaluated.
+"""Parts of an object or array that schemas evaluate, and parts that stay unevaluated.
 
 A schema that passes evaluates what its passing subschemas evaluate, so there is one way for each choice of
-alternatives. The more alternatives pass, the more is evaluated, and the less is left to constrain. A way
-therefore need not say which alternatives fail, because it just sees less. All ways together are exact.
+alternatives. A way need not say which alternatives fail, because it just sees less, and leaves more to
+constrain. All ways together are exact.
 """
 
 from __future__ import annotations
@@ -42,12 +41,11 @@ _MOST_TRIED = 256
 _PAIRS_PER_STEP = 8
 
 
-class TooManyWays(Exception):
-    """More combinations of alternatives than a grammar should have."""
+class TooManyWays(Exception): ...
 
 
 class Unknown(Exception):
-    """The evaluated parts depend on a keyword that is left out."""
+    """A keyword that is left out decides."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,10 @@ class Evaluated:
     everything: bool = False
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    """Patterns of names of properties."""
     prefix: int = 0
     """Number of leading items."""
     matching: tuple[int, ...] = ()
-    """Nodes. Items that fit one of them are evaluated."""
+    """Nodes that evaluated items fit."""
 
     def union(self, other: Evaluated) -> Evaluated:
         if self.everything or other.everything:
@@ -83,10 +80,8 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
-        """Return the node that makes everything not evaluated fit `rest`.
-
-        `place`: path and keyword for errors.
-        """
+        """Return the node that makes everything not evaluated fit `rest`. `place`: path and keyword for
+        errors."""
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
@@ -111,19 +106,15 @@ class Way(msgspec.Struct, frozen=True):
         return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
 
     def is_covered_by(self, other: Way) -> bool:
-        """Return True if the other way has no further guard and sees at least as much."""
         return set(other.guards) <= set(self.guards) and self.seen.is_within(other.seen)
 
 
 class EvaluatedOption(msgspec.Struct, frozen=True):
-    """Node of a subschema, and the ways in which it evaluates values that pass it."""
-
     number: int
     ways: list[Way]
 
     @property
     def guarded(self) -> list[Way]:
-        """Return the ways with the subschema as a further guard."""
         if self.number == FALSE:
             return []
         guard = Way() if self.number == TRUE else Way((self.number,), NOTHING_SEEN)
@@ -131,14 +122,12 @@ class EvaluatedOption(msgspec.Struct, frozen=True):
 
 
 class Combiner:
-    """Combines ways. `may_meet` tells if two nodes may hold at once."""
-
     def __init__(self, may_meet: Callable[[int, int], bool], budget: Budget) -> None:
         self._may_meet = may_meet
         self._budget = budget
 
     def both(self, one: list[Way], other: list[Way]) -> list[Way]:
-        """Return the ways of two subschemas that both pass. Raises TooManyWays."""
+        """Return the ways if both pass. Raises TooManyWays."""
         self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
         found: list[Way] = []
         for a, b in itertools.product(one, other):
@@ -147,7 +136,7 @@ class Combiner:
         return pruned(found)
 
     def some_of(self, options: list[EvaluatedOption]) -> list[Way]:
-        """Return the ways of subschemas of which at least one passes. Raises TooManyWays."""
+        """Return the ways if at least one passes. Raises TooManyWays."""
         found: list[Way] = []
         is_nothing_seen = False
         for option in options:
@@ -184,8 +173,7 @@ _BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _I
 
 
 def looks_beside(schema: Schema, kind: JsonKind) -> bool:
-    """Return True if the schema's `unevaluated...` depends on more than `properties`, `items` and their
-    like."""
+    """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
     asks = schema.get(KEYWORDS[kind], True) is not True
     return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
@@ -197,8 +185,6 @@ def _is_closed(schema: Schema, kind: JsonKind) -> bool:
 
 
 class SchemaReader(Protocol):
-    """Part of `Normaliser` that evaluations need."""
-
     scope: Scope
     table: NodeTable
     references: References
@@ -210,11 +196,8 @@ class SchemaReader(Protocol):
 
 @dataclass(eq=False)
 class Evaluation:
-    """Finds what schemas evaluate of values of one type.
-
-    `reader`: reads schemas in a dynamic scope. `of_scope`: returns the evaluation of another scope.
-    `may_meet`: tells if a value of a type may fit two nodes.
-    """
+    """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
+    `may_meet` tells if a value of a type may fit two nodes."""
 
     kind: JsonKind
     reader: SchemaReader
@@ -247,8 +230,7 @@ class Evaluation:
         }
 
     def beside(self, pointer: str) -> list[Way]:
-        """Return the ways of the schema at a pointer, without its own `unevaluated...`. Raises
-        TooManyWays."""
+        """Return the ways without the schema's own `unevaluated...`. Raises TooManyWays."""
         self.reader.at(pointer)
         schema = self.reader.references.value(pointer)
         assert isinstance(schema, dict)

@@ -1,8 +1,5 @@
-"""Normal form of schemas: small constraints on one type of value each, and ways to combine them.
-
-A node has a number in its `NodeTable`, and equal nodes have equal numbers. As in JSON Schema, a constraint
-allows all values of other types.
-"""
+"""Normal form of schemas: constraints on one type of value each, and ways to combine them. Equal nodes
+have equal numbers in a `NodeTable`. As in JSON Schema, a constraint allows all values of other types."""
 
 from __future__ import annotations
 
@@ -27,28 +24,23 @@ class JsonKind(enum.Enum):
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """True if all values fit, False if none does."""
-
     value: bool
 
 
 class Types(msgspec.Struct, frozen=True):
-    """Types of the value. `integer` may stand beside those of `JsonKind`."""
+    """`integer` may stand beside the types of `JsonKind`."""
 
     names: frozenset[str]
 
 
 class Scalars(msgspec.Struct, frozen=True):
-    """Allowed null, booleans, numbers and strings."""
-
     null: bool
     booleans: frozenset[bool]
     numbers: tuple[Decimal, ...]
     strings: tuple[str, ...]
 
 
-class Integer(msgspec.Struct, frozen=True):
-    """Number without a fraction."""
+class Integer(msgspec.Struct, frozen=True): ...
 
 
 class Minimum(msgspec.Struct, frozen=True):
@@ -96,15 +88,14 @@ class Contains(msgspec.Struct, frozen=True):
     high: int | None
 
 
-class Unique(msgspec.Struct, frozen=True):
-    """Array without equal items."""
+class Unique(msgspec.Struct, frozen=True): ...
 
 
 class Properties(msgspec.Struct, frozen=True):
     named: tuple[tuple[str, int], ...]
     patterns: tuple[tuple[str, int], ...]
     rest: int
-    """Node for properties that are neither named nor match a pattern."""
+    """For properties that are neither named nor match a pattern."""
 
 
 class Required(msgspec.Struct, frozen=True):
@@ -121,8 +112,7 @@ class PropertyNames(msgspec.Struct, frozen=True):
 
 
 class SomeProperty(msgspec.Struct, frozen=True):
-    """Some property fits `value`, with a name that matches `pattern`, or is not in `beside` if `pattern`
-    is None."""
+    """Some property fits `value`. Its name matches `pattern`, or is not in `beside` if that is None."""
 
     pattern: str | None
     beside: tuple[tuple[str, ...], tuple[str, ...]]
@@ -156,7 +146,6 @@ class Negation(msgspec.Struct, frozen=True):
 class Reference(msgspec.Struct, frozen=True):
     pointer: str
     scope: tuple[str, ...] = ()
-    """Dynamic scope in which the schema is read."""
 
 
 class Unevaluated(msgspec.Struct, frozen=True):
@@ -201,8 +190,6 @@ TRUE, FALSE = 0, 1
 
 
 class NodeTable:
-    """Numbers nodes, and remembers where in the schema each was met first."""
-
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._numbers: dict[Node, int] = {}
@@ -229,7 +216,6 @@ class NodeTable:
         return next((self._places[x] for x in parts if x in self._places), None)
 
     def place(self, number: int) -> tuple[str, str]:
-        """Return the path and the keyword that an error about this node names."""
         return self._places.get(number, ("", "schema"))
 
     @contextmanager

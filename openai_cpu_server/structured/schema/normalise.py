@@ -1,4 +1,4 @@
-"""Conversion of JSON Schema, drafts 4 to 2020-12, to nodes. References are resolved when needed."""
+"""JSON Schema, drafts 4 to 2020-12, as nodes. References are resolved when needed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
 class _ValueKeywords:
-    """Reader of `enum` and `const`."""
-
     def __init__(self, table: NodeTable, budget: Budget) -> None:
         self._table = table
         self._budget = budget
@@ -96,7 +94,7 @@ class _ValueKeywords:
 
 
 class SchemaReaders:
-    """Readers of one document into a table, one for each dynamic scope; most documents have one."""
+    """One reader for each dynamic scope; most documents have one."""
 
     def __init__(self, root: Json, budget: Budget, report: UnenforcedReport) -> None:
         self.table = NodeTable()
@@ -115,13 +113,11 @@ class SchemaReaders:
         return self._readers[scope]
 
     def at(self, reference: Reference) -> int:
-        """Return the node of a reference's target. Raises InvalidSchema, UnsupportedSchema."""
+        """Return the reference's target. Raises InvalidSchema, UnsupportedSchema."""
         return self.of(reference.scope).at(reference.pointer)
 
 
 class Normaliser:
-    """Reads schemas in one scope."""
-
     def __init__(self, readers: SchemaReaders, scope: Scope) -> None:
         self._readers = readers
         self.scope = scope
@@ -153,14 +149,14 @@ class Normaliser:
         }
 
     def at(self, pointer: str) -> int:
-        """Return the node of the schema at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
+        """Return the node at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
         if pointer not in self._by_pointer:
             self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
         return self._by_pointer[pointer]
 
     def needed(self, pointer: str) -> list[str]:
         """Return the subschemas without which nothing fits a schema that was read before, apart from
-        values of types that it does not constrain."""
+        values of other types."""
         schema = self.references.value(pointer)
         if not isinstance(schema, dict):
             return []
@@ -202,7 +198,7 @@ class Normaliser:
         return self.table.all(*parts, path=path, keyword=next(iter(schema), ""))
 
     def _unevaluated(self, schema: Schema, path: str) -> list[int]:
-        """These come first, because their choices settle those of the keywords beside them."""
+        """First, because their choices settle those of the keywords beside them."""
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
         return [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
 
@@ -220,7 +216,7 @@ class Normaliser:
         return self.table.add(target, path, keyword)
 
     def target(self, keyword: str, address: str, path: str) -> Reference | bool:
-        """Return the target of a reference at this place. Raises UnsupportedSchema if there is none."""
+        """Resolve a reference at this place. Raises UnsupportedSchema."""
         if keyword == "$ref":
             found = self.references.find(address, path)
         else:

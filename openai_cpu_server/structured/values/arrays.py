@@ -1,4 +1,4 @@
-"""Grammar of arrays, from facts about them."""
+"""Grammar of arrays."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from openai_cpu_server.structured.writing.json_text import Punctuation
 
 
 class Need(msgspec.Struct, frozen=True):
-    """From `low` to `high` items fit `item`. `high` None means no limit."""
+    """At least `low` and at most `high` items fit `item`. `high` None means no limit."""
 
     item: Goal
     without: Goal
-    """Negation of `item`."""
     low: int
     high: int | None
     place: int
-    """Node of the constraint, for errors."""
 
 
 class ArrayShape(msgspec.Struct, frozen=True):
@@ -41,7 +39,7 @@ class ArrayShape(msgspec.Struct, frozen=True):
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def without(self, place: int) -> ArrayShape:
-        """Return the shape without the constraint of this node: unique items, or items that must occur."""
+        """Drop the constraint of this node: unique items, or items that must occur."""
         return (
             msgspec.structs.replace(self, unique=None)
             if place == self.unique
@@ -50,7 +48,7 @@ class ArrayShape(msgspec.Struct, frozen=True):
 
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
-    """Return the shape of the arrays that fit all facts, or None if no array fits."""
+    """Return None if no array fits."""
     needs = [_need(f.node, f.number) for f in branch if isinstance(f.node, Contains)]
     if any(n.high is not None and n.high < n.low for n in needs):
         return None
@@ -102,7 +100,7 @@ def _possible_somewhere(
 
 
 _MOST_SUBSETS = 260
-"""Subsets of values that must differ, each a rule. With more, the values keep the order of the list."""
+"""Subsets that are written as rules. With more, the values keep the order of the list."""
 
 
 _MOST_NEEDS = 3
@@ -114,7 +112,7 @@ _NOT_UNIQUE = (
 
 
 class NotEnforceable(Exception):
-    """Unique items among too many values, or too many that must occur. `place` is a node."""
+    """`place`: node of unique items among too many values, or of too many that must occur."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -128,12 +126,11 @@ class ArrayRules:
     marks: Punctuation
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
-    """Lists all values of a goal if they are few."""
+    """Returns None if they are many."""
     is_possible: Callable[[Goal], bool]
-    """Returns True if a goal has any values."""
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
-        """Return the grammar of such arrays. Raises NotEnforceable."""
+        """Return the grammar. Raises NotEnforceable."""
         if shape.unique is not None:
             content = self._set(shape, hint)
         elif len(shape.needs) > _MOST_NEEDS:
@@ -147,7 +144,7 @@ class ArrayRules:
         return seq(self.marks.open_array, content, self.marks.close_array)
 
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
-        """`a "," b ("," rest){m,n}`, which may end wherever it has enough items."""
+        """`a "," b ("," rest){m,n}`."""
         if shape.high == 0:
             return EMPTY
         size = len(shape.prefix)
@@ -193,7 +190,6 @@ class ArrayRules:
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
     ) -> list[tuple[Goal, tuple[int, ...]]]:
-        """Return a goal of one more item for each set of needs that it can meet, with the state behind it."""
         if shape.high is not None and state[0] >= shape.high:
             return []
         moves = []
@@ -222,7 +218,7 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _differ(self, shape: ArrayShape) -> bool:
-        """If no value fits two places, the array needs no list of values."""
+        """If no value fits two places, no list of values is needed."""
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)
@@ -260,8 +256,8 @@ class ArrayRules:
 
 
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
-    """Without an upper limit, the count may ignore items that meet the need, and it stops once it is high
-    enough. The new count is None if the item may not meet the need."""
+    """New count None: the item may not meet the need. Without an upper limit the count may ignore items,
+    and stops once it is high enough."""
     if need.high is None:
         if is_hit:
             return need.item, (count + 1 if count < need.low else None)

@@ -1,4 +1,4 @@
-"""Language of numbers, from facts about them."""
+"""Language of numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ _LARGEST_MODULUS = 1_000
 _MOST_COUNTED = 32
 """Remainders that fit into the limit of states, times twice 20 digits."""
 _MOST_MULTIPLES = 1_500
-"""Multiples between two bounds that are listed."""
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
@@ -60,8 +59,8 @@ class NumberLanguages:
         self._report = report
 
     def language(self, branch: Branch) -> Expr:
-        """Return the texts of the numbers that fit all facts. Where facts are checked digit by digit, only
-        small numbers have an exponent."""
+        """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
+        numbers have an exponent."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
@@ -80,7 +79,6 @@ class NumberLanguages:
         return alt(both(*plain), _small(within))
 
     def listed(self, branch: Branch) -> list[Decimal]:
-        """Return the values of an `enum` that fit the other facts."""
         first = next(f.node for f in branch if isinstance(f.node, Scalars) and f.is_true)
         return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
 
@@ -109,7 +107,6 @@ class NumberLanguages:
 
 
 def _is_beyond_doubles(fact: Fact) -> bool:
-    """Every double keeps such a bound."""
     node = fact.node
     if isinstance(node, Minimum):
         return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
@@ -121,7 +118,6 @@ def _is_range(branch: Branch) -> bool:
 
 
 def _small(branch: Branch) -> Expr:
-    """Bounds must allow all of 0 to 1, or of -1 to 0."""
     if not _is_range(branch):
         return NOTHING
     low = max((f.node.bound.value for f in branch if isinstance(f.node, Minimum)), default=Decimal(-1))
@@ -152,7 +148,7 @@ def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
 
 
 def few_integers(branch: Branch, most: int) -> range | None:
-    """Return the integers of a short range if there are no other facts, else None."""
+    """Return None if the range is long or there are other facts."""
     if not _is_integer_range(branch):
         return None
     low, high = _integer_bounds(branch)
@@ -160,7 +156,6 @@ def few_integers(branch: Branch, most: int) -> range | None:
 
 
 def _listed_multiples(branch: Branch) -> list[int] | None:
-    """Return the multiples between two bounds if they are integers and few, else None."""
     steps = [f.node.step for f in branch if isinstance(f.node, MultipleOf) and f.is_true]
     bounds = tuple(f for f in branch if isinstance(f.node, (Minimum, Maximum)))
     low, high = _integer_bounds(bounds)
@@ -179,7 +174,6 @@ def _is_integer(branch: Branch) -> bool:
 
 
 def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
-    """`whole`: language of integers. `plain`: language of numbers."""
     integer = [f for f in branch if isinstance(f.node, Integer)]
     if not integer:
         return plain
@@ -189,7 +183,7 @@ def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
 
 
 def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
-    """Count digits unless that takes too many states, one for each remainder and number of digits."""
+    """Digits are counted unless that takes too many states, one for each remainder and number of digits."""
     remainders = math.prod({x.modulus for x in every_expression(parts) if isinstance(x, Residue)})
     return (INTEGER, PLAIN) if remainders <= _MOST_COUNTED else UNCOUNTED
 

@@ -1,4 +1,4 @@
-"""Shapes of objects, from facts about them: named properties in order, classes of other names, counts."""
+"""Shapes of objects: named properties in order, classes of other names, counts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from openai_cpu_server.structured.writing.json_text import plain_text
 
 
 class Member(msgspec.Struct, frozen=True):
-    """Property that the schema names."""
-
     name: str
     value: Goal
     is_required: bool
@@ -39,16 +37,15 @@ class Others(msgspec.Struct, frozen=True):
 class ObjectShape(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     excluded: tuple[str, ...]
-    """Names that `others` must not have: members, and properties that must be absent."""
+    """Members, and properties that must be absent."""
     others: tuple[Others, ...]
     low: int
     high: int | None
     is_order_meant: bool
-    """True if an author chose the order of the members. False if it is sorted by name and `required` has
-    another order, because then a program has sorted it."""
+    """False if a program has sorted the members: by name, while `required` has another order."""
     required: tuple[str, ...]
     witness: tuple[Others, ...] = ()
-    """Kinds of which one property must be present beside all others, or () for none."""
+    """Kinds of which one more property must be present, or ()."""
 
     def without_low(self) -> ObjectShape:
         return msgspec.structs.replace(self, low=0)
@@ -60,8 +57,6 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class _Class(msgspec.Struct, frozen=True):
-    """Other names that match some of the patterns and not the rest."""
-
     names: Expr
     matched: frozenset[str]
 
@@ -72,8 +67,7 @@ class ObjectShapes:
         self._goals = goals
         self._strings = strings
         self.shapes = functools.cache(self._found)
-        """Shapes of a branch: usually one, none if no object fits, several if one property of many is
-        required."""
+        """Shapes of a branch: several if one property of many is required, none if no object fits."""
 
     def _found(self, branch: Branch) -> list[ObjectShape]:
         base = self._shape(branch)
@@ -171,7 +165,6 @@ class ObjectShapes:
         return [c for c in (inside, outside) if self._has_names(c.names, names)]
 
     def _has_names(self, language: Expr, listed: list[str]) -> bool:
-        """Listed names are excluded only if they are few."""
         beside = both(language, negate(any_of(listed))) if 0 < len(listed) < 8 else language
         return not self._strings.plain.is_empty(beside)
 

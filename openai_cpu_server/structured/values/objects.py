@@ -1,8 +1,6 @@
-"""Grammar of objects: properties in order, any subset of the optional ones, then other names.
-
-`a?, b?, c` is a chain of rules for "something is written already", not nested optionals. Where properties are
-counted or may stand in any order, there is a rule for each state.
-"""
+"""Grammar of objects: properties in order, any subset of the optional ones, then other names. `a?, b?, c`
+is a chain of rules, not nested optionals. Where properties are counted or may stand in any order, each
+state is a rule."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _FREELY_ORDERED = 5
-"""Properties that may stand in any order, because each subset of them is a rule."""
+"""Subsets of them are rules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,6 @@ class ObjectRules:
         return seq(key, self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
-        """Return one property of these kinds with a name that is not excluded."""
         parts = []
         for kind in kinds:
             name = self.names.key(kind.names, excluded)
@@ -62,8 +59,6 @@ class ObjectRules:
 
 
 class _Body:
-    """Text between the braces for one order of the members."""
-
     def __init__(
         self, objects: ObjectRules, shape: ObjectShape, hint: str, members: tuple[Member, ...]
     ) -> None:
@@ -88,7 +83,6 @@ class _Body:
 
     @property
     def _others_anywhere(self) -> bool:
-        """Additional properties may come before the declared ones and between them."""
         is_counted = self._cap > 1 or self._shape.high is not None
         is_asked = self._objects.order is PropertyOrder.ANY and self._witness is None
         return is_asked and self._other is not NOTHING and not is_counted
@@ -96,7 +90,6 @@ class _Body:
     # In order, not counted
 
     def _starts(self) -> Expr:
-        """Begin with any leading optional member, with the first required one, or with none."""
         num_leading = self._num_leading
         ways = min(num_leading + 1, len(self._members))
         rest = seq(*self._written(ways), self._tail(1))
@@ -111,7 +104,6 @@ class _Body:
 
     @property
     def _num_leading(self) -> int:
-        """Optional members before the first required one, each of which may come first."""
         optional = [not m.is_required for m, _ in self._members]
         return optional.index(False) if False in optional else len(optional)
 
@@ -127,7 +119,7 @@ class _Body:
     # In order, counted
 
     def _by_count(self) -> Expr:
-        """Make a rule for each member and number of properties so far, last members first."""
+        """Make a rule for each member and number of properties so far."""
         row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
         for place, (member, text) in reversed(list(enumerate(self._members))):
             row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
@@ -185,7 +177,7 @@ class _Body:
     # In any order
 
     def in_any_order(self) -> Expr:
-        """Return a rule for each set of members written so far, with or without other names."""
+        """Make a rule for each set of members written so far."""
         rules = {(0, 0): self._objects.grammar.reserve(f"{self._hint}-any")}
         queue = [(0, 0)]
         texts = [text for _, text in self._members] + [self._other]

@@ -1,4 +1,4 @@
-"""Languages of strings, numbers and names of properties, and their lexemes."""
+"""Languages of strings and property names, and lexemes of scalars."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ _MOST_LOOKED_AT = 8
 
 
 class StringLanguages:
-    """Languages of string branches. Patterns are compiled once."""
-
     def __init__(self, goals: Goals, budget: Budget, report: UnenforcedReport) -> None:
         self._goals = goals
         self._report = report
@@ -43,7 +41,6 @@ class StringLanguages:
         self._deriver = Deriver(budget)
 
     def language(self, branch: Branch) -> Expr:
-        """Return the strings that fit all facts."""
         return self._language(self._without_clashes(branch))
 
     def _language(self, branch: Branch) -> Expr:
@@ -53,7 +50,6 @@ class StringLanguages:
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[str]:
-        """Return the values of an `enum` that fit the other facts."""
         return self._listed(self._without_clashes(branch))
 
     def _listed(self, branch: Branch) -> list[str]:
@@ -64,8 +60,7 @@ class StringLanguages:
         return [x for x in common if self._fits(x, parts, low, high)]
 
     def _without_clashes(self, branch: Branch) -> Branch:
-        """Drop formats that leave nothing of the other facts, because a format is an annotation in the
-        standard."""
+        """Formats give way to other facts, because a format is an annotation in the standard."""
         formats = [f for f in branch if isinstance(f.node, Format) and f.is_true]
         others = tuple(f for f in branch if f not in formats)
         if not formats or not others or not self.plain.is_empty(self._language(branch)):
@@ -98,7 +93,7 @@ class StringLanguages:
         return all(self.matches(part, text) for part in parts)
 
     def listed_of(self, goal: Goal) -> list[str] | None:
-        """Return all strings that fit a goal if they are listed, else None."""
+        """Return None if they are not listed."""
         branches = self._goals.branches(goal, JsonKind.STRING)
         if not all(any(isinstance(f.node, Scalars) and f.is_true for f in b) for b in branches):
             return None
@@ -114,7 +109,6 @@ class StringLanguages:
 
 @functools.lru_cache(maxsize=len(FORMATS))
 def _format_language(name: str) -> Expr:
-    """Cached, because it is the same for every schema."""
     return full_language(FORMATS[name], Limits())
 
 
@@ -125,7 +119,6 @@ class ScalarLexemes:
         self._strings = strings
 
     def string(self, language: Expr) -> Expr:
-        """Return the strings of a language in quotes."""
         simple = self._strings.plain.simplified(language)
         if simple is not None:
             return self.text.string(simple)
@@ -149,7 +142,7 @@ class NameKeys:
         return self._lexemes.text.exactly(name)
 
     def key(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
-        """Return the strings of a language without `excluded`, in quotes, or NOTHING."""
+        """Return NOTHING if all names are excluded."""
         unwanted = [n for n in excluded if self._strings.matches(language, n)]
         if self._strings.plain.is_empty(both(language, negate(any_of(unwanted[:_MOST_LOOKED_AT])))):
             return NOTHING

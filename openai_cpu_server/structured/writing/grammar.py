@@ -1,11 +1,8 @@
-"""A grammar under construction: named rules, equal ones shared; pruned, merged and shaped.
+"""A grammar under construction.
 
 llguidance splits a text into lexemes. A rule that consists of characters becomes one lexeme, read greedily,
 and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their own. A rule
-with punctuation refers to a recursive rule (`never`, which matches nothing) and so stays a rule.
-
-`structured.compiler` also packs each grammar as bytes, for grammars of tool calls that contain the parameters
-of functions. Rules that parts have in common are there once.
+with punctuation refers to the recursive rule `never`, which matches nothing, and so stays a rule.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ class GrammarBuilder:
         self._counts: dict[str, int] = dict.fromkeys(_RESERVED, 1)
 
     def reserve(self, hint: str) -> str:
-        """Return a new name in lower case, because readers give case a meaning."""
+        """Names are lower case, because readers give case a meaning."""
         stem = re.sub(r"[^a-z0-9]+", "-", hint.lower())[:24].strip("-")
         stem = stem if stem[:1].isalpha() else f"r{stem}"
         count = self._counts[stem] = self._counts.get(stem, 0) + 1
@@ -72,8 +69,7 @@ class GrammarBuilder:
         self._rules[name] = expr
 
     def define(self, hint: str, expr: Expr) -> Expr:
-        """Return a reference to a rule for the expression, shared with equal ones. Short expressions need
-        no rule."""
+        """Return a reference to a rule, shared with equal expressions."""
         if isinstance(expr, (Ref, Text)):
             return expr
         if expr not in self._shared:
@@ -83,32 +79,25 @@ class GrammarBuilder:
         return self._shared[expr]
 
     def once(self, name: str, make: Callable[[], Expr]) -> Expr:
-        """Return a rule that is made at the first call."""
         if name not in self._made:
             self._made[name] = self.define(name, make())
         return self._made[name]
 
     def by_states(self, hint: str, automaton: Automaton, written: Callable[[CharSet], Expr]) -> Expr:
-        """Return a rule for each state of the automaton.
-
-        `written`: makes the text of one character.
-        """
         names = [self.reserve(hint) for _ in automaton.edges]
         for name, expr in state_rules(automaton, names, written).items():
             self.set(name, expr)
         return Ref(names[0])
 
     def structural(self, hint: str, lexeme: Expr) -> Expr:
-        """Return a rule for punctuation that is not read as one lexeme: `lexeme | never`."""
+        """Return `lexeme | never`, which is not read as one lexeme."""
         if NEVER not in self._rules:
             self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """Return the grammar from its root on. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
-
-        `path_of`: returns the place in the schema of a rule.
-        """
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
+        `path_of`: place of a rule in the schema."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -127,7 +116,7 @@ class GrammarBuilder:
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
-    """Return the grammar of the texts without these characters. Raises InvalidSchema if there are none."""
+    """Forbid these characters. Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
     known: dict[Expr, Expr] = {}
@@ -148,7 +137,6 @@ def _without(expr: Expr, unknown: CharSet, parts: Mapping[Expr, Expr]) -> Expr:
 
 
 def _productive(rules: Rules) -> Rules:
-    """Drop alternatives that can never end, except `never` itself."""
     good: set[str] = {NEVER}
     users_of = users(rules)
     queue = list(rules)
@@ -192,7 +180,6 @@ def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
 
 
 def _merged(rules: Rules) -> Rules:
-    """Repeat until nothing changes."""
     while True:
         first: dict[Expr, str] = {}
         names: dict[str, str] = {}
@@ -214,7 +201,7 @@ def _last(name: str, names: dict[str, str]) -> str:
 
 
 def pruned(rules: Rules) -> Rules:
-    """Return the rules that are reachable and can end, equal ones once, or no rules if nothing matches."""
+    """Return the rules that are reachable and can end, or {} if nothing matches."""
     found = _productive(rules)
     return _reachable(_merged(found)) if ROOT in found else {}
 
@@ -231,15 +218,12 @@ def _reachable(rules: Rules) -> Rules:
 
 
 RuleKey = tuple[str, str]
-"""Key of a part, and name of a rule in it."""
+"""Part and rule."""
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
-    """Return a grammar with the root `root`, an expression of GBNF that names the roots of parts by their
-    keys. Raises InvalidGrammar, SchemaTooLarge.
-
-    `root`: further rules may stand on lines of their own.
-    """
+    """Return a grammar with the root `root`, GBNF that names the roots of parts by their keys, perhaps
+    with further rules on more lines. Raises InvalidGrammar, SchemaTooLarge."""
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", known=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
@@ -255,8 +239,8 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
 
 
 def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
-    """Return for each rule the first rule with the same meaning: the same name and expression, and so for
-    all that it names. Groups of rules that look alike are split until nothing changes."""
+    """First rule with the same meaning: the same name and expression, and so for all that it names. Groups
+    of rules that look alike are split until nothing changes."""
     marks: dict[RuleKey, object] = {(key, name): (name, expr) for (key, name), expr in rules.items()}
     num_groups = 0
     while True:
@@ -272,12 +256,11 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
 
 
 def _names(firsts: Mapping[RuleKey, RuleKey]) -> dict[RuleKey, str]:
-    """A root gets the key of its part as name, so that `root` can name it."""
     return {rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in firsts.items()}
 
 
 class _Node(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """Expression that stands behind its parts and has their numbers."""
+    """Stands behind its parts and has their numbers."""
 
     kind: str
     text: str = ""
@@ -293,7 +276,6 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def packed(rules: Rules) -> bytes:
-    """Return a grammar as bytes, with shared parts once."""
     numbers: dict[Expr, int] = {}
     nodes = []
     for expr in parts_first(list(rules.values())):
@@ -327,7 +309,6 @@ def _node(expr: Expr, parts: tuple[int, ...]) -> _Node:
 
 
 def _expr(node: _Node, made: list[Expr]) -> Expr:
-    """`made`: all earlier expressions."""
     numbers = node.numbers
     match node.kind:
         case "Chars":

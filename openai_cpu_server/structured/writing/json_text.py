@@ -1,8 +1,4 @@
-r"""JSON as text: strings with escapes, and punctuation with white space around it.
-
-`"`, `\` and controls are escaped. Characters beyond ASCII may be written as \uXXXX too, because many programs
-do so.
-"""
+r"""JSON as text. Characters beyond ASCII may be written as \uXXXX too, because many programs do so."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ _MOST_BLANKS = 40
 
 
 class Punctuation:
-    """Marks with the white space on both sides, so that there is one way to read it."""
+    """Marks take the white space on both sides, so that there is one way to read it."""
 
     def __init__(self, grammar: GrammarBuilder, whitespace: Whitespace) -> None:
         self._grammar = grammar
@@ -65,7 +61,7 @@ class Punctuation:
         return self._mark("comma", self._blank, ",")
 
     def key(self, content: Expr) -> Expr:
-        """Return a property's quoted name with its colon, as one lexeme."""
+        """Return the quoted name with its colon, as one lexeme."""
         colon = seq(self._blank, Text(":"), self._blank)
         if isinstance(content, Text) and colon == Text(":"):
             return Text(content.text + ":")
@@ -75,10 +71,10 @@ class Punctuation:
 _MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 _BEYOND_ASCII = CharSet.of((0x7F, 0xFFFF))
-"""Basic plane beyond ASCII, and DEL, a control that may be written either way."""
+"""With DEL, a control that may be written either way."""
 _BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
 _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
-"""Characters that may be escaped. In a string without limits every character may."""
+"""Characters that may be escaped; in a string without limits, all may."""
 _MOST_ESCAPED_RANGES = 16
 """Ranges of a set that may be written as escapes, from the lowest."""
 _HEX = DIGITS | CharSet.chars("abcdefABCDEF")
@@ -90,7 +86,7 @@ class JsonText:
         self._character = functools.cache(self._of_set)
 
     def string(self, content: Expr) -> Expr:
-        """Return the string with its quotes, as one lexeme."""
+        """Return one lexeme, with the quotes."""
         plain = plain_text(content)
         if plain is not None and plain.isascii():
             return Text(json.dumps(plain))
@@ -100,8 +96,7 @@ class JsonText:
         return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))
 
     def none_of(self, texts: list[str], content: Expr) -> Expr:
-        """Return the quoted strings with that content except `texts`. Needless escapes are forbidden,
-        because they would be other spellings of these texts."""
+        """Exclude `texts`. Needless escapes are forbidden, because they would be other spellings."""
         spelt = alt(*(self._spelt(text) for text in texts))
         return seq(Text('"'), both(self._content(content), negate(spelt)), Text('"'))
 
@@ -110,7 +105,6 @@ class JsonText:
         return Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text))
 
     def content(self, content: Expr) -> Expr:
-        """Return the text between the quotes."""
         if content is ANY_CHAR:
             return self._grammar.once("char", _any_character)
         if isinstance(content, Chars):
@@ -118,7 +112,6 @@ class JsonText:
         return rebuilt(content, map(self.content, content.parts))
 
     def _content(self, content: Expr) -> Expr:
-        """Without needless escapes."""
         if isinstance(content, Chars):
             return self._character(content.set)
         return rebuilt(content, map(self._content, content.parts))
@@ -135,28 +128,27 @@ class JsonText:
 
 @functools.lru_cache(maxsize=4096)
 def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
-    """Return the characters that need no escape, True if these are all and must not be escaped, and True
-    if all that may be escaped are there."""
+    """Characters that need no escape; True if these are all and must not be escaped; True if all that may
+    be escaped are there."""
     raw = chars - _MUST_ESCAPE
     is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
     return raw, is_plain, not _ESCAPED - chars
 
 
 def needfully_escaped(chars: CharSet) -> Expr:
-    """Return one character of a JSON string, escaped only if it must be."""
     raw, others = chars - _MUST_ESCAPE, chars & _MUST_ESCAPE
     return alt(*([Chars(raw)] if raw else []), *_escapes(others)) if others else Chars(raw)
 
 
 def plain_text(content: Expr) -> str | None:
-    """Return the only string of a language if that is plain, else None."""
+    """Return None unless the language plainly has one string."""
     items = content.items if isinstance(content, Seq) else (content,)
     chars = [chr(x.set.ranges[0][0]) for x in items if isinstance(x, Chars) and x.set.size == 1]
     return "".join(chars) if len(chars) == len(items) else None
 
 
 def _any_character() -> Expr:
-    """All that JSON allows, but without lone surrogates."""
+    """Without lone surrogates."""
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
@@ -167,7 +159,7 @@ def _any_character() -> Expr:
 
 
 def _surrogates() -> Expr:
-    r"""Any surrogate pair without the first `\u`."""
+    r"""Without the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
     high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("89abAB")), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)

@@ -1,4 +1,4 @@
-"""Texts of a grammar as they stand in a tool call, raw or as a JSON string."""
+"""Texts of a grammar as they stand in a tool call."""
 
 from __future__ import annotations
 
@@ -31,11 +31,8 @@ class ToolText(NamedTuple):
 
 
 def tool_text(rules: Rules, mark: str) -> ToolText:
-    """Return raw texts without those that contain `mark`, or JSON strings if that leaves nothing or is too
-    much work.
-
-    `mark`: ends a raw text, or "" for JSON strings.
-    """
+    """Return raw texts without `mark`, which ends them, or JSON strings if that leaves nothing or is too
+    much work. `mark`: "" for JSON strings."""
     kept = _without_mark(rules, mark) if mark else {}
     return ToolText(kept, is_raw=True) if kept else ToolText(_quoted(rules), is_raw=False)
 
@@ -48,7 +45,6 @@ def _without_mark(rules: Rules, mark: str) -> Rules:
 
 
 def _quoted(rules: Rules) -> Rules:
-    """Needless escapes are forbidden, as this server writes JSON."""
     known: dict[Expr, Expr] = {}
     for expr in parts_first(list(rules.values())):
         known[expr] = _escaped(expr, known)
@@ -67,7 +63,7 @@ def _escaped(expr: Expr, parts: Mapping[Expr, Expr]) -> Expr:
 
 
 class _MarkFree(RuleProduct[int]):
-    """Texts that do not contain a mark. A state counts its characters that have come."""
+    """A state counts the characters of the mark that have come."""
 
     def __init__(self, source: Rules, mark: str) -> None:
         self._mark = mark
