@@ -1,4 +1,4 @@
-"""Conversations: lists of items that responses continue and extend, in the database and for the API."""
+"""Conversations, in the database and for the API."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ class ConversationStore:
             _delete(connection, [conversation_id])
 
     def append(self, owner: str, turn: ConversationTurn, now_s: float, *, only_new: bool) -> None:
-        """Add items. Raises JobObjectNotFound, or InvalidRequest for an item that exists unless
-        `only_new`."""
+        """Add items. Raises JobObjectNotFound, or InvalidRequest for an existing one unless `only_new`."""
         with self._database.write() as connection:
             if not add_turn(connection, owner, turn, now_s, only_new=only_new):
                 raise conversation_not_found(turn.conversation_id)
@@ -64,8 +63,7 @@ class ConversationStore:
     def items(
         self, owner: str, conversation_id: str, now_s: float, *, max_bytes: int
     ) -> tuple[KeptItem, ...]:
-        """Return all items in order. Raises JobObjectNotFound, or InvalidRequest for more than
-        `max_bytes`."""
+        """Return all items in order. Raises JobObjectNotFound, or InvalidRequest if too long."""
         own = conversation_items.c.conversation_id == conversation_id
         with self._database.read() as connection:
             _required(connection, owner, conversation_id, now_s)
@@ -113,7 +111,7 @@ class ConversationStore:
         return record
 
     def found(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
-        """Return the items that exist in any conversation of this owner."""
+        """Return the items that exist."""
         seen = and_(conversations.c.owner == owner, conversations.c.expires_at > now_s)
         query = select(conversation_items.c.id, conversation_items.c.content).join(
             conversations, conversations.c.id == conversation_items.c.conversation_id
@@ -123,7 +121,7 @@ class ConversationStore:
             return {row.id: row.content for row in rows}
 
     def purge(self, now_s: float) -> int:
-        """Delete some expired conversations. Returns their number; call again while it is positive."""
+        """Delete some expired conversations, and return their number."""
         expired = select(conversations.c.id).where(conversations.c.expires_at <= now_s)
         with self._database.write() as connection:
             ids = list(connection.execute(expired.limit(_PURGED_AT_ONCE)).scalars())
@@ -134,10 +132,8 @@ class ConversationStore:
 def add_turn(
     connection: Connection, owner: str, turn: ConversationTurn, now_s: float, *, only_new: bool
 ) -> bool:
-    """Append items and extend the conversation's life. Returns False if it does not exist.
-
-    `only_new`: skip existing items, which raise InvalidRequest otherwise.
-    """
+    """Append items, or return False if the conversation does not exist. Raises InvalidRequest for existing
+    items, unless `only_new` skips them."""
     own = _visible(owner, turn.conversation_id, now_s)
     # First of all: PostgreSQL then lets nobody else number items of this conversation meanwhile.
     changed = connection.execute(update(conversations).where(own).values(expires_at=turn.expires_at))
@@ -204,7 +200,6 @@ def _add(connection: Connection, conversation_id: str, items: Sequence[KeptItem]
 
 
 def _forget_tokens(connection: Connection, conversation_id: str, answer_id: str) -> None:
-    """An answer without one of its items is not what the model wrote."""
     table = conversation_items.c
     of_it = and_(table.conversation_id == conversation_id, table.answer_id == answer_id)
     connection.execute(update(conversation_items).where(of_it).values(answer_id=None, written=b""))
@@ -217,8 +212,7 @@ def _delete(connection: Connection, ids: Sequence[str]) -> None:
 
 
 class KeptConversations:
-    """`ConversationStore` for an event loop. Objects of other owners raise JobObjectNotFound. A
-    conversation lives as long as a response, from its last change on."""
+    """For an event loop. Objects of other owners raise JobObjectNotFound."""
 
     def __init__(
         self,
@@ -272,7 +266,6 @@ class KeptConversations:
         self._storage.changed(owner)
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
-        """`only_new`: skip existing items, which raise InvalidRequest otherwise."""
         now_s = self._clock()
         await self._threads.write(self._store.append, owner, turn, now_s, only_new=only_new)
         self._storage.grew(owner, turn.num_bytes)

@@ -1,4 +1,4 @@
-"""Files and batches for the API, and their life in a server."""
+"""Files and batches for the API."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 
 class Jobs:
-    """Owns the database. Call `run`, `keep_book` and `close` once each, and the rest in between, from one
-    event loop. Objects of other owners raise JobObjectNotFound."""
+    """Owns the database. Call `run`, `keep_book` and `close` once each, the rest in between, from one
+    event loop."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Jobs:
             await self.usage.run()
 
     async def stop(self) -> None:
-        """Stop at once. Committed results stay; running rows are computed again after a later start."""
+        """Stop at once. Running rows are computed again after a later start."""
         if self._running is not None:
             self._running.cancel()
             await self._ended.wait()
@@ -132,10 +132,8 @@ class Jobs:
         limits: StorageLimits = NO_LIMITS,
         lifetime_s: int | None = None,
     ) -> FileRecord:
-        """Store a file. Raises StorageFull, DiskFull.
-
-        `content`: read in another thread. `lifetime_s`: None keeps the file until it is deleted.
-        """
+        """Store a file; `content` is read in a thread. Raises StorageFull, DiskFull. `lifetime_s`: None
+        for ever."""
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),
@@ -180,8 +178,7 @@ class Jobs:
         output_lifetime_s: int | None = None,
         limits: StorageLimits = NO_LIMITS,
     ) -> BatchRecord:
-        """Create a batch. Raises InvalidRequest, or StorageFull or DiskFull if there is no room for
-        results."""
+        """Create a batch. Raises InvalidRequest, StorageFull, DiskFull."""
         if endpoint not in ENDPOINTS:
             raise wrong_value("endpoint", " or ".join(f"'{name}'" for name in ENDPOINTS))
         await self.storage.check(owner, limits, StoredAmount(num_bytes=1))

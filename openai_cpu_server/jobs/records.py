@@ -1,4 +1,4 @@
-"""Frozen records in the database, states of a batch, and options of batch jobs."""
+"""Records in the database, and options of batch jobs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import msgspec
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
-    """Model of this server, which leaves batches of other models to other servers."""
     max_rows: int = 50_000
     """OpenAI's limit for one batch."""
     max_line_bytes: int = 32 * 1024 * 1024
     concurrency: int = 32
-    """Rows of all batches that run at once."""
+    """Rows of all batches."""
     max_batches: int = 4
     """Batches that run at once, so that a short one need not wait for a long one."""
     lease_s: float = 30.0
@@ -26,11 +25,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchStatus(enum.Enum):
-    """OpenAI's names."""
-
     VALIDATING = "validating"
     FAILED = "failed"
-    """Wrong input file, so that no row has run."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     COMPLETED = "completed"
@@ -47,7 +43,7 @@ class BatchStatus(enum.Enum):
 
     @property
     def moment(self) -> str:
-        """Column with the time of this state."""
+        """Column of the time."""
         return f"{self.value}_at"
 
 
@@ -62,9 +58,7 @@ _MOVES = {
     BatchStatus.FINALIZING: {BatchStatus.COMPLETED},
     BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
 }
-"""Other states are final."""
 ACTIVE = tuple(status.value for status in _MOVES)
-"""States of batches that have not ended, as in the database."""
 
 
 class FilePurpose(enum.Enum):
@@ -124,8 +118,6 @@ NO_LIMITS = StorageLimits()
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """`line` counts from 1."""
-
     code: str
     message: str
     param: str | None = None
@@ -175,8 +167,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Line for the output file or for the error file."""
-
     line: int
     is_ok: bool
     content: bytes
@@ -189,13 +179,10 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     after: str | None = None
-    """Last id that the client has seen."""
     is_ascending: bool = False
 
 
 class ResponseStatus(enum.Enum):
-    """OpenAI's names."""
-
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -209,11 +196,8 @@ class ResponseStatus(enum.Enum):
 
 
 class ItemRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Input or output item of a response."""
-
     id: str
     content: bytes
-    """JSON."""
     is_output: bool = False
 
 
@@ -221,7 +205,6 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     previous_id: str | None
-    """Response that this one continues."""
     status: ResponseStatus
     is_background: bool = False
     created_at: int
@@ -231,9 +214,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     written: bytes = b""
     """Tokens of the output, in an encoding of the caller, or b"" if unknown."""
     vocabulary: str = ""
-    """Model of these tokens."""
     lease_holder: str | None = None
-    """Process that runs it in the background."""
     lease_until: float | None = None
 
 
@@ -248,22 +229,16 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
 class KeptItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     content: bytes
-    """JSON."""
     answer_id: str | None = None
-    """Response that produced it."""
     written: bytes = b""
     """Tokens of that response's output, stored with its first item."""
     vocabulary: str = ""
-    """Model of these tokens."""
 
 
 class ConversationTurn(msgspec.Struct, frozen=True):
-    """Addition to a conversation."""
-
     conversation_id: str
     items: tuple[KeptItem, ...]
     expires_at: int
-    """New expiry of the conversation."""
 
     @property
     def num_bytes(self) -> int:

@@ -47,10 +47,7 @@ class ResponseStore:
     def add(
         self, record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None = None
     ) -> None:
-        """Store a response with its input and, if it has ended, its output.
-
-        `turn`: added to its conversation, if that still exists.
-        """
+        """Store a response. `turn`: added to its conversation, if that still exists."""
         with self._database.write() as connection:
             connection.execute(insert(responses).values(**_row(record)))
             _add_items(connection, record.id, items, first=0)
@@ -66,7 +63,7 @@ class ResponseStore:
         events: bytes,
         turn: ConversationTurn | None = None,
     ) -> bool:
-        """Store the end of a background response. Returns False if it has ended otherwise or is deleted."""
+        """Store the end. Returns False if the response has ended otherwise or is deleted."""
         with self._database.write() as connection:
             if not _changed(connection, record.id, _row(record)):
                 return False
@@ -87,7 +84,7 @@ class ResponseStore:
 
     def chain(self, owner: str, response_id: str, now_s: float, *, max_bytes: int) -> list[ChainedResponse]:
         """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a
-        deleted predecessor, or InvalidRequest for more than `max_bytes`."""
+        deleted predecessor, or InvalidRequest if too long."""
         with self._database.read() as connection:
             _require(connection, owner, response_id, now_s)
             chain = _chain(owner, response_id)
@@ -116,7 +113,7 @@ class ResponseStore:
         return found
 
     def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
-        """Return the items that exist in any response of this owner."""
+        """Return the items that exist."""
         seen = and_(responses.c.owner == owner, responses.c.expires_at > now_s)
         query = select(response_items.c.id, response_items.c.content).join(
             responses, responses.c.id == response_items.c.response_id
@@ -126,7 +123,6 @@ class ResponseStore:
             return {row.id: row.content for row in found}
 
     def events(self, response_id: str) -> bytes | None:
-        """Return the stream of a background response, or None if it has none or has not ended."""
         query = select(response_events.c.content).where(response_events.c.response_id == response_id)
         with self._database.read() as connection:
             content: bytes | None = connection.execute(query).scalar()
@@ -152,7 +148,7 @@ class ResponseStore:
             _delete(connection, [response_id])
 
     def purge(self, now_s: float) -> int:
-        """Delete some expired responses. Returns their number; call again while it is positive."""
+        """Delete some expired responses, and return their number."""
         expired = select(responses.c.id).where(responses.c.expires_at <= now_s).limit(_PURGED_AT_ONCE)
         with self._database.write() as connection:
             ids = list(connection.execute(expired).scalars())
@@ -262,8 +258,7 @@ _LEASE_S = 30.0
 
 
 class KeptResponses:
-    """`ResponseStore` for an event loop, with storage limits and leases. Objects of other owners raise
-    JobObjectNotFound."""
+    """For an event loop. Objects of other owners raise JobObjectNotFound."""
 
     def __init__(
         self,
@@ -284,13 +279,11 @@ class KeptResponses:
         self._purge_at_s = 0.0
 
     def leased(self, record: ResponseRecord) -> ResponseRecord:
-        """Return the record with a lease of this process."""
         return msgspec.structs.replace(
             record, lease_holder=self._holder, lease_until=self._clock() + _LEASE_S
         )
 
     def is_left_behind(self, record: ResponseRecord) -> bool:
-        """Return True if an unfinished response has lost its process."""
         if record.status.has_ended or record.lease_holder is None:
             return False
         return is_left_behind(record.lease_holder, record.lease_until, self._clock())
@@ -338,7 +331,6 @@ class KeptResponses:
         return None if packed is None else await asyncio.to_thread(_unpacked, packed)
 
     async def renew(self, record: ResponseRecord) -> bool:
-        """Renew the lease and store the state. Returns False if the response has ended or is deleted."""
         return await self._threads.write(self._store.renew, record, until_s=self._clock() + _LEASE_S)
 
     async def delete(self, owner: str, response_id: str) -> None:
@@ -346,7 +338,6 @@ class KeptResponses:
         self.storage.changed(owner)
 
     async def purge(self) -> None:
-        """Delete expired responses and conversations, at intervals."""
         now_s = self._clock()
         if now_s < self._purge_at_s:
             return

@@ -1,4 +1,4 @@
-"""Usage of keys: sums by day, key and model over several servers. This server buffers for a few seconds."""
+"""Usage of keys, summed by day, key and model over several servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
 GROUPS = tuple(_COLUMNS)
-"""Columns by which sums may be grouped."""
 _AMOUNTS = Amounts.__struct_fields__
 _TIMES = ("cpu_ms", "audio_seconds")
 _MILLION = 1_000_000
@@ -35,39 +34,29 @@ class UsageSlot(NamedTuple):
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """None selects all."""
-
     start: str | None = None
-    """First day."""
     end: str | None = None
-    """Last day."""
     keys: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     by: tuple[str, ...] = GROUPS
-    """Columns to group by."""
     prices: Mapping[str, Price] = {}
-    """Prices by model."""
     page: PageQuery
     after: tuple[str, ...] | None = None
-    """Values of `by` in the last row that the client has seen."""
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns that are not grouped are None."""
-
     day: str | None = None
     key: str | None = None
     model: str | None = None
     amounts: Amounts
     cost: float | None
-    """None if no model has a price."""
+    """Absent if no model has a price."""
 
 
 class UsagePage(NamedTuple):
     rows: list[UsageSum]
     has_more: bool
     total: UsageSum
-    """Sum over all pages."""
 
 
 class UsageStore:
@@ -102,7 +91,6 @@ class UsageStore:
 
 
 def _adding(connection: sa.Connection) -> postgresql.Insert | sqlite.Insert:
-    """SQLAlchemy has this statement per dialect."""
     is_sqlite = connection.dialect.name == "sqlite"
     insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
     summed = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
@@ -153,8 +141,7 @@ WRITE_S = 5.0
 
 
 class UsageBook:
-    """For one event loop; the database is written in a thread. Unwritten sums stay in memory, one for each
-    key, model and day."""
+    """For one event loop. Unwritten sums stay in memory, one for each key, model and day."""
 
     def __init__(
         self,
@@ -180,26 +167,23 @@ class UsageBook:
         self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
 
     async def run(self) -> None:
-        """Write until cancelled. A database that is away is tried again."""
         while True:
             await anyio.sleep(self._write_s)
             await self.save()
 
     async def save(self) -> None:
-        """Write the rest, as far as the database is there."""
         try:
             await self._breaker.attempt(self._write)
         except Exception:
             logger.exception("what keys use cannot be written")
 
     async def page(self, query: UsageQuery) -> UsagePage:
-        """Return usage up to now on this server, without the last seconds of others. Raises
-        JobsUnavailable."""
+        """Without the last seconds of other servers. Raises JobsUnavailable."""
         await self._write()
         return await self._threads.read(self._store.page, query)
 
     async def _write(self) -> None:
-        """Nothing is lost on failure. Raises JobsUnavailable."""
+        """Failures lose nothing. Raises JobsUnavailable."""
         async with self._lock:
             taken, self._unwritten = self._unwritten, {}
             if not taken:

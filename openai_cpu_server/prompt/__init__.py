@@ -1,7 +1,4 @@
-"""Conversations as the text that a model reads, or as its tokens.
-
-A reader process compiles templates and renders prompts. The API process uses results and formats, and imports
-neither `chat_template` nor `sandbox`, which run jinja2, because a template is untrusted code. Contents never
-become control tokens, and runaway templates are stopped. Trial renderings show how a template takes thoughts
-and tools.
-"""
+"""Conversations as the text that a model reads, or as its tokens. A reader process compiles templates and
+renders prompts. The API process uses results and formats, without `chat_template` and `sandbox`, which run
+jinja2, because a template is untrusted code. Contents never become control tokens, and runaway templates
+are stopped."""

@@ -1,5 +1,4 @@
-"""Rendering of a conversation whose contents stay text: only the template's own words become control
-tokens."""
+"""Rendering of a conversation in which only the template's own words become control tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +35,6 @@ class _Place(NamedTuple):
 
 
 class ControlNames:
-    """Names of a vocabulary's control tokens, and a search for them."""
-
     def __init__(self, tokens: Iterable[ControlToken]) -> None:
         self._tokens = {token.text: token for token in tokens}
         by_first: dict[str, set[int]] = {}
@@ -66,8 +63,7 @@ class ControlNames:
                 yield _Place(start, found, self._tokens[text[start:found]])
 
     def spelt(self, text: str) -> list[tuple[int, int]]:
-        """Return the parts that could become a control token, alone or with what a template writes beside
-        them."""
+        """Return parts that may become control tokens, alone or with the template's text beside them."""
         found = [(place.start, place.end) for place in self.places(text)]
         head = next((n for n in range(min(self._reach, len(text)), 0, -1) if text[:n] in self._tails), 0)
         if head and not (found and found[0][0] < head):
@@ -79,12 +75,10 @@ class ControlNames:
 
 
 class Literals:
-    """Stand-ins for names of control tokens that the values of a request spell.
+    """Stand-ins for names of control tokens, such as `<|im_end|>`, that the values of a request spell.
 
-    A user, a tool's result or a web page may spell `<|im_end|>`. A stand-in takes its place while the
-    template renders, and the stretch of text around it is tokenised without control tokens. Such stretches
-    lie between the control tokens that the template wrote, where tokenisers cut anyway, so all other tokens
-    stay the same.
+    The stretch of text around a stand-in is tokenised without control tokens. Such stretches lie between the
+    control tokens that the template wrote, where tokenisers cut anyway, so all other tokens stay the same.
     """
 
     def __init__(self, names: ControlNames) -> None:
@@ -94,7 +88,6 @@ class Literals:
         self._stand_in = re.compile(self._stem + r"(\d{6})")
 
     def hidden(self, value: Any) -> Any:
-        """Return a JSON value with stand-ins in its texts and names of fields."""
         if isinstance(value, str):
             return self._hidden_text(value)
         if isinstance(value, Mapping):
@@ -104,11 +97,10 @@ class Literals:
         return value
 
     def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-        """Hide names in messages, also in arguments of calls, where JSON's escapes can hide one."""
+        """Parse arguments of calls, where JSON's escapes can hide a name."""
         return [self.hidden(self._plainly_called(message)) for message in messages]
 
     def shown(self, text: str) -> str:
-        """Replace the stand-ins by the original text."""
         return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
 
     def encode(self, text: str, tokenizer: Tokenizer, *, add_special: bool) -> list[int]:
@@ -148,7 +140,6 @@ class Literals:
         return "".join([*parts, text[behind:]])
 
     def _stretches(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Parts with stand-ins reach from one control token of the template to the next."""
         begun, behind, strips = 0, 0, False
         for place in (*self._names.places(text), None):
             end = len(text) if place is None else place.start
@@ -163,14 +154,11 @@ class Literals:
 
 
 def _stripped(text: str, *, before: bool, behind: _Place | None) -> str:
-    """Drop the white space that belongs to the control tokens around the text."""
     text = text.lstrip() if before else text
     return text.rstrip() if behind is not None and behind.token.strips_before else text
 
 
 class ChatText(NamedTuple):
-    """Prompt, and the stage in which its output begins."""
-
     text: str
     stage: ThinkingStage
 
@@ -190,12 +178,9 @@ def render_chat(
     reasoning: TemplateReasoning | None = None,
     thinks_not: bool = False,
 ) -> ChatText:
-    """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
-    `needs_special_tokens`. Raises TemplateFailed, InvalidRequest.
-
-    The model continues a last message of the assistant (prefill). `thinks_not`: close the thoughts, also if
-    the template cannot switch them off.
-    """
+    """Return the prompt's text, for `encode` with `parse_special`. The model continues a last message of
+    the assistant (prefill). Raises TemplateFailed, InvalidRequest. `thinks_not`: close the thoughts, also
+    if the template cannot switch them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
@@ -220,7 +205,6 @@ def needs_special_tokens(text: str, *, bos_text: str) -> bool:
 
 
 def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
-    """Close open thoughts, and add empty ones if nothing else tells the model not to think."""
     form = reasoning.form
     if rendered.stage is ThinkingStage.WITHIN:
         return ChatText(f"{rendered.text}\n{form.end}{form.gap}{form.answer_begin}", ThinkingStage.BEHIND)

@@ -1,5 +1,4 @@
-"""Prompt tokens of a conversation: tools and earlier answers as its template wants them, rendered and
-tokenised."""
+"""Prompt tokens of a conversation, rendered by its template."""
 
 from __future__ import annotations
 
@@ -25,20 +24,17 @@ from openai_cpu_server.prompt.tool_formats import ToolFormat
 Written = Mapping[int, Sequence[int]]
 """Tokens that the model wrote for a message, by its index."""
 Render = Callable[[Sequence[Message]], str]
-"""Renders messages up to where the model's next answer begins."""
 
 
 @dataclass(frozen=True)
 class MarkedChat:
-    """Rendered conversation, with a mark in place of each answer that keeps its tokens."""
+    """Rendered conversation, with a mark for each answer that keeps its tokens."""
 
     messages: Sequence[Message]
-    """Messages with the marks."""
     text: str
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Tokens by mark."""
     blanks: str = ""
-    """White space before such an answer that was not there when the model wrote it, and is dropped."""
+    """Dropped before such an answer, because the model did not see it when it wrote."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Tokens of media by mark."""
 
@@ -47,7 +43,6 @@ class MarkedChat:
         return "".join(part for part in self.parts(0, len(self.text)) if isinstance(part, str))
 
     def parts(self, start: int, end: int) -> Iterator[str | Sequence[int]]:
-        """Yield this stretch as texts and tokens. No mark is cut."""
         marks = {**self.tokens, **self.shown}
         if not marks:
             yield self.text[start:end]
@@ -60,12 +55,9 @@ class MarkedChat:
 
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
-    """Return the conversation with the written answers as tokens, or None if the template does not show a
-    plain answer there.
-
-    A template trims white space and writes calls anew from their arguments. Even the same text may become
-    other tokens than those sampled. So the template renders a mark, and the tokens replace it.
-    """
+    """Return the conversation with the written answers as tokens, or None if the template does not show
+    them plainly. Templates trim and rewrite answers, and even the same text may become other tokens than
+    those sampled. So a mark is rendered and replaced."""
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
     told = list(messages)
@@ -82,7 +74,6 @@ def marked_chat(messages: Sequence[Message], written: Written, render: Render) -
 
 
 def _blanks(before: str, opening: str) -> str:
-    """Some templates set a blank before an earlier answer that is not there before a new one."""
     is_more = before.startswith(opening) and before.rstrip() == opening.rstrip()
     return before[len(opening) :] if is_more else ""
 
@@ -92,8 +83,8 @@ _ELSE = "\ue000"
 
 
 def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]]:
-    """Return conversations that begin like this one: one with another first text, a continuation of this
-    one, and, after calls of functions, a continuation with further calls."""
+    """Return conversations that begin like this one: another first text, a next turn, and, after calls,
+    further calls."""
     user, answer = {"role": "user", "content": _ELSE}, {"role": "assistant", "content": _ELSE}
     head = [*takewhile(lambda each: each.get("role") in ("system", "developer"), messages)]
     finished = messages[:-1] if _ends_with(messages, "assistant") else messages
@@ -110,8 +101,7 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
 
 
 def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
-    """Stable lengths: the common beginning, and all before another last text of the user, whose end shows
-    in what the template writes behind it."""
+    """The common beginning, and all before another last text of the user."""
     yield _common_length(chat.text, other)
     _, said, behind = other.rpartition(_ELSE)
     if said and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
@@ -119,7 +109,7 @@ def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Compare slices, because single characters would take longer than the rendering."""
+    """Slices, because single characters would take longer than the rendering."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -132,31 +122,24 @@ def _common_length(one: str, other: str) -> int:
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
-    """At least one token."""
     stage: ThinkingStage
-    """Stage in which the output begins."""
     wants_thoughts: bool
     """True if the model surely thinks first."""
     borders: tuple[int, ...] = ()
-    """Same as in `GenerationRequest`."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversation to render, in JSON's types."""
-
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
     template: str = ""
     """Name of a further template, or "" for the one for chats."""
     written: Written = msgspec.field(default_factory=dict)
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """Further variables of the template."""
     thinks_not: bool = False
     """True to begin with the answer, if the model has marks for thoughts."""
     most_tokens: int | None = None
     """Longer prompts are rejected before tokenising."""
     begins_answer: bool = True
-    """False to end behind the last message."""
     has_marks: bool | None = None
     """True to add the tokenizer's first and last tokens, or None to add them unless the template did."""
     shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
@@ -180,12 +163,10 @@ class ChatPrompts:
     """`ChatPromptMaker` of this process."""
 
     template: PromptTemplate | None
-    """None if the model has no template."""
     tokenizer: Tokenizer
     tool_format: ToolFormat
     names: ControlNames
     reasoning: TemplateReasoning | None = None
-    """None if the model does not think."""
 
     @property
     def has_template(self) -> bool:
@@ -243,8 +224,7 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """Try the shape found by trials. If the template rejects it or loses a message, write all but
-        plain chat in words, if that helps."""
+        """If the template rejects or loses a message, write all but plain chat in words."""
         ways, failures = list[ChatText](), list[TemplateFailed]()
         for shape in (template.shape, in_words(template.shape)):
             try:
@@ -273,8 +253,7 @@ class ChatPrompts:
         )
 
     def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
-        """Cut behind the last control token that other conversations share. Tokenisers cut there anyway,
-        unless the token takes the white space behind it."""
+        """Tokenisers cut behind a control token anyway, unless it takes the white space behind it."""
         names = self.names.places(chat.text)
         ends = [name.end for name in names if not name.token.strips_behind]
         borders = set()
@@ -309,8 +288,7 @@ def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> No
 def whole_prompt(
     text: str, tokenizer: Tokenizer, *, most_tokens: int | None, add_special: bool = True
 ) -> tuple[int, ...]:
-    """Encode a text that is a prompt by itself, with control tokens, and with BOS unless it has it. Raises
-    PromptFarTooLong."""
+    """Encode a prompt with control tokens, and with BOS unless it has it. Raises PromptFarTooLong."""
     require_room(tokenizer, text, most_tokens)
     needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
     return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))

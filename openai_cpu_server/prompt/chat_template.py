@@ -1,4 +1,4 @@
-"""A model's chat template, compiled once and rendered for every request."""
+"""A model's chat template, compiled once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from openai_cpu_server.prompt.template import (
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
-"""Limit of the trial renderings at load. A message or two take a few hundred; a template that never ends
-would take seconds each time."""
+"""Limit of the trial renderings at load, which take a few hundred."""
 
 
 class ChatTemplate:
-    """Compiled `PromptTemplate`, for any thread. Raises StartupError for source that does not compile.
-    Rendering takes milliseconds, and seconds for a hostile template, so do not call it in an event loop."""
+    """For any thread, but not for event loops, because rendering takes milliseconds, and seconds if
+    hostile. Raises StartupError for source that does not compile."""
 
     def __init__(
         self,
@@ -60,11 +59,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt's text. Raises TemplateFailed, with the template's own words if it rejects the
-        messages.
-
-        `extra`: further variables, which do not replace ours.
-        """
+        """Return the prompt's text. Raises TemplateFailed. `extra`: variables that do not replace ours."""
         variables = {
             "documents": None,
             **(extra or {}),
@@ -87,8 +82,6 @@ class ChatTemplate:
 
 
 class _Trial:
-    """Trial renderings that show what a template accepts and shows."""
-
     def __init__(self, template: ChatTemplate) -> None:
         self._render = template.render
         self._calls: CallShape | None = None
@@ -128,7 +121,6 @@ class _Trial:
         return found._replace(one_by_one=not self._shows_calls(found, 2), text_apart=not self._shows("UDT"))
 
     def _shows_calls(self, shape: CallShape, num_calls: int) -> bool:
-        """Check that calls, arguments (as JSON) and results appear."""
         calling = _calling([_call(index) for index in range(num_calls)])
         results = [_result(f"{_NEEDLE} {index}", index) for index in range(num_calls)]
         self._calls = shape
@@ -139,8 +131,7 @@ class _Trial:
         return is_begun and is_json and all(each in text for each in seen)
 
     def _shows(self, turns: str) -> bool:
-        """Turns are letters: system, users, answers, Empty answers, Calls, calls with worDs before them,
-        and Tools' results."""
+        """`turns`: System, Users, Answers, Empty answers, Calls, calls with worDs, Tools' results."""
         messages = [_turn(kind, f"{_NEEDLE} {at}", at) for at, kind in enumerate(turns)]
         seen = [f"{_NEEDLE} {at}" for at, kind in enumerate(turns) if kind not in "EC"]
         seen += [f"f5b1f{at}" for at, kind in enumerate(turns) if kind in "CD"]

@@ -1,5 +1,5 @@
-"""Conversations as a template can show them: results behind their calls, tools described, every turn where
-the template accepts it. Nothing that was said is left out."""
+"""Conversations as a template can show them: results behind their calls, turns where it accepts them.
+Nothing that was said is left out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ Tools = Sequence[Mapping[str, object]]
 _SYSTEM = ("system", "developer")
 _RESULTS = "Results of the functions:"
 _NO_RESULT = "There is no result."
-"""Used if some calls of a message have results, because templates give them to the calls one by one."""
+"""For calls beside others with results, because templates give those to the calls one by one."""
 _SILENT = "..."
 """User's text where a template needs a missing turn."""
 _WORD = re.compile("[A-Za-z0-9]{4,64}")
 _LOOKED_AT = 512
-"""Characters of a message that are searched for a word."""
 
 
 # -- results belong to calls -----------------------------------------------------------------------------
@@ -42,7 +41,7 @@ class PlacedMessage(NamedTuple):
     place: int
     """Index in the client's messages."""
     is_stray: bool = False
-    """True for a result without a call, which has become a user's turn."""
+    """True for a result without a call, which became a user's turn."""
 
 
 class _Call:
@@ -75,8 +74,7 @@ class _OpenCalls:
         return self._latest
 
     def taken(self, result: Message) -> _Call | None:
-        """Calls with the result's id come first from the latest message. A result without an id belongs to
-        the latest message's next call, unless it names another function."""
+        """A result without an id belongs to the latest message's next call, unless it names another."""
         call_id, name = result.get("tool_call_id"), result.get("name")
         if call_id:
             return self._next_of(call_id)
@@ -98,8 +96,7 @@ class _OpenCalls:
 
 
 def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
-    """Return the messages with each result behind its call, once, and with its function's name. A result
-    without a call becomes text."""
+    """Move each result behind its call. A result without a call becomes text."""
     open_calls, found = _OpenCalls(), list[tuple[PlacedMessage, Sequence[_Call]]]()
     for place, message in enumerate(messages):
         if message.get("role") != "tool":
@@ -133,7 +130,7 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def in_words(shape: TemplateShape) -> TemplateShape:
-    """Return the shape that any chat template can show: users and answers in turn, all else as text."""
+    """Return the shape that any chat template can show."""
     return msgspec.structs.replace(
         shape,
         system=SystemPlace.NOWHERE,
@@ -152,8 +149,8 @@ def adapted(
     *,
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
-    """Return the messages as the template can show them, and the tools left for it to show. Results are
-    bound already. Raises InvalidRequest for content that is not text."""
+    """Return the messages as the template can show them, and the tools left for it to show. Raises
+    InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
     said = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
     said, tools = _with_tools(said, tools, shape, form)
@@ -167,8 +164,7 @@ def adapted(
 
 
 def lost(messages: Sequence[Message], text: str) -> int:
-    """Count texts and calls that are missing from the rendered text. Only the longest word of each is
-    searched, because templates trim texts and write results as JSON."""
+    """Count missing texts and calls by their longest words, because templates trim texts and write JSON."""
     num_lost = at = 0
     for said in (said for message in messages for said in _said(message)):
         word = max(_WORD.findall(said), key=len, default="")
@@ -229,8 +225,7 @@ def _is_system(messages: Sequence[Message]) -> bool:
 
 
 def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
-    """The user says system messages that the template rejects: with its last text, else with its next,
-    else alone."""
+    """Rejected system messages are said by the user, joined to the last text, else to the next."""
     if place is SystemPlace.ANYWHERE:
         return messages
     head = [*takewhile(lambda message: message["role"] == "system", messages)]
@@ -259,7 +254,6 @@ class _Exchange(NamedTuple):
     message: Message
     results: Sequence[Message]
     is_asked_on: bool
-    """True if a user's message follows at once."""
     is_last: bool
 
 
@@ -278,8 +272,8 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
 def _told(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
 ) -> Iterator[Message]:
-    """Alternating templates do not count calls and results, so a user's text directly behind them would be
-    one turn too many. There calls become an answer in words, and results a user's text."""
+    """Alternating templates do not count calls and results, so a user's text behind them is one turn too
+    many. There both become text."""
     message, results, is_asked_on, is_last = exchange
     calls = _calls(message)
     if not calls:

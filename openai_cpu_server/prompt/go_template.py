@@ -1,6 +1,5 @@
-"""Ollama's templates, which are Go's (`text/template`): fields, variables, `if`, `range`, `with`,
-pipelines, and the functions below. Source: Go's documentation of text/template, and Ollama's of its
-templates."""
+"""Ollama's templates, which are Go's (`text/template`). Source: Go's documentation of text/template, and
+Ollama's of its templates."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from openai_cpu_server.errors import wrong
 
 _MOST_LENGTH = 65_536
 _MOST_STEPS = 50_000
-"""Limit for nested loops over a long conversation. A step is a node, a value, or `_CHARS_A_STEP`
-characters of a value."""
+"""Nodes, values, and every `_CHARS_A_STEP` characters of a value."""
 _CHARS_A_STEP = 1024
 _MOST_DEPTH = 50
 _MOST_DIGITS = 20
@@ -76,7 +74,7 @@ class _Set(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """`if`, `with` or `range`. `variables` get the value, in a range also its index."""
+    """`variables` get the value, in a range also its index."""
 
     word: str
     variables: tuple[str, ...]
@@ -88,8 +86,7 @@ class _Branch(NamedTuple):
 _Node = Union[str, _Print, _Set, _Branch]
 
 
-class _ResponseIsNext(Exception):
-    """The prompt ends here."""
+class _ResponseIsNext(Exception): ...
 
 
 class GoTemplate:
@@ -112,8 +109,8 @@ class GoTemplate:
     def prompt(
         self, messages: Sequence[Mapping[str, str]], suffix: str = "", *, most_chars: int = _MOST_CHARS
     ) -> str:
-        """Write messages with `role` and `content` up to the model's answer. Raises InvalidRequest, also
-        for a value or a prompt of more than `most_chars`."""
+        """Write the prompt up to the model's answer. Raises InvalidRequest, also for more than
+        `most_chars`."""
         run, turns = _Run(self._path, min(most_chars, _MOST_CHARS)), _collated(messages)
         system = "\n\n".join(text for role, text in turns if role == "system")
         values: dict[str, object] = {
@@ -144,7 +141,7 @@ class GoTemplate:
 
 
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
-"""Fields of templates that write one turn."""
+"""For templates that write one turn."""
 _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
 
 
@@ -323,7 +320,6 @@ class _Run:
         return "".join(self._written)
 
     def turn(self, nodes: Sequence[_Node], values: Mapping[str, object], *, ends: bool) -> None:
-        """`ends`: stop at the response."""
         self._variables, self._ends = {"$": values}, ends
         with contextlib.suppress(_ResponseIsNext):
             self.nodes(nodes, values)

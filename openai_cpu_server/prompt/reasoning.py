@@ -1,5 +1,4 @@
-"""Thoughts before an answer: the marks of model families, the stage of a prompt, and how a template takes
-them."""
+"""Thoughts before an answer: marks of model families, and how a template takes them."""
 
 from __future__ import annotations
 
@@ -12,23 +11,22 @@ from openai_cpu_server.prompt.template import Message, PromptTemplate, content_t
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """Marks of a family. White space around them belongs to neither thoughts nor answer."""
+    """White space around the marks belongs to neither thoughts nor answer."""
 
     name: str
     """Value of `--reasoning-format`."""
     begin: str
     end: str
     signs: tuple[str, ...]
-    """Texts that a template of this format contains."""
+    """Texts in a template of this format."""
     answer_begin: str = ""
-    """Mark between `end` and the answer."""
     answer_alone: str = ""
     """Mark of an answer without thoughts."""
     turn_begin: str = ""
-    """Text between `end` and anything else that follows, such as calls."""
+    """Stands before anything but the answer, such as calls."""
     answer_end: str = ""
     gap: str = "\n\n"
-    """Text that models write between the marks and the answer."""
+    """Written by models before the answer."""
     efforts: tuple[str, ...] = ()
     """Levels of a model that cannot stop thinking, or ()."""
     has_channels: bool = False
@@ -36,7 +34,6 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> str:
-        """Empty thoughts, at the end of a prompt that forbids thinking."""
         return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
 
 
@@ -128,7 +125,6 @@ class ThinkingStage(enum.Enum):
 
 
 def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
-    """Return the stage at the end of a prompt."""
     text = prompt.rstrip()
     if text.endswith(form.begin):
         return ThinkingStage.WITHIN
@@ -136,8 +132,8 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 
 
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
-    """Return what a begun answer adds to a prompt of this stage. Text without thoughts is behind them;
-    thoughts without text go on."""
+    """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
+    on."""
     if form.begin in content or form.end in content:  # whoever writes the marks knows what they do
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
@@ -149,7 +145,6 @@ def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: Reaso
 
 
 def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> ThinkingStage:
-    """Return the stage behind a begun answer."""
     text = begun.lstrip()
     if stage is ThinkingStage.BEFORE and text:
         stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
@@ -160,7 +155,7 @@ _NEEDLE = "needle 7c2e"
 
 
 class ThoughtsField(enum.Enum):
-    """Place where a template looks for the thoughts of a message. The template decides for which turns."""
+    """Field in which a template looks for thoughts."""
 
     REASONING_CONTENT = "reasoning_content"
     THINKING = "thinking"
@@ -176,7 +171,7 @@ def echo_of(template: PromptTemplate) -> ThoughtsField:
 
 
 def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
-    """Move a message's `reasoning_content` to where the template looks for it, or drop it."""
+    """Move a message's `reasoning_content` to where the template looks, or drop it."""
     fields = dict(message)
     reasoning = fields.pop("reasoning_content", None)
     if not isinstance(reasoning, str) or not reasoning or echo is ThoughtsField.NOWHERE:
@@ -211,14 +206,12 @@ class TemplateReasoning(msgspec.Struct, frozen=True):
     form: ReasoningFormat
     echo: ThoughtsField
     has_switch: bool
-    """True if thinking can be switched on and off."""
     thinks_unasked: bool
     """True if the model thinks unless switched off."""
     reads_effort: bool
 
     def wants_thoughts(self, prompt: str) -> bool:
-        """Return True if the model surely thinks first, although the prompt has not opened the thoughts. A
-        mark in the prompt teaches the model to write it."""
+        """Return True if the model surely thinks first. A mark in the prompt teaches it to."""
         return self.thinks_unasked or self.form.begin in prompt
 
 
@@ -230,8 +223,7 @@ def switch(on: bool) -> dict[str, object]:
 def template_reasoning(
     template: PromptTemplate, form: ReasoningFormat | None = None
 ) -> TemplateReasoning | None:
-    """`form`: the user's choice, or None for what the template teaches. Returns None if the model does not
-    think."""
+    """Return None if the model does not think. `form`: the user's choice, or None."""
     form = form or reasoning_format_for(template)
     if form is None:
         return None

@@ -1,4 +1,4 @@
-"""Prompt of a reranker that answers yes or no, compiled once and rendered for every document."""
+"""Prompt of a reranker that answers yes or no."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RerankTemplate:
     """For any thread."""
 
     def __init__(self, source: str | PromptTemplate) -> None:
-        """`source`: text with `{query}` and `{document}` as in llama.cpp, or a chat template with the
-        roles `query` and `document` as in vLLM."""
+        """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
+        (vLLM)."""
         self._parts = _PLACE.split(source) if isinstance(source, str) else None
         self._template = None if isinstance(source, str) else source
         answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))
@@ -37,7 +37,7 @@ class RerankTemplate:
 
 
 class RerankPrompts(Protocol):
-    """Prompts of one model. Takes milliseconds, so do not call it in an event loop."""
+    """Not for event loops, because prompts take milliseconds."""
 
     @property
     def yes(self) -> str: ...
@@ -70,14 +70,14 @@ class TemplatePrompts:
 
 
 def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTemplate | None:
-    """`own`: the file's template for reranking, preferred to `chat`. Returns None if neither reranks."""
+    """Return None if neither reranks. `own`: the file's template, preferred to `chat`."""
     if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
         return RerankTemplate(own)
     return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
 
 
 def _asks_yes_or_no(template: PromptTemplate) -> bool:
-    """Many chat templates show any role, but only a reranker's names the answers."""
+    """Only a reranker's template names the answers."""
     messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
     text = tried(lambda: template.render(messages))
     return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None

@@ -1,4 +1,4 @@
-"""Bounds on the work of a template, checked before an operation that would exceed them."""
+"""Bounds on a template, checked before an operation that would exceed them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _PERCENT_SPEC = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
 _BRACE_SPEC = re.compile(r"\{[^{}]*:([^{}]*\{?)")
 
 
-class LimitExceeded(jinja2.TemplateRuntimeError):
-    """Too much work, or too much text."""
+class LimitExceeded(jinja2.TemplateRuntimeError): ...
 
 
 def check_size(size: int) -> None:
@@ -65,7 +64,7 @@ def check_brace_format(template: str) -> None:
 
 
 def _check_widths(specs: list[str]) -> None:
-    """Widths as in `%9d` or `{:>9}`. Computed widths are rejected."""
+    """Computed widths are rejected."""
     if any("*" in spec or "{" in spec for spec in specs):
         raise LimitExceeded("a format with a computed width")
     check_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))
@@ -85,7 +84,7 @@ BINOP_CHECKS: dict[str, Callable[[object, object], None]] = {
 
 
 MAX_STEPS = 2_000_000
-"""Loop iterations of one rendering, which take seconds."""
+"""Loop iterations, seconds of work."""
 _STEPS_OF_A_CALL = 10
 
 
@@ -100,7 +99,7 @@ class _Steps:
 
 
 class StepContext(Context):
-    """Variables and steps of one rendering. Contexts of blocks share the steps."""
+    """Contexts of blocks share the steps."""
 
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
@@ -114,12 +113,9 @@ class StepContext(Context):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Language of Hugging Face's chat templates, stateless and shared by threads.
-
-    A template comes with a model file, so it is untrusted. jinja2's sandbox protects our objects; the bounds
-    stop runaway loops and simple size bombs, which jinja2 lets pass. They do not limit memory against an
-    inventive author.
-    """
+    """Language of Hugging Face's templates, shared by threads. Templates are untrusted: jinja2's sandbox
+    protects our objects, and the bounds stop runaway loops and simple size bombs. They do not limit
+    memory."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext
@@ -137,7 +133,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Compile a template with bounded loops. Raises jinja2.TemplateError."""
+        """Bound the loops and compile. Raises jinja2.TemplateError."""
         return self.from_string(_Bounds().visit(self.parse(source)))
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
@@ -185,8 +181,6 @@ class GenerationTag(Extension):
 
 
 class _Bounds(NodeTransformer):
-    """Routes every loop through `counted` and every `~` through `joined`."""
-
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
@@ -229,7 +223,6 @@ def to_json(
 
 
 def _listed(value: object) -> object:
-    """Results of filters such as `map` are lists to templates."""
     if isinstance(value, types.GeneratorType):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

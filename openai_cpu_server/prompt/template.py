@@ -1,5 +1,4 @@
-"""Interface of a chat template, and messages as templates expect them. Importing this does not load
-jinja2."""
+"""Interface of a chat template. Importing this does not load jinja2."""
 
 from __future__ import annotations
 
@@ -19,8 +18,6 @@ Message = Mapping[str, object]
 
 
 class CallShape(NamedTuple):
-    """Form of earlier calls."""
-
     text_arguments: bool = False
     """True for arguments as JSON text, as OpenAI writes them; False for an object."""
     no_content: bool = False
@@ -32,8 +29,6 @@ class CallShape(NamedTuple):
 
 
 class SystemPlace(enum.Enum):
-    """Places where a template shows system messages."""
-
     NOWHERE = "nowhere"
     FIRST = "one, at the head"
     HEAD = "several, at the head"
@@ -47,12 +42,11 @@ class TemplateShape(msgspec.Struct, frozen=True):
     """True if content must be a list of parts."""
     shows_tools: bool = False
     shows_system_tools: bool = False
-    """True if tools stand as JSON in a field of the system message (Phi-4-mini's)."""
+    """True if the system message has tools as JSON in a field (Phi-4-mini's)."""
     system: SystemPlace = SystemPlace.NOWHERE
     alternates: bool = False
-    """True if users and answers must alternate, a user first. Calls and their results do not count."""
+    """True if users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
-    """True if an answer may be empty."""
     calls: CallShape | None = None
     """None if it does not show calls, or not their results."""
 
@@ -65,11 +59,8 @@ def to_json(value: object) -> str:
 def template_messages(
     messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
-    """Return the messages as templates expect them: `developer` as `system`, parts of a content joined,
-    fields that are None left out. Raises InvalidRequest for content that is not text.
-
-    `as_parts`: a text becomes one part.
-    """
+    """Return the messages as templates expect them: `developer` as `system`, content joined, fields of
+    None dropped. Raises InvalidRequest."""
     shape = shape or CallShape()
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
@@ -79,8 +70,7 @@ MEDIA_MARK = re.compile(r"(?:picture|sound)[0-9a-f]{30}")
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Join parts of a content. Line breaks join texts, as in llama-server and vLLM; models learned none
-    around media."""
+    """Line breaks join texts, as in llama-server and vLLM; models learned none around media."""
     pieces, breaks = list[str](), False
     for part in texts:
         is_item = MEDIA_MARK.fullmatch(part) is not None
@@ -132,8 +122,8 @@ def _tool_call(call: object, shape: CallShape) -> object:
 
 
 def arguments_object(arguments: object) -> Mapping[str, object]:
-    """Return the arguments of an earlier call as an object, whatever a client or a model made of them.
-    Blank text and null are an empty object; other values, such as cut JSON, get the name `arguments`."""
+    """Return the arguments of an earlier call as an object. Values that are not, such as cut JSON, get the
+    name `arguments`."""
     parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
     if isinstance(parsed, Mapping):
         return parsed
@@ -171,7 +161,6 @@ class PromptTemplate(Protocol):
 
 
 def tried(rendering: Callable[[], str]) -> str:
-    """Return "" if the template rejects the trial."""
     try:
         return rendering()
     except TemplateFailed:

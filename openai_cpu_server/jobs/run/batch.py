@@ -42,7 +42,6 @@ class FileReader:
             last = found[-1][0]
 
     async def lines(self, file_id: str) -> AsyncIterator[list[InputLine]]:
-        """Yield the lines that end in each group of parts."""
         splitter = LineSplitter()
         async for part in self.parts(file_id):
             yield await anyio.to_thread.run_sync(splitter.feed, part)
@@ -61,7 +60,6 @@ class RowRecorder:
         self._lock = anyio.Lock()
 
     async def record(self, result: RowResult) -> None:
-        """Return when the result is committed."""
         self._waiting.append(result)
         async with self._lock:
             if self._waiting and self._holds(result):
@@ -73,7 +71,6 @@ class RowRecorder:
 
 
 _EXPIRED_AT_ONCE = 500
-"""Rows per transaction."""
 _LONGEST_RETRY_S = 10.0
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 5.0
 """A batch whose owner must wait longer makes room for others."""
@@ -84,14 +81,12 @@ T = TypeVar("T")
 
 
 class StopReason(enum.Enum):
-    """Reasons other than the end of the completion window, which the run itself notices."""
-
     CANCELLED = "cancelled"
     LEASE_LOST = "lease lost"
 
 
 class BatchPaused(ServerError):
-    """The owner's limits are used up. All finished rows are committed."""
+    """All finished rows are committed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"no row can run for {wait_s:g} s")
@@ -99,8 +94,6 @@ class BatchPaused(ServerError):
 
 
 class BatchParts(NamedTuple):
-    """Shared by all batches of a process."""
-
     files: FileStore
     ledger: BatchLedger
     reader: FileReader
@@ -124,21 +117,17 @@ class BatchRun:
         self._scope = anyio.CancelScope()
         self._stop: StopReason | None = None
         self._pause_s: float | None = None
-        """Time until a row can run again."""
         self._put_back: list[BatchRow] = []
-        """Rows to run after the pause."""
         self._errors: list[LineError] = []
         self._recorder = RowRecorder(self._commit)
 
     def stop(self, why: StopReason) -> None:
-        """Ask the run to end. Only the first reason counts."""
         if self._stop is None:
             self._stop = why
             self._scope.cancel()
 
     async def run(self) -> BatchStatus | None:
-        """Run the batch and return how it ended, or None if another process has it now. Raises
-        BatchPaused."""
+        """Return how it ended, or None if another process has it now. Raises BatchPaused."""
         try:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
@@ -183,7 +172,7 @@ class BatchRun:
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
-        """Short pauses are waited out without slots. Raises BatchPaused for long ones."""
+        """Short pauses are waited out."""
         async with aclosing(self._open_rows()) as rows:
             while True:
                 await self._run_until_pause(rows)
@@ -205,7 +194,6 @@ class BatchRun:
                 group.start_soon(self._row, row)
 
     async def _open_rows(self) -> AsyncGenerator[BatchRow, None]:
-        """Only a part of the file is in memory."""
         ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
         async for lines in self._parts.reader.lines(self._batch.input_file_id):
             for line in lines:
@@ -213,7 +201,6 @@ class BatchRun:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: BatchRow) -> None:
-        """Needs a slot."""
         try:
             answer = await self._answer(row)
             if answer.pauses:

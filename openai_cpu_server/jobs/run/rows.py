@@ -1,4 +1,4 @@
-"""Rows of an input file: lines, requests, answers and errors."""
+"""Rows of an input file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _BOM = b"\xef\xbb\xbf"
 
 class InputLine(msgspec.Struct, frozen=True):
     number: int
-    """From 1, with blank lines."""
     content: bytes
 
 
 class LineSplitter:
-    """Keeps incomplete lines, and skips blank ones but counts them."""
+    """Blank lines are skipped, but counted."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -39,7 +38,6 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[InputLine]:
-        """Return the last line, if it has no line end."""
         return self._line(b"".join(self._open)) if self._open else []
 
     def _line(self, content: bytes) -> list[InputLine]:
@@ -58,16 +56,12 @@ class BatchRow(msgspec.Struct, frozen=True):
     line: int
     custom_id: str
     body: bytes
-    """Bytes as in the file."""
 
 
 class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """HTTP answer of a row's request."""
-
     status: int
     request_id: str
     body: bytes
-    """JSON."""
     retry_after_s: float | None = None
     """Time until a retry, or None if the answer is final."""
     pauses: bool = False
@@ -108,8 +102,6 @@ class _CachedTokens(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """With the Responses API's names for the same."""
-
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: Union[_CachedTokens, None] = None
@@ -119,8 +111,6 @@ class _Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """Fields that we read; the rest is passed on."""
-
     usage: Union[_Usage, None] = None
 
 
@@ -142,12 +132,12 @@ def parse_row(line: InputLine, endpoint: str) -> BatchRow:
 
 
 def url_of(line: InputLine) -> str:
-    """Return the URL of a line's request. Raises BadLine."""
+    """Return the request's URL. Raises BadLine."""
     return _text(_fields(line.content), "url")
 
 
 def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
-    """Return the row's result: 2xx for the output file, all else for the error file."""
+    """2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
     usage = (_answer.decode(answer.body).usage if is_ok else None) or _Usage()
@@ -231,8 +221,6 @@ MAX_ERRORS = 100
 
 
 class InputCheck:
-    """Reads all lines of a file in order."""
-
     def __init__(self, endpoint: str, *, max_rows: int, max_line_bytes: int) -> None:
         self.num_rows = 0
         self._endpoint = endpoint
@@ -250,7 +238,6 @@ class InputCheck:
                 self._note(LineError(bad.code, str(bad), bad.param, line.number))
 
     def errors(self) -> list[LineError]:
-        """Return at most `MAX_ERRORS` errors. Call it after the last line."""
         if self.num_rows == 0:
             self._note(LineError("empty_file", "The input file is empty."))
         if self.num_rows > self._max_rows:

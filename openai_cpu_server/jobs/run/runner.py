@@ -24,7 +24,6 @@ _SWEEP_S = 600.0
 _LONGEST_PAUSE_S = 600.0
 """Limits may be raised, and files deleted, earlier than expected."""
 _AFTER_FAILURE_S = 5.0
-"""A full disk, or a database that is away, may come back."""
 
 
 class BatchRunner:
@@ -52,23 +51,20 @@ class BatchRunner:
                     await self._news.wait()
 
     def wake(self) -> None:
-        """Look for batches now."""
         self._news.set()
 
     def resume(self) -> None:
-        """Retry paused batches, because there may be room again."""
         self._paused_until.clear()
         self.wake()
 
     def cancel(self, batch_id: str) -> None:
-        """End a batch that runs here, and is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
         if run is not None:
             run.stop(StopReason.CANCELLED)
         self.wake()
 
     async def release(self) -> None:
-        """Give up all leases. A lease that cannot be given up expires."""
+        """Leases that cannot be given up expire."""
         for batch_id in list(self._runs):
             await self._attempt(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
@@ -87,7 +83,6 @@ class BatchRunner:
                 group.start_soon(self._run_to_end, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
-        """A batch that only has to be ended needs no room, and a paused one takes none."""
         if batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock():
             return True
         is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
@@ -150,7 +145,6 @@ def _log_stop(batch: BatchRecord, error: Exception) -> None:
 
 
 def _database_away(error: BaseException) -> JobsUnavailable | None:
-    """Return the database's failure if nothing else went wrong, perhaps in several rows at once."""
     if isinstance(error, JobsUnavailable):
         return error
     parts = getattr(error, "exceptions", ())  # of a group, for which Python 3.10 has no name

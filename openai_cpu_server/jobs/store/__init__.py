@@ -1,3 +1,3 @@
-"""Tables, and transactions on them. All code here is synchronous and runs in the database's threads; the
-rest of the package calls it through `DatabaseThreads`. A method is one transaction, on SQLite or
-PostgreSQL, and raises JobsUnavailable while the database cannot be reached."""
+"""Tables, and transactions on them. A method is one synchronous transaction, on SQLite or PostgreSQL, and
+raises JobsUnavailable while the database is away. The rest of the package calls it in threads, through
+`DatabaseThreads`."""

@@ -1,5 +1,4 @@
-"""Batches in the database: for their owners, and for the process that holds their leases. A method is one
-synchronous transaction."""
+"""Batches in the database."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from openai_cpu_server.storage.database import Database
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19
-"""Position of `starttime` in /proc/PID/stat, counted behind the program's name."""
+"""Field of /proc/PID/stat, counted behind the program's name."""
 
 
 def new_holder() -> str:
@@ -41,8 +40,8 @@ def new_holder() -> str:
 
 
 def is_left_behind(holder: str, lease_until: float | None, now_s: float) -> bool:
-    """Return True if the holder has stopped working. A process on this node is looked up, because a
-    changed clock ends no process; other leases expire."""
+    """True if the holder has stopped. A process on this node is looked up, because a changed clock ends no
+    process."""
     node, pid, start, _ = holder.split(" ")
     if node != _node():
         return lease_until is not None and lease_until <= now_s
@@ -131,10 +130,8 @@ class LeaseLost(ServerError):
 
 
 class BatchLedger:
-    """Writes name the lease holder, and raise LeaseLost without writing if another process has the lease.
-
-    `holder`: from `new_holder`. `lease_s`: time that others wait for a vanished host.
-    """
+    """Writes raise LeaseLost if another process has the lease. `holder` comes from `new_holder`, and
+    others wait `lease_s` for a vanished host."""
 
     def __init__(self, database: Database, *, holder: str, lease_s: float) -> None:
         self._database = database
@@ -142,7 +139,7 @@ class BatchLedger:
         self._lease_s = lease_s
 
     def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
-        """Return free batches of this model, and those that only have to be ended, oldest first."""
+        """Return free batches of this model, and any that only have to be ended."""
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,
@@ -154,7 +151,7 @@ class BatchLedger:
         return [batch for batch in found if _is_free(batch, now_s)]
 
     def claim(self, batch: BatchRecord, now_s: float) -> bool:
-        """Take the lease. Returns False if the batch has ended or another process was faster."""
+        """Return False if another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
         lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}
@@ -162,7 +159,6 @@ class BatchLedger:
             return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
 
     def renew(self, now_s: float) -> dict[str, BatchStatus]:
-        """Renew our leases, and return the states of their batches."""
         ours = batches.c.lease_holder == self._holder
         with self._database.write() as connection:
             connection.execute(update(batches).where(ours).values(lease_until=now_s + self._lease_s))
@@ -170,18 +166,17 @@ class BatchLedger:
             return {batch_id: BatchStatus(status) for batch_id, status in found}
 
     def release(self, batch_id: str) -> None:
-        """Give up the lease."""
         free = {"lease_holder": None, "lease_until": None}
         with self._database.write() as connection:
             connection.execute(update(batches).where(self._held(batch_id)).values(free))
 
     def begin(self, batch_id: str, *, num_rows: int, now_s: float) -> bool:
-        """Mark the input as valid. Returns False if the batch was cancelled. Raises LeaseLost."""
+        """Return False if the batch was cancelled. Raises LeaseLost."""
         moved = {"status": "in_progress", "in_progress_at": int(now_s), "total": num_rows}
         return self._move(batch_id, BatchStatus.VALIDATING, moved)
 
     def begin_end(self, batch_id: str, *, now_s: float) -> bool:
-        """Mark all rows as committed. Returns False if the batch was cancelled. Raises LeaseLost."""
+        """Return False if the batch was cancelled. Raises LeaseLost."""
         moved = {"status": "finalizing", "finalizing_at": int(now_s)}
         return self._move(batch_id, BatchStatus.IN_PROGRESS, moved)
 
@@ -194,7 +189,6 @@ class BatchLedger:
         return BatchStatus(found)
 
     def ended_rows(self, batch_id: str) -> set[int]:
-        """Return the lines whose results are committed."""
         with self._database.read() as connection:
             query = select(results.c.line).where(results.c.batch_id == batch_id)
             return set(connection.execute(query).scalars())
@@ -211,8 +205,7 @@ class BatchLedger:
     def finish(
         self, batch_id: str, ending: BatchStatus, *, now_s: float, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
-        """End the batch, or cancel it if that was requested, and publish committed rows as files. Raises
-        LeaseLost."""
+        """End the batch, or cancel it if requested, and publish its rows. Raises LeaseLost."""
         with self._database.write() as connection:
             query = select(batches).where(self._held(batch_id)).with_for_update()
             row = connection.execute(query).mappings().first()

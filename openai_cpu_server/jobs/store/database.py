@@ -1,4 +1,4 @@
-"""Database of jobs: tables, and opening of SQLite in WAL mode or PostgreSQL, with the same statements."""
+"""Tables, on SQLite in WAL mode or PostgreSQL, with the same statements."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of
 R = TypeVar("R", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 5
-"""Grows with every change of the tables. Older databases are migrated, newer ones rejected.
-
-Version 2 added responses, 3 usage of keys, 4 conversations, 5 seconds of sound.
-"""
+"""Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound."""
 OLDER = (1, 2, 3, 4)
-"""Versions that only need the tables and columns that they lack."""
 _LACK_SECONDS = (3, 4)
 
 metadata = sa.MetaData()
@@ -60,13 +56,9 @@ parts = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-"""A file's content, concatenated in the order of the numbers.
-
-Content lives in the database, so that a file and its record, or a row's result and its count, are one
-transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output file has one
-part per row, numbered by the input's line, so it is complete and in order without copying when the last row
-is committed.
-"""
+"""Parts of a file, in the order of the numbers. Content lives in the database, so that it and its record
+are one transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output
+file has a part per row, numbered by the input's line, so it is complete and in order without copying."""
 
 batches = sa.Table(
     "batches",
@@ -110,7 +102,7 @@ results = sa.Table(
     sa.Column("batch_id", sa.String(64), primary_key=True),
     sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
 )
-"""Finished rows of running batches. The key makes a second result of a row impossible."""
+"""Finished rows of running batches. The key prevents a second result of a row."""
 
 responses = sa.Table(
     "responses",
@@ -141,7 +133,6 @@ response_items = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
     sa.Index("response_items_by_id", "id"),
 )
-"""Input and output of a response, without those of earlier responses."""
 
 response_events = sa.Table(
     "response_events",
@@ -149,7 +140,6 @@ response_events = sa.Table(
     sa.Column("response_id", sa.String(64), primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-"""Streams of finished background responses, for clients that come back."""
 
 conversations = sa.Table(
     "conversations",
@@ -177,7 +167,7 @@ conversation_items = sa.Table(
     sa.Column("vocabulary", sa.Text, nullable=False),
     sa.Index("conversation_items_by_id", "id"),
 )
-"""Copies, because a conversation outlives deleted responses."""
+"""Copies, because a conversation outlives responses."""
 
 usage = sa.Table(
     "usage",
@@ -195,7 +185,6 @@ usage = sa.Table(
     sa.Column("recalled_output_tokens", sa.BigInteger, nullable=False),
     sa.Column("audio_seconds", sa.Float(53), nullable=False, server_default="0"),
 )
-"""Sums of `Amounts` over all servers."""
 
 
 _learning = threading.Lock()
@@ -203,8 +192,8 @@ _learned: set[type[msgspec.Struct]] = set()
 
 
 def learned(kind: type[R]) -> type[R]:
-    """Prepare a struct for use in threads. msgspec inspects a struct at its first use, but marks it as
-    known before that, and a second thread crashes the process meanwhile."""
+    """Prepare a struct for threads. msgspec marks a struct as known before it has inspected it, and a
+    second thread then crashes the process."""
     if kind not in _learned:
         with _learning:
             msgspec.json.Decoder(kind)
@@ -234,10 +223,8 @@ def page_of(
     page: PageQuery,
     last: sa.Select[Any],
 ) -> tuple[list[R], bool] | None:
-    """Return a page in the order of `number`, and True if there are more, or None if `page.after` is unknown.
-
-    `last`: query of the number of `page.after`.
-    """
+    """Return a page in the order of `number`, and True if there are more; or None if `page.after` is
+    unknown, whose number `last` selects."""
     if page.after is not None:
         after = connection.execute(last).scalar()
         if after is None:
@@ -249,9 +236,8 @@ def page_of(
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
-"""NORMAL would survive kill -9 too, but a power loss may undo the last commits, and with them files and
-batches that clients know. A sync per commit is cheap beside a row of 100 ms and more, and rows that end
-together share one."""
+"""NORMAL survives kill -9 too, but a power loss may undo commits that clients know of. A sync is cheap
+beside a row of 100 ms, and rows that end together share one."""
 _POSTGRES = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -265,8 +251,7 @@ _UNAVAILABLE = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 
 
 def open_database(where: str) -> Database:
-    """Open a URL or the path of a SQLite file. Raises StartupError with one line. Later uses raise
-    JobsUnavailable while the database is away."""
+    """Open a URL or a path. Raises StartupError; later uses raise JobsUnavailable while it is away."""
     url = _url(where)
     shown = url.render_as_string(hide_password=True)
     try:
@@ -281,7 +266,6 @@ def open_database(where: str) -> Database:
 
 
 def away(error: Exception) -> str | None:
-    """Return why the database cannot be used, or None if another error occurred."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 
 
@@ -326,7 +310,6 @@ def _prepare(engine: sa.Engine) -> None:
 
 
 def _bring_forward(connection: sa.Connection, version: int) -> None:
-    """Missing tables exist by now. Of several servers, one adds the column."""
     this = schema_version.c.version == version
     moved = connection.execute(sa.update(schema_version).where(this).values(version=SCHEMA_VERSION))
     if moved.rowcount and version in _LACK_SECONDS:

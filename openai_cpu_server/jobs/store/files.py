@@ -1,5 +1,4 @@
-"""Files in the database. Uploads go in piece by piece, so that others can write in between. A method of
-the store is one synchronous transaction."""
+"""Files in the database. Uploads go in piece by piece, so that others can write in between."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
-"""Parts read or deleted at once, so that others get their turn."""
 _PARTIAL = FilePurpose.PARTIAL.value
 
 
@@ -28,13 +26,11 @@ class FileStore:
         self._database = database
 
     def begin(self, record: FileRecord, *, until_s: int) -> None:
-        """Begin an upload, which is deleted if it is not complete by `until_s`."""
         partial = msgspec.structs.replace(record, purpose=FilePurpose.PARTIAL, expires_at=until_s)
         with self._database.write() as connection:
             connection.execute(insert(files).values(**msgspec.to_builtins(partial)))
 
     def append(self, file_id: str, content: Sequence[bytes], *, first: int) -> None:
-        """`first`: number of the first part."""
         rows = [
             {"file_id": file_id, "number": number, "content": part}
             for number, part in enumerate(content, first)
@@ -80,8 +76,8 @@ class FileStore:
             return [(number, content) for number, content in connection.execute(query)]
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
-        """Hide a file until `prune` removes its parts. Raises JobObjectNotFound, or FileInUse for the
-        input of an unfinished batch."""
+        """Hide a file until `prune`. Raises JobObjectNotFound, or FileInUse for the input of an unfinished
+        batch."""
         with self._database.write() as connection:
             seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
             if connection.execute(seen).first() is None:
@@ -94,14 +90,14 @@ class FileStore:
             connection.execute(update(files).where(files.c.id == file_id).values(gone))
 
     def expired(self, now_s: float) -> list[str]:
-        """Return expired files, except inputs of unfinished batches."""
+        """Return expired files that no unfinished batch reads."""
         used = select(batches.c.input_file_id).where(batches.c.status.in_(ACTIVE))
         old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
         with self._database.read() as connection:
             return list(connection.execute(old).scalars())
 
     def prune(self, file_id: str) -> bool:
-        """Remove some parts of a hidden file, at last its record. Returns True if there is more."""
+        """Remove some parts of a hidden file, and return True if there are more."""
         own = parts.c.file_id == file_id
         some = select(parts.c.number).where(own).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
         with self._database.write() as connection:
@@ -118,7 +114,6 @@ def file_not_found(file_id: str, *, param: str = "id") -> JobObjectNotFound:
 
 
 def is_there(now_s: float) -> ColumnElement[bool]:
-    """Return a condition for complete files that have not expired."""
     return and_(files.c.purpose != _PARTIAL, or_(files.c.expires_at.is_(None), files.c.expires_at > now_s))
 
 
@@ -128,7 +123,7 @@ def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
 
 _PARTS_A_PIECE = 8
 _LONGEST_S = 3600
-"""Time limit of an upload, after which the rest of a dead server's is deleted."""
+"""After that, the rest of a dead server's upload is deleted."""
 
 
 class UploadSource(Protocol):
@@ -138,7 +133,7 @@ class UploadSource(Protocol):
 async def upload(
     files: FileStore, threads: DatabaseThreads, record: FileRecord, content: UploadSource
 ) -> FileRecord:
-    """Store a file and return its record with the size. A failed upload leaves nothing."""
+    """Return the record with the size. A failed upload leaves nothing."""
     await threads.write(files.begin, record, until_s=record.created_at + _LONGEST_S)
     try:
         num_bytes, num_parts = 0, 0

@@ -1,4 +1,4 @@
-"""Storage limits of owners, counted in the tables, and free space on the disk."""
+"""Storage limits of owners, and free space on the disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class SizeStore:
         self._database = database
 
     def stored(self, owner: str, now_s: float) -> StoredAmount:
-        """Count files, results of running batches, responses and conversations that have not expired."""
         own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
         with self._database.read() as connection:
             num_files, file_bytes = connection.execute(own).one()
@@ -43,7 +42,6 @@ class SizeStore:
 
 
 def _results(owner: str) -> Select[Any]:
-    """Finished batches are counted as files."""
     running = (batches.c.owner == owner, batches.c.status.in_(ACTIVE))
     outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
     of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
@@ -62,7 +60,6 @@ def _responses(owner: str, now_s: float) -> list[Select[Any]]:
 
 
 def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
-    """Empty conversations take room, too."""
     kept = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
     ids, items = select(conversations.c.id).where(*kept), conversation_items.c
     return [
@@ -74,7 +71,7 @@ def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
 
 
 CONVERSATION_BYTES = 1024
-"""Counted per conversation without its items, whatever its metadata take."""
+"""Counted per conversation, without its items."""
 
 
 def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
@@ -87,13 +84,11 @@ _FREE_SHARE, _FREE_BYTES = 0.05, 1024 * _MIB
 _OLD_S = 60.0
 """Time until a new count, because other servers store and delete, and objects expire."""
 _FRESH_S = 1.0
-"""Rejections need a count that is newer."""
+"""Rejections need a newer count."""
 _DISK_S = 1.0
 
 
 class DiskSpace(NamedTuple):
-    """Bytes."""
-
     total: int
     free: int
 
@@ -119,18 +114,15 @@ class StorageRoom:
         clock: Callable[[], float] = time.time,
         space: Callable[[Path], DiskSpace] = disk_space,
     ) -> None:
-        """`space`: measures the disk of a folder."""
         self._folder = database.folder
         self._sizes = SizeStore(database)
         self._threads = threads
         self._clock = clock
         self._space = space
         self._figures: dict[str, _Figure] = {}
-        """Stored amounts of owners with limits."""
         self._coming: dict[str, StoredAmount] = {}
-        """Running uploads, by owner."""
         self._left: tuple[float, int] | None = None
-        """Time of the last check, and bytes left for us."""
+        """Time of the check, and bytes left for us."""
 
     async def check(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
         """Check that so much more may be stored. Raises StorageFull, DiskFull."""
@@ -168,7 +160,6 @@ class StorageRoom:
             self._figures[owner] = figure._replace(stored=figure.stored + StoredAmount(num_bytes=num_bytes))
 
     def changed(self, owner: str) -> None:
-        """Count anew at the next check."""
         self._figures.pop(owner, None)
         self._left = None
 

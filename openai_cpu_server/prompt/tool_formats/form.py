@@ -37,26 +37,23 @@ JSON_TAIL: Pattern = (_BLANK, "}")
 
 
 def json_head(key: str = "arguments") -> Pattern:
-    """Return the beginning of `{"name": NAME, KEY: {...}}`."""
     name: Pattern = ("{", _BLANK, '"name"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
     return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
 
 
 class CallIds(enum.Enum):
-    """Shape of the ids of earlier calls in a family's templates."""
-
     OWN = "as they are"
     SHORT = "nine letters and digits"
     NAMED = "the function's name and the call's number in its message"
 
 
 class CallForm(msgspec.Struct, frozen=True):
-    """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, its arguments,
+    """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments,
     `tail`."""
 
     name: str
     head: Pattern = json_head()
-    """Contains the function's name. By default a JSON object together with `tail`."""
+    """By default a JSON object together with `tail`."""
     tail: Pattern = JSON_TAIL
     marker: str = ""
     """"" if an output that begins with a call consists of calls."""
@@ -68,7 +65,7 @@ class CallForm(msgspec.Struct, frozen=True):
     parameters: Parameters | None = None
     """None if the arguments are one JSON object."""
     signs: tuple[str, ...] = ()
-    """Regular expressions that all match in a template of this format."""
+    """Regular expressions that match in a template of this format."""
     others: tuple[str, ...] = ()
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
@@ -159,7 +156,6 @@ class CallForm(msgspec.Struct, frozen=True):
         return text_of(self.head, call.name, index) + arguments + text_of(self.tail)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Long ids become a digest where they must be short."""
         if self.ids is CallIds.NAMED:
             return f"functions.{name}:{index}"
         if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):

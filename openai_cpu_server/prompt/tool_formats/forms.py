@@ -13,7 +13,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import Pattern, PatternSlot
 _NAME = PatternSlot.NAME
 _LIST_COMMA: Pattern = (",", PatternSlot.GAP)
 _LISTED = partial(CallForm, opening=("[",), between=_LIST_COMMA)
-"""Calls are a JSON list, whose end these forms name."""
 _TOOL_CALL, _FUNCTION, _ARG_KEY = "<tool_call>", "<function=", "<arg_key>"
 
 _HERMES = CallForm(

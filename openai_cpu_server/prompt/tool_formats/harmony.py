@@ -1,5 +1,5 @@
-"""gpt-oss' harmony: an output is a row of messages with channels. `analysis` has thoughts, `final` the
-answer, `commentary` a call if it is addressed to a function, else a word to the user before one."""
+"""gpt-oss' harmony: messages with channels. `analysis` has thoughts, `final` the answer, `commentary` a
+call or a word to the user before one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
-        """Thoughts, then a call or the answer."""
         endings = ["call"] if callees else []
         endings += ["final"] if answer is not None else []
         lines = [f"thoughts ({' | '.join(endings)})", *_thoughts(spelling)]
@@ -83,7 +82,7 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
 
 
 def _thoughts(spelling: Spelling) -> list[str]:
-    """A model whose vocabulary lacks the marks was not taught to think in them, and begins at once."""
+    """A model without these marks in its vocabulary begins at once."""
     if spelling.control_token(_CHANNEL) is None:
         return ['thoughts ::= ""']
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
@@ -94,7 +93,6 @@ def _thoughts(spelling: Spelling) -> list[str]:
 
 
 def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
-    """The function stands behind the role, or behind the channel."""
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
     to = spelling.literal(_TO + callee.name)
     kind = f'((" " | " "? {spelling.literal("<|constrain|>")}) "json")?'

@@ -1,4 +1,4 @@
-"""Calls whose parameters are written one by one: their grammar, their text, and a scanner."""
+"""Calls whose parameters are written one by one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """A parameter is `begin`, its value, `behind`. A string is raw text where possible, everything else
-    JSON."""
+    """Strings are raw text where possible, other values JSON."""
 
     begin: Pattern
-    """Contains the parameter's name."""
     raw_begin: str = ""
     """Stands before raw text; "" if only the name distinguishes raw text from JSON."""
     raw_end: str = ""
@@ -41,20 +39,18 @@ class Parameters(msgspec.Struct, frozen=True):
     behind: Pattern = ()
     between: Pattern = ()
     close: str = ""
-    """Ends the parameters."""
     is_python: bool = False
     """True for Python's strings in single quotes, True and False."""
 
     def is_raw(self, parameter: Parameter) -> bool:
-        """Return True if the value is raw text. One whose choices resemble the end is not."""
+        """Return False if a choice resembles the end of raw text."""
         if not parameter.is_text:
             return False
         forbidden = ("'", "\\", "\n", '"') if self.is_python else (self.raw_end, self.raw_end.strip())
         return not any(mark in choice for choice in parameter.choices for mark in forbidden)
 
     def names(self, name: str) -> bool:
-        """Return True if a parameter's name is read as written, and contains nothing that looks like its
-        end."""
+        """Return True if a name is read as written."""
         found = self.next_part.search(text_of(self.begin, name))
         is_read = found is not None and found.start() == 0 and found[1] == name
         return is_read and name.isprintable() and not has_mark(name)
@@ -64,7 +60,6 @@ class Parameters(msgspec.Struct, frozen=True):
     def gbnf(
         self, parameters: Sequence[Parameter], spelling: Spelling, stem: str, *, in_any_order: bool = False
     ) -> tuple[str, list[str]]:
-        """Return the expression of all parameters, and rules whose names begin with `stem`."""
         rules = []
         for i, each in enumerate(parameters):
             rules.append(f"{stem}-key-{i} ::= {spelling.gbnf(self.begin, each.name)}")
@@ -85,7 +80,6 @@ class Parameters(msgspec.Struct, frozen=True):
         return first, rules
 
     def _one(self, parameter: Parameter, spelling: Spelling, key: str) -> str:
-        """`key`: rule of what stands before the value."""
         begin = f"({key} | {NEVER})"
         behind = spelling.gbnf(self.behind)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
@@ -133,8 +127,6 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class ParameterScanner:
-    """Finds calls, and converts their arguments to JSON."""
-
     def __init__(self, head: re.Pattern[str], layout: Parameters, raw: RawNames) -> None:
         """`head` matches what stands before the parameters, with the function's name."""
         self._head = head
@@ -145,7 +137,6 @@ class ParameterScanner:
         self._call: str | None = None
         self._value: _RawText | _PythonText | _JsonText | None = None
         self._key: str | None = None
-        """Parameter whose value comes next."""
         self._num_parameters = 0
         self._num_begun = 0
 
@@ -233,8 +224,6 @@ Read = tuple[str, str, bool]
 
 
 class _RawText:
-    """Text up to a mark."""
-
     def __init__(self, end: str) -> None:
         self._end = end
         self._open = '"'
@@ -249,8 +238,6 @@ class _RawText:
 
 
 class _PythonText:
-    """Python string behind its first quote."""
-
     def __init__(self) -> None:
         self._open = '"'
 
@@ -276,8 +263,6 @@ _WORD = re.compile(r"[A-Za-z0-9+.-]+(?=[^A-Za-z0-9+.-])")
 
 
 class _JsonText:
-    """JSON value, with Python's words replaced."""
-
     def __init__(self) -> None:
         self._value: JsonValue | None = None
 

@@ -48,12 +48,11 @@ def text_of(pattern: Pattern, name: str = "", index: int = 0) -> str:
 
 
 def has_mark(text: str) -> bool:
-    """Return True if a part may be a control token of some vocabulary."""
     return _MARK.search(text) is not None
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
-    """Return a regular expression with the name as its group. An open end stops before a mark."""
+    """The name is the group. An open end stops before a mark."""
     slots = {**_REGEX, PatternSlot.NAME: name}
     found = "".join(re.escape(x) if isinstance(x, str) else slots.get(x, r"\s*") for x in pattern)
     return found + r"(?=[<{])" if pattern[-1] in _OPEN else found
@@ -70,8 +69,6 @@ NEVER_RULE = f"{NEVER} ::= [^\\x00-\\U0010FFFF] {NEVER}"
 
 
 class Spelling(msgspec.Struct, frozen=True):
-    """Patterns in the grammars of one model."""
-
     blank: str
     """GBNF of optional white space, or ""."""
     control_token: Callable[[str], int | None]
@@ -112,7 +109,7 @@ class Spelling(msgspec.Struct, frozen=True):
         return " ".join(found + ([quoted(waiting)] if waiting else []))
 
     def until(self, end: str) -> str:
-        """Return any text up to the first `end`, inclusive. `end` must have its first character only once."""
+        """Match any text up to `end`, whose first character must be unique in it."""
         spelt = self._spelt(end)
         if spelt != quoted(end):
             return f"[^\\x00]* {spelt}"
@@ -145,7 +142,6 @@ def _none_of(chars: str) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how many characters at the text's end might begin the mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
@@ -153,7 +149,6 @@ def overlap(text: str, mark: str) -> int:
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
     takes_text: bool = False
-    """True for a custom tool, which takes a text instead of arguments."""
 
 
 class OutputPiece(msgspec.Struct, frozen=True):
@@ -168,7 +163,6 @@ P = TypeVar("P", bound=msgspec.Struct)
 
 
 def merged(parts: Sequence[P]) -> list[P]:
-    """Join neighbouring pieces of one kind."""
     found: list[P] = []
     for part in parts:
         last = found[-1] if found else None
@@ -184,16 +178,13 @@ class CallScanner(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Return True if the text ends within a call, or before the first."""
+        """True within a call, or before the first."""
 
     def feed(self, text: str) -> list[CallPart]: ...
 
 
 class JsonCallScanner:
-    """Finds calls whose arguments are one JSON object."""
-
     def __init__(self, head: re.Pattern[str]) -> None:
-        """`head` matches what stands before the arguments; its group is the function's name."""
         self._head = head
         self._waiting = ""
         self._arguments: JsonValue | None = None
@@ -239,7 +230,6 @@ class JsonValue:
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
-        """Return the position behind the value's end in this piece, or None."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()

@@ -1,4 +1,4 @@
-"""Protocol of tool-call formats, and readers of a model's output as it comes: content first, then calls."""
+"""Protocol of tool-call formats, and readers of a model's output as it comes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class Content(OutputPiece, frozen=True): ...
 class ThinkingText(OutputPiece, frozen=True): ...
 
 
-class CallText(OutputPiece, frozen=True):
-    """Text for a custom tool."""
+class CallText(OutputPiece, frozen=True): ...
 
 
 Part = Union[ThinkingText, Content, CallBegin, CallArguments, CallText]
@@ -36,16 +35,14 @@ Part = Union[ThinkingText, Content, CallBegin, CallArguments, CallText]
 
 class OutputReader(Protocol):
     @property
-    def is_cut(self) -> bool:
-        """Return True if the output ends within a call."""
+    def is_cut(self) -> bool: ...
 
     @property
     def has_calls(self) -> bool: ...
 
     def feed(self, text: str) -> list[Part]: ...
 
-    def finish(self) -> list[Part]:
-        """Return what was held back."""
+    def finish(self) -> list[Part]: ...
 
 
 class TextReader:
@@ -60,13 +57,10 @@ class TextReader:
 
 
 class Gate(Protocol):
-    """Watches for the beginning of the calls."""
-
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is surely content, and the text behind it once calls have begun, else None."""
+        """Return the certain content, and the text of calls once they have begun, else None."""
 
-    def rest(self) -> str:
-        """Return the text held back, if no calls came."""
+    def rest(self) -> str: ...
 
 
 class MarkerGate:
@@ -95,12 +89,11 @@ class HeadGate:
     """Decides by the beginning: an output that begins with a call consists of calls."""
 
     def __init__(self, ways: Sequence[Pattern], names: Sequence[str]) -> None:
-        """`ways`: beginnings of calls, up to the first one's arguments or the marker. `names`: () for any
-        function."""
+        """`ways`: beginnings of calls. `names`: () for any function."""
         self._ways = ways
         self._names = names
         self._held: str | None = ""
-        """Text that may be a call, or None once the output is content."""
+        """None once the output is content."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         if self._held is None:
@@ -147,7 +140,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class ToolReader:
-    """Results do not depend on how the text was cut into pieces."""
+    """Independent of how the text was cut."""
 
     def __init__(self, gate: Gate, scanner: CallScanner) -> None:
         self._gate = gate
@@ -181,21 +174,18 @@ class Parameter(msgspec.Struct, frozen=True):
     name: str
     is_required: bool
     rule: str
-    """Grammar rule of its value as JSON."""
+    """Its value as JSON."""
     is_text: bool = False
     """True for any string, or one of `choices`, which may be written raw."""
     choices: tuple[str, ...] = ()
     is_boolean: bool = False
     is_ruled: bool = False
-    """True if `rule` is that of the raw text."""
 
 
 class Callee(msgspec.Struct, frozen=True):
-    """Function in the grammar of calls."""
-
     name: str
     rule: str
-    """Grammar rule or expression of its arguments as one JSON object."""
+    """Arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
     in_any_order: bool = False
 
@@ -206,7 +196,7 @@ class WrittenCall(msgspec.Struct, frozen=True):
 
 
 class ToolFormat(Protocol):
-    """Format of a family of models. Grammars are GBNF: the root's expression, then lines of rules."""
+    """Grammars are GBNF: the root's expression, then lines of rules."""
 
     @property
     def name(self) -> str:
@@ -214,16 +204,14 @@ class ToolFormat(Protocol):
 
     @property
     def marker(self) -> str:
-        """Text or name of a control token behind which calls begin, or "" if the whole output has a
-        grammar."""
+        """Text or control token before calls, or "" if the whole output has a grammar."""
 
     @property
     def text_end(self) -> str:
         """Mark that ends raw text in a call, or "" for JSON strings."""
 
     @property
-    def splits_parameters(self) -> bool:
-        """False if the arguments are one JSON object."""
+    def splits_parameters(self) -> bool: ...
 
     def announces(self, spelling: Spelling) -> bool:
         """Return True if a control token distinguishes calls from text."""
@@ -232,33 +220,22 @@ class ToolFormat(Protocol):
     def replaces_template(self) -> bool:
         """True if tools and calls are described in words, even if the template could show them."""
 
-    def recognises(self, template: str) -> bool:
-        """Return True if the source of a chat template teaches this format."""
+    def recognises(self, template: str) -> bool: ...
 
-    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
-        """Return the grammar from the marker to the output's end."""
+    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str: ...
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
-        """Return the grammar of a whole output.
+        """`answer`: rule of other text, "" for any text, or None if there must be calls."""
 
-        `answer`: rule of text that is not a call, "" for any text, or None if there must be calls.
-        """
-
-    def names_parameter(self, name: str) -> bool:
-        """Return True if a parameter of this name can be written and read again."""
+    def names_parameter(self, name: str) -> bool: ...
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]: ...
 
-    def written(self, calls: Sequence[WrittenCall]) -> str:
-        """Return calls as the model would have written them."""
+    def written(self, calls: Sequence[WrittenCall]) -> str: ...
 
-    def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Return the id of an earlier call in the shape of the family's templates.
-
-        `index`: position in its message.
-        """
+    def history_id(self, call_id: str, name: str, index: int) -> str: ...
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
-        """Return a reader of one output. With `at_start` it begins with calls or has none."""
+        """With `at_start` the output begins with calls or has none."""

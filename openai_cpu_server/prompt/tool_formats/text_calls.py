@@ -10,7 +10,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBe
 from openai_cpu_server.prompt.tool_formats.reader import CallText, Part
 
 INPUT = "input"
-"""Only parameter."""
 _BLANK = PatternSlot.BLANK
 OBJECT_HEAD: Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
 OBJECT_TAIL: Pattern = (_BLANK, "}")
@@ -22,8 +21,6 @@ _WHOLE = re.compile(
 
 
 class TextCallReader:
-    """Converts the arguments of custom tools to texts, piece by piece."""
-
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._waiting: str | None = None
