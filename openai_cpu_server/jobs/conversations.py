@@ -121,7 +121,7 @@ class ConversationStore:
             return {row.id: row.content for row in rows}
 
     def purge(self, now_s: float) -> int:
-        """Delete some expired conversations, and return their number."""
+        """Delete some expired conversations. Returns their number; call again while it is positive."""
         expired = select(conversations.c.id).where(conversations.c.expires_at <= now_s)
         with self._database.write() as connection:
             ids = list(connection.execute(expired.limit(_PURGED_AT_ONCE)).scalars())
@@ -212,7 +212,8 @@ def _delete(connection: Connection, ids: Sequence[str]) -> None:
 
 
 class KeptConversations:
-    """For an event loop. Objects of other owners raise JobObjectNotFound."""
+    """For an event loop. Objects of other owners raise JobObjectNotFound. A conversation lives as long as
+    a response, from its last change on."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 class Jobs:
     """Owns the database. Call `run`, `keep_book` and `close` once each, the rest in between, from one
-    event loop."""
+    event loop. Objects of other owners raise JobObjectNotFound."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ class Jobs:
         limits: StorageLimits = NO_LIMITS,
         lifetime_s: int | None = None,
     ) -> FileRecord:
-        """Store a file; `content` is read in a thread. Raises StorageFull, DiskFull. `lifetime_s`: None
-        for ever."""
+        """Store a file; `content` is read in a thread. Raises StorageFull, DiskFull. `lifetime_s`: None to
+        keep it until it is deleted."""
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),

@@ -214,6 +214,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     written: bytes = b""
     """Tokens of the output, in an encoding of the caller, or b"" if unknown."""
     vocabulary: str = ""
+    """Model of these tokens."""
     lease_holder: str | None = None
     lease_until: float | None = None
 
@@ -233,6 +234,7 @@ class KeptItem(msgspec.Struct, frozen=True, kw_only=True):
     written: bytes = b""
     """Tokens of that response's output, stored with its first item."""
     vocabulary: str = ""
+    """Model of these tokens."""
 
 
 class ConversationTurn(msgspec.Struct, frozen=True):

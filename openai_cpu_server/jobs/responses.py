@@ -123,6 +123,7 @@ class ResponseStore:
             return {row.id: row.content for row in found}
 
     def events(self, response_id: str) -> bytes | None:
+        """Return the stream of a background response, or None if it has none or has not ended."""
         query = select(response_events.c.content).where(response_events.c.response_id == response_id)
         with self._database.read() as connection:
             content: bytes | None = connection.execute(query).scalar()
@@ -148,7 +149,7 @@ class ResponseStore:
             _delete(connection, [response_id])
 
     def purge(self, now_s: float) -> int:
-        """Delete some expired responses, and return their number."""
+        """Delete some expired responses. Returns their number; call again while it is positive."""
         expired = select(responses.c.id).where(responses.c.expires_at <= now_s).limit(_PURGED_AT_ONCE)
         with self._database.write() as connection:
             ids = list(connection.execute(expired).scalars())
@@ -284,6 +285,7 @@ class KeptResponses:
         )
 
     def is_left_behind(self, record: ResponseRecord) -> bool:
+        """Return True if an unfinished response has lost its process."""
         if record.status.has_ended or record.lease_holder is None:
             return False
         return is_left_behind(record.lease_holder, record.lease_until, self._clock())
@@ -331,6 +333,7 @@ class KeptResponses:
         return None if packed is None else await asyncio.to_thread(_unpacked, packed)
 
     async def renew(self, record: ResponseRecord) -> bool:
+        """Return False if the response has ended or is deleted."""
         return await self._threads.write(self._store.renew, record, until_s=self._clock() + _LEASE_S)
 
     async def delete(self, owner: str, response_id: str) -> None:
@@ -338,6 +341,7 @@ class KeptResponses:
         self.storage.changed(owner)
 
     async def purge(self) -> None:
+        """Delete expired responses and conversations, at intervals."""
         now_s = self._clock()
         if now_s < self._purge_at_s:
             return

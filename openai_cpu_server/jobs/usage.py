@@ -34,6 +34,8 @@ class UsageSlot(NamedTuple):
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Filters of None select all."""
+
     start: str | None = None
     end: str | None = None
     keys: tuple[str, ...] | None = None
@@ -42,9 +44,12 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
     prices: Mapping[str, Price] = {}
     page: PageQuery
     after: tuple[str, ...] | None = None
+    """Values of `by` in the last row that the client has seen."""
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns that are not grouped are None."""
+
     day: str | None = None
     key: str | None = None
     model: str | None = None
@@ -141,7 +146,8 @@ WRITE_S = 5.0
 
 
 class UsageBook:
-    """For one event loop. Unwritten sums stay in memory, one for each key, model and day."""
+    """For one event loop; the database is written in a thread. Unwritten sums stay in memory, one for each
+    key, model and day."""
 
     def __init__(
         self,

@@ -17,7 +17,9 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
     state_mib: float = 0
     """State of a sequence of any length, over all layers that keep one instead of cells."""
     tools: str | None = None
+    """Format of tool calls, or None if there is none or it is unknown."""
     thoughts: str | None = None
+    """Format of thoughts, or None if there is none or it is unknown."""
 
 
 def _unsloth(name: str, file: str) -> str:

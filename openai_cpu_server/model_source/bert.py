@@ -22,7 +22,8 @@ NewTensor = Union[npt.NDArray[np.float32], npt.NDArray[np.float16]]
 
 
 def write_gguf(file: BinaryIO, values: Mapping[str, NewValue], tensors: Mapping[str, NewTensor]) -> None:
-    """Write a whole file. Raises OSError. Integers become 32 bits: unsigned alone, signed in arrays."""
+    """Write a whole file. Raises OSError. Shapes are (rows, values of a row); integers become 32 bits,
+    unsigned alone and signed in arrays."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
     head += b"".join(_string(key) + _value(value) for key, value in values.items())
     file.write(_padded(head + _descriptions(tensors)))

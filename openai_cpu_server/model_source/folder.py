@@ -41,6 +41,7 @@ class FolderFacts(NamedTuple):
 class FolderModel(NamedTuple):
     name: str
     path: Path
+    """First part of several."""
     state: FileState
     facts: FolderFacts | str
     """A text says why a damaged file cannot be served."""
@@ -160,6 +161,7 @@ def _state(path: Path) -> FileState:
 
 
 def _facts(path: Path) -> FolderFacts | str | None:
+    """Facts of a model, None for adapters and projectors, or a text for a damaged file."""
     try:
         header = GgufHeader(path)
         if header.get_str("general.type") not in (None, _MODEL) or not model_tensors(header):

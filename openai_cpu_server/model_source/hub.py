@@ -174,7 +174,7 @@ def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
 
 
 def find_cached(name: HubName) -> Path:
-    """Return the model's (first) file if cached. Raises StartupError."""
+    """Return the model's (first) file without asking the hub. Raises StartupError if it is not cached."""
     try:
         file = name.file or preferred(models(_cached_file_names(name.repo)), name.quant)
         first = _all_cached(name.repo, parts(file)) if file else None
@@ -189,6 +189,7 @@ def find_cached(name: HubName) -> Path:
 
 
 def all_cached() -> dict[HubName, Path]:
+    """Return the (first) files of whole models, without asking the hub."""
     found = {}
     for repo, files in _cached_files().items():
         for file in models(files):

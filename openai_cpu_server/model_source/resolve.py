@@ -105,6 +105,7 @@ _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
 
 class FoundModel(msgspec.Struct, frozen=True):
     name: str
+    """Default name in the API."""
     path: Path
     hub: HubName | None = None
 
@@ -230,8 +231,8 @@ def projector_of(
     find: Callable[[str], Path] = resolve_model,
 ) -> Path | None:
     """Return a projector, downloaded if needed, or None for text only. Raises StartupError for a named one
-    that is missing or unsupported. `asked`: `off`, a name, or `auto` for the one beside the model, else in
-    its repository."""
+    that is missing or unsupported. `asked`: `off`, a name, or `auto` for one whose rows have the model's
+    width, beside the model or else in its repository."""
     if asked == "off":
         return None
     if asked != "auto":
@@ -273,6 +274,7 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def _of_repository(model: Path, hub: HubName) -> Path | None:
+    """Text only if the hub is away, because the model itself is here."""
     try:
         path: Path | None = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
     except StartupError as error:

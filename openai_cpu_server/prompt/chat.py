@@ -75,7 +75,8 @@ class ControlNames:
 
 
 class Literals:
-    """Stand-ins for names of control tokens, such as `<|im_end|>`, that the values of a request spell.
+    """Stand-ins for names of control tokens, such as `<|im_end|>`, that a user, a tool's result or a web page
+    spells.
 
     The stretch of text around a stand-in is tokenised without control tokens. Such stretches lie between the
     control tokens that the template wrote, where tokenisers cut anyway, so all other tokens stay the same.
@@ -178,9 +179,10 @@ def render_chat(
     reasoning: TemplateReasoning | None = None,
     thinks_not: bool = False,
 ) -> ChatText:
-    """Return the prompt's text, for `encode` with `parse_special`. The model continues a last message of
-    the assistant (prefill). Raises TemplateFailed, InvalidRequest. `thinks_not`: close the thoughts, also
-    if the template cannot switch them off."""
+    """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
+    `needs_special_tokens`. The model continues a last message of the assistant (prefill). Raises
+    TemplateFailed, InvalidRequest. `thinks_not`: close the thoughts, also if the template cannot switch
+    them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo

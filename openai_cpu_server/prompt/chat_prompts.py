@@ -122,10 +122,12 @@ def _common_length(one: str, other: str) -> int:
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
+    """At least one token."""
     stage: ThinkingStage
     wants_thoughts: bool
     """True if the model surely thinks first."""
     borders: tuple[int, ...] = ()
+    """Same as in `GenerationRequest`."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     most_tokens: int | None = None
     """Longer prompts are rejected before tokenising."""
     begins_answer: bool = True
+    """False to end behind the last message."""
     has_marks: bool | None = None
     """True to add the tokenizer's first and last tokens, or None to add them unless the template did."""
     shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)

@@ -21,7 +21,8 @@ from openai_cpu_server.prompt.template import (
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
-"""Limit of the trial renderings at load, which take a few hundred."""
+"""Limit of the trial renderings at load, which take a few hundred. A template that never ends would take
+seconds each time."""
 
 
 class ChatTemplate:

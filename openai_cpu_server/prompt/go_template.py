@@ -1,5 +1,6 @@
-"""Ollama's templates, which are Go's (`text/template`). Source: Go's documentation of text/template, and
-Ollama's of its templates."""
+"""Ollama's templates, which are Go's (`text/template`): fields, variables, `if`, `range`, `with`,
+pipelines, and the functions below. Source: Go's documentation of text/template, and Ollama's of its
+templates."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     signs: tuple[str, ...]
     """Texts in a template of this format."""
     answer_begin: str = ""
+    """Mark between `end` and the answer."""
     answer_alone: str = ""
     """Mark of an answer without thoughts."""
     turn_begin: str = ""
@@ -34,6 +35,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> str:
+        """Empty thoughts, at the end of a prompt that forbids thinking."""
         return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
 
 
@@ -145,6 +147,7 @@ def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: Reaso
 
 
 def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> ThinkingStage:
+    """Return the stage behind a begun answer."""
     text = begun.lstrip()
     if stage is ThinkingStage.BEFORE and text:
         stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
@@ -206,6 +209,7 @@ class TemplateReasoning(msgspec.Struct, frozen=True):
     form: ReasoningFormat
     echo: ThoughtsField
     has_switch: bool
+    """True if thinking can be switched on and off."""
     thinks_unasked: bool
     """True if the model thinks unless switched off."""
     reads_effort: bool

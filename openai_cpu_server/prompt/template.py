@@ -47,8 +47,9 @@ class TemplateShape(msgspec.Struct, frozen=True):
     alternates: bool = False
     """True if users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
+    """True if an answer may be empty."""
     calls: CallShape | None = None
-    """None if it does not show calls, or not their results."""
+    """Form of earlier calls, or None if it does not show calls or results."""
 
 
 def to_json(value: object) -> str:
@@ -161,6 +162,7 @@ class PromptTemplate(Protocol):
 
 
 def tried(rendering: Callable[[], str]) -> str:
+    """Return "" if the template rejects the trial."""
     try:
         return rendering()
     except TemplateFailed:

@@ -60,6 +60,7 @@ class RowRecorder:
         self._lock = anyio.Lock()
 
     async def record(self, result: RowResult) -> None:
+        """Return when the result is committed."""
         self._waiting.append(result)
         async with self._lock:
             if self._waiting and self._holds(result):
@@ -86,7 +87,7 @@ class StopReason(enum.Enum):
 
 
 class BatchPaused(ServerError):
-    """All finished rows are committed."""
+    """Raised for an owner's limits, when all finished rows are committed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"no row can run for {wait_s:g} s")

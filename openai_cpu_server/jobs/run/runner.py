@@ -58,6 +58,7 @@ class BatchRunner:
         self.wake()
 
     def cancel(self, batch_id: str) -> None:
+        """End a batch that runs here and is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
         if run is not None:
             run.stop(StopReason.CANCELLED)

@@ -40,8 +40,8 @@ def new_holder() -> str:
 
 
 def is_left_behind(holder: str, lease_until: float | None, now_s: float) -> bool:
-    """True if the holder has stopped. A process on this node is looked up, because a changed clock ends no
-    process."""
+    """Return True if the holder has stopped. A process on this node is looked up, because a changed clock
+    ends no process; leases of others expire."""
     node, pid, start, _ = holder.split(" ")
     if node != _node():
         return lease_until is not None and lease_until <= now_s
@@ -159,6 +159,7 @@ class BatchLedger:
             return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
 
     def renew(self, now_s: float) -> dict[str, BatchStatus]:
+        """Return the states of the batches whose lease is still ours."""
         ours = batches.c.lease_holder == self._holder
         with self._database.write() as connection:
             connection.execute(update(batches).where(ours).values(lease_until=now_s + self._lease_s))

@@ -26,7 +26,8 @@ from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of
 R = TypeVar("R", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 5
-"""Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound."""
+"""Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound. Older
+databases are migrated, newer ones rejected."""
 OLDER = (1, 2, 3, 4)
 _LACK_SECONDS = (3, 4)
 
@@ -236,8 +237,8 @@ def page_of(
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
-"""NORMAL survives kill -9 too, but a power loss may undo commits that clients know of. A sync is cheap
-beside a row of 100 ms, and rows that end together share one."""
+"""NORMAL survives kill -9 too, but a power loss may undo commits that clients know of. A sync per commit
+is cheap beside a row of 100 ms, and rows that end together share one."""
 _POSTGRES = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -266,6 +267,7 @@ def open_database(where: str) -> Database:
 
 
 def away(error: Exception) -> str | None:
+    """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 
 

@@ -18,6 +18,7 @@ from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
+"""Others get their turn in between."""
 _PARTIAL = FilePurpose.PARTIAL.value
 
 
@@ -26,11 +27,13 @@ class FileStore:
         self._database = database
 
     def begin(self, record: FileRecord, *, until_s: int) -> None:
+        """An upload that is not complete by `until_s` is deleted."""
         partial = msgspec.structs.replace(record, purpose=FilePurpose.PARTIAL, expires_at=until_s)
         with self._database.write() as connection:
             connection.execute(insert(files).values(**msgspec.to_builtins(partial)))
 
     def append(self, file_id: str, content: Sequence[bytes], *, first: int) -> None:
+        """`first`: number of the first part."""
         rows = [
             {"file_id": file_id, "number": number, "content": part}
             for number, part in enumerate(content, first)

@@ -37,6 +37,7 @@ JSON_TAIL: Pattern = (_BLANK, "}")
 
 
 def json_head(key: str = "arguments") -> Pattern:
+    """Return the beginning of `{"name": NAME, KEY: {...}}`."""
     name: Pattern = ("{", _BLANK, '"name"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
     return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
 
@@ -63,7 +64,7 @@ class CallForm(msgspec.Struct, frozen=True):
     prelude: str = ""
     """Control token without meaning before calls without a marker."""
     parameters: Parameters | None = None
-    """None if the arguments are one JSON object."""
+    """Form of single parameters, or None if the arguments are one JSON object."""
     signs: tuple[str, ...] = ()
     """Regular expressions that match in a template of this format."""
     others: tuple[str, ...] = ()

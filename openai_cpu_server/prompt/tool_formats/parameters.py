@@ -60,6 +60,7 @@ class Parameters(msgspec.Struct, frozen=True):
     def gbnf(
         self, parameters: Sequence[Parameter], spelling: Spelling, stem: str, *, in_any_order: bool = False
     ) -> tuple[str, list[str]]:
+        """Return the expression of all parameters, and rules whose names begin with `stem`."""
         rules = []
         for i, each in enumerate(parameters):
             rules.append(f"{stem}-key-{i} ::= {spelling.gbnf(self.begin, each.name)}")

@@ -48,6 +48,7 @@ def text_of(pattern: Pattern, name: str = "", index: int = 0) -> str:
 
 
 def has_mark(text: str) -> bool:
+    """Return True if a part may be a control token of some vocabulary."""
     return _MARK.search(text) is not None
 
 
@@ -142,6 +143,7 @@ def _none_of(chars: str) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
+    """Return how many characters at the text's end might begin the mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
@@ -149,6 +151,7 @@ def overlap(text: str, mark: str) -> int:
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
     takes_text: bool = False
+    """True for a custom tool, which takes a text."""
 
 
 class OutputPiece(msgspec.Struct, frozen=True):
@@ -185,6 +188,7 @@ class CallScanner(Protocol):
 
 class JsonCallScanner:
     def __init__(self, head: re.Pattern[str]) -> None:
+        """`head` matches what stands before the arguments; its group is the function's name."""
         self._head = head
         self._waiting = ""
         self._arguments: JsonValue | None = None
@@ -230,6 +234,7 @@ class JsonValue:
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
+        """Return the position behind the value's end, or None."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()

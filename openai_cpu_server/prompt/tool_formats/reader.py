@@ -35,7 +35,8 @@ Part = Union[ThinkingText, Content, CallBegin, CallArguments, CallText]
 
 class OutputReader(Protocol):
     @property
-    def is_cut(self) -> bool: ...
+    def is_cut(self) -> bool:
+        """Return True if the output ends within a call."""
 
     @property
     def has_calls(self) -> bool: ...
@@ -93,7 +94,7 @@ class HeadGate:
         self._ways = ways
         self._names = names
         self._held: str | None = ""
-        """None once the output is content."""
+        """Text that may be a call, or None once the output is content."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         if self._held is None:
@@ -174,12 +175,13 @@ class Parameter(msgspec.Struct, frozen=True):
     name: str
     is_required: bool
     rule: str
-    """Its value as JSON."""
+    """Grammar rule of its value as JSON."""
     is_text: bool = False
     """True for any string, or one of `choices`, which may be written raw."""
     choices: tuple[str, ...] = ()
     is_boolean: bool = False
     is_ruled: bool = False
+    """True if `rule` is that of the raw text."""
 
 
 class Callee(msgspec.Struct, frozen=True):
@@ -211,7 +213,8 @@ class ToolFormat(Protocol):
         """Mark that ends raw text in a call, or "" for JSON strings."""
 
     @property
-    def splits_parameters(self) -> bool: ...
+    def splits_parameters(self) -> bool:
+        """False if the arguments are one JSON object."""
 
     def announces(self, spelling: Spelling) -> bool:
         """Return True if a control token distinguishes calls from text."""
@@ -220,22 +223,26 @@ class ToolFormat(Protocol):
     def replaces_template(self) -> bool:
         """True if tools and calls are described in words, even if the template could show them."""
 
-    def recognises(self, template: str) -> bool: ...
+    def recognises(self, template: str) -> bool:
+        """Return True if a template's source teaches this format."""
 
-    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str: ...
+    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+        """Return the grammar from the marker to the output's end."""
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
         """`answer`: rule of other text, "" for any text, or None if there must be calls."""
 
-    def names_parameter(self, name: str) -> bool: ...
+    def names_parameter(self, name: str) -> bool:
+        """Return True if a parameter of this name can be written and read again."""
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]: ...
 
     def written(self, calls: Sequence[WrittenCall]) -> str: ...
 
-    def history_id(self, call_id: str, name: str, index: int) -> str: ...
+    def history_id(self, call_id: str, name: str, index: int) -> str:
+        """Return the id of an earlier call in the shape of the family's templates."""
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
         """With `at_start` the output begins with calls or has none."""

@@ -17,6 +17,7 @@ MOST_LEVELS = 3_000
 """A rule counts two, and each expression around the next rule's name one. A level takes about 1 KiB of
 stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
 _PIECE = 600
+"""Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
 
 CURE = "make the circle of rules that refer to one another shorter"

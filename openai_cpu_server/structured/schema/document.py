@@ -59,7 +59,7 @@ _SPECIFICATIONS = {
     "draft-07": DRAFT7,
     "2019-09": DRAFT201909,
 }
-"""By a part of `$schema`."""
+"""By a part of `$schema`. Other documents are read as 2020-12."""
 
 
 def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:

@@ -276,6 +276,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def packed(rules: Rules) -> bytes:
+    """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
     nodes = []
     for expr in parts_first(list(rules.values())):
