@@ -63,7 +63,8 @@ class ConversationStore:
     def items(
         self, owner: str, conversation_id: str, now_s: float, *, max_bytes: int
     ) -> tuple[KeptItem, ...]:
-        """Return all items in order. Raises JobObjectNotFound, or InvalidRequest if too long."""
+        """Return all items in order. Raises JobObjectNotFound, or InvalidRequest for more than
+        `max_bytes`."""
         own = conversation_items.c.conversation_id == conversation_id
         with self._database.read() as connection:
             _required(connection, owner, conversation_id, now_s)
@@ -111,7 +112,7 @@ class ConversationStore:
         return record
 
     def found(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
-        """Return the items that exist."""
+        """Return the items that exist in any conversation of this owner."""
         seen = and_(conversations.c.owner == owner, conversations.c.expires_at > now_s)
         query = select(conversation_items.c.id, conversation_items.c.content).join(
             conversations, conversations.c.id == conversation_items.c.conversation_id

@@ -43,7 +43,7 @@ class BatchStatus(enum.Enum):
 
     @property
     def moment(self) -> str:
-        """Column of the time."""
+        """Database column with the time of this state."""
         return f"{self.value}_at"
 
 

@@ -113,7 +113,7 @@ class ResponseStore:
         return found
 
     def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
-        """Return the items that exist."""
+        """Return the items that exist in any response of this owner."""
         seen = and_(responses.c.owner == owner, responses.c.expires_at > now_s)
         query = select(response_items.c.id, response_items.c.content).join(
             responses, responses.c.id == response_items.c.response_id

@@ -50,7 +50,7 @@ _PART = re.compile(r"(?P<model>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<suffix
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """Return all files of the model of any of them."""
+    """Return all files of a model in order, from the name of any."""
     match = _PART.fullmatch(name)
     count = int(match["parts"]) if match else 0
     if match is None or not 1 <= int(match["part"]) <= count:

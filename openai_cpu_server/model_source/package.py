@@ -73,7 +73,8 @@ class NotConvertible(ValueError): ...
 
 
 _DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
-"""Beside OSError: RuntimeError is for encryption or an unknown method, ValueError for bad names."""
+"""Beside OSError. RuntimeError is for encryption or an unknown method, ValueError for bad names and
+NotConvertible."""
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):

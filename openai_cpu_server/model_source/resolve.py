@@ -148,7 +148,7 @@ def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
 
 
 def local_model(name: str) -> Path:
-    """Find it without downloading. Raises StartupError."""
+    """Return the GGUF file without downloading. Raises StartupError."""
     return _with_utf8_name(_resolved(name, _FIND_CACHED, DemoFiles()))
 
 

@@ -98,7 +98,7 @@ class Literals:
         return value
 
     def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-        """Parse arguments of calls, where JSON's escapes can hide a name."""
+        """Hide names, also in parsed arguments of calls, because JSON's escapes can conceal one."""
         return [self.hidden(self._plainly_called(message)) for message in messages]
 
     def shown(self, text: str) -> str:

@@ -34,7 +34,7 @@ class MarkedChat:
     text: str
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     blanks: str = ""
-    """Dropped before such an answer, because the model did not see it when it wrote."""
+    """White space that the template writes only before an earlier answer, and that is dropped."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Tokens of media by mark."""
 

@@ -26,8 +26,8 @@ seconds each time."""
 
 
 class ChatTemplate:
-    """For any thread, but not for event loops, because rendering takes milliseconds, and seconds if
-    hostile. Raises StartupError for source that does not compile."""
+    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a
+    hostile template. Raises StartupError for source that does not compile."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class _OpenCalls:
 
 
 def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
-    """Move each result behind its call. A result without a call becomes text."""
+    """Move each result behind its call, with the function's name. A result without a call becomes text."""
     open_calls, found = _OpenCalls(), list[tuple[PlacedMessage, Sequence[_Call]]]()
     for place, message in enumerate(messages):
         if message.get("role") != "tool":
@@ -149,7 +149,7 @@ def adapted(
     *,
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
-    """Return the messages as the template can show them, and the tools left for it to show. Raises
+    """Return bound messages as the template can show them, and the tools left for it to show. Raises
     InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
     said = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]

@@ -60,8 +60,8 @@ def to_json(value: object) -> str:
 def template_messages(
     messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
-    """Return the messages as templates expect them: `developer` as `system`, content joined, fields of
-    None dropped. Raises InvalidRequest."""
+    """Return the messages as templates expect them: `developer` as `system`, content joined, arguments in
+    the form of `shape`, fields of None dropped. Raises InvalidRequest."""
     shape = shape or CallShape()
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
@@ -123,8 +123,8 @@ def _tool_call(call: object, shape: CallShape) -> object:
 
 
 def arguments_object(arguments: object) -> Mapping[str, object]:
-    """Return the arguments of an earlier call as an object. Values that are not, such as cut JSON, get the
-    name `arguments`."""
+    """Return the arguments of an earlier call as an object. Blank text and null become {}, and other
+    values, such as cut JSON, get the name `arguments`."""
     parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
     if isinstance(parsed, Mapping):
         return parsed

@@ -357,12 +357,13 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
 
 
 def regex_rules(pattern: str) -> Rules:
-    """Match the whole text, anchored or not. Raises InvalidPattern, InvalidSchema, SchemaTooLarge."""
+    """Return the grammar of texts that match as a whole, anchored or not. Raises InvalidPattern,
+    InvalidSchema, SchemaTooLarge."""
     return language_rules(full_language(pattern, Limits()), pattern)
 
 
 def language_rules(language: Expr, pattern: str) -> Rules:
-    """Return its grammar. Raises SchemaTooLarge, or InvalidSchema if the language is empty."""
+    """Return the grammar of a language. Raises SchemaTooLarge, or InvalidSchema if it is empty."""
     budget = Budget(Limits())
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     if plain.is_empty(language):

@@ -125,7 +125,7 @@ class Whitespace(enum.Enum):
 
 
 class PropertyOrder(enum.Enum):
-    """Additional properties come last."""
+    """Order of an object's declared properties, which usually precede additional ones."""
 
     SCHEMA = "schema"
     """Order of `properties`, then names that only `required` mentions.

@@ -76,7 +76,7 @@ _LONGEST_RETRY_S = 10.0
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 5.0
 """A batch whose owner must wait longer makes room for others."""
 _INLINE_BYTES = 64 * 1024
-"""Takes a fraction of a millisecond, like a change of threads."""
+"""Size that is read or written in a fraction of a millisecond, about the cost of a thread."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ class BatchRun:
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
-        """Short pauses are waited out."""
+        """Short pauses are waited out without slots. Raises BatchPaused for long ones."""
         async with aclosing(self._open_rows()) as rows:
             while True:
                 await self._run_until_pause(rows)

@@ -139,7 +139,7 @@ class BatchLedger:
         self._lease_s = lease_s
 
     def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
-        """Return free batches of this model, and any that only have to be ended."""
+        """Return free batches of this model, and any that only have to be ended, oldest first."""
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,
@@ -151,7 +151,7 @@ class BatchLedger:
         return [batch for batch in found if _is_free(batch, now_s)]
 
     def claim(self, batch: BatchRecord, now_s: float) -> bool:
-        """Return False if another process was faster."""
+        """Take the lease. Returns False if the batch has ended or another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
         lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}

@@ -252,7 +252,8 @@ _UNAVAILABLE = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 
 
 def open_database(where: str) -> Database:
-    """Open a URL or a path. Raises StartupError; later uses raise JobsUnavailable while it is away."""
+    """Open a URL or a path. Raises StartupError; later uses raise JobsUnavailable while the database is
+    away."""
     url = _url(where)
     shown = url.render_as_string(hide_password=True)
     try:

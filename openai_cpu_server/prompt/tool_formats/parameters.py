@@ -43,7 +43,7 @@ class Parameters(msgspec.Struct, frozen=True):
     """True for Python's strings in single quotes, True and False."""
 
     def is_raw(self, parameter: Parameter) -> bool:
-        """Return False if a choice resembles the end of raw text."""
+        """Return True if the value is raw text, and no choice resembles its end."""
         if not parameter.is_text:
             return False
         forbidden = ("'", "\\", "\n", '"') if self.is_python else (self.raw_end, self.raw_end.strip())

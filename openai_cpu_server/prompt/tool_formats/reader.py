@@ -187,7 +187,7 @@ class Parameter(msgspec.Struct, frozen=True):
 class Callee(msgspec.Struct, frozen=True):
     name: str
     rule: str
-    """Arguments as one JSON object."""
+    """Grammar rule or expression of its arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
     in_any_order: bool = False
 

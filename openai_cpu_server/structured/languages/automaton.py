@@ -97,7 +97,7 @@ _MOST_PREFIXES_EACH = 20
 
 
 class Automaton(msgspec.Struct, frozen=True):
-    """Deterministic, from state 0. Every state can reach an accepting one, if there is any."""
+    """Deterministic automaton with start 0. Every state can reach an accepting one, if any exists."""
 
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]

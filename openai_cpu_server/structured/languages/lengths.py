@@ -114,7 +114,7 @@ def weight(expr: Expr) -> int:
 
 
 _COUNTED = 24
-"""States of a part that is joined with the others of an intersection."""
+"""Most states of a part that is combined with the rest of an intersection."""
 _SHORT = 12
 """Longest strings of a pattern that are listed."""
 _MOST_STATES = 250

@@ -40,7 +40,7 @@ from openai_cpu_server.structured.lark.plan import (
 from openai_cpu_server.structured.options import InvalidGrammar
 
 _SHORT = 12
-"""Nodes of a part that is repeated instead of named."""
+"""Nodes of the largest part that is written again wherever it stands."""
 _HIGHEST = 6
 """Levels of parentheses in one terminal. llguidance reads at most some thirty."""
 

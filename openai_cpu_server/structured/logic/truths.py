@@ -168,8 +168,8 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
     """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
-    "present, but wrong" become one alternative, "wrong if present", because every negation would double
-    the alternatives."""
+    "present, but wrong" become one alternative, "wrong if present", because otherwise every negation would
+    double the alternatives."""
     described = next((x for x in items if isinstance(table[x], Properties)), None)
     required = next((x for x in items if isinstance(table[x], Required)), None)
     if described is None or required is None:

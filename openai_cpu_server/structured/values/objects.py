@@ -16,7 +16,7 @@ from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _FREELY_ORDERED = 5
-"""Subsets of them are rules."""
+"""Most properties in any order, because each subset of them is a rule."""
 
 
 @dataclass(frozen=True, eq=False)
