@@ -1,4 +1,4 @@
-"""Confines this process for good, as far as the kernel can: landlock, seccomp, no privileges."""
+"""Irrevocable restrictions of this process by landlock, seccomp and dropped privileges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from openai_cpu_server.child_processes.kernel import (
 from openai_cpu_server.child_processes.spawn import driver_manifests, library_folders
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""System calls; their numbers are the same on all architectures."""
+"""System call numbers, which are the same on all architectures."""
 _ASK_VERSION = 1
 _RULE_PATH_BENEATH = 1
 
@@ -34,13 +34,12 @@ _WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
 _IOCTL_DEVICE = 1 << 15
 _DEVICE = _READ | _WRITE_FILE | _IOCTL_DEVICE
 _OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEVICE
-"""The rights that a path to a file can carry, in place of a folder."""
+"""Rights that a rule can grant on a single file."""
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Version -> how many rights about files it knows; later ones know no more. Running programs is one that
-nobody gets here."""
+"""Landlock version -> number of file rights; later versions have no more. No process may execute files."""
 _NETWORK_RIGHTS, _NETWORK_SINCE = 0b11, 4
 _SCOPES, _SCOPES_SINCE = 0b11, 6
-"""Abstract sockets, and signals."""
+"""Abstract sockets and signals."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -53,9 +52,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_files(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path] = ()) -> int:
-    """What is named and absent is left out. Of threads, only the calling one and those that it starts later
-    are restricted. Returns landlock's version; raises `KernelRefused`.
-    """
+    """Restrict file access of this thread and those that it starts later, and return landlock's version.
+    Raises `KernelRefused`."""
     version = call(_CREATE_RULESET, None, 0, _ASK_VERSION)
     ruleset = _ruleset(version)
     rules = call(_CREATE_RULESET, ctypes.cast(ctypes.pointer(ruleset), ctypes.c_void_p), _size(version), 0)
@@ -70,14 +68,12 @@ def restrict_files(read: Iterable[Path], write: Iterable[Path], devices: Iterabl
 
 
 def _ruleset(version: int) -> _Ruleset:
-    """All that this version knows is forbidden where no rule allows it."""
     files = (1 << _FILE_RIGHTS.get(version, _FILE_RIGHTS[5])) - 1
     network = _NETWORK_RIGHTS if version >= _NETWORK_SINCE else 0
     return _Ruleset(files, network, _SCOPES if version >= _SCOPES_SINCE else 0)
 
 
 def _size(version: int) -> int:
-    """The bytes of the structure as that version has it."""
     return 24 if version >= _SCOPES_SINCE else 16 if version >= _NETWORK_SINCE else 8
 
 
@@ -121,13 +117,11 @@ _DRIVERS = tuple(
     )
 )
 _GPUS = ("dri", "dxg", "kfd", "nvidia*")
-"""Under /dev: of Mesa and others who use the kernel's own drivers, of Windows' Linux, of AMD, of NVIDIA."""
+"""Under /dev: Mesa and other kernel drivers, WSL, AMD, NVIDIA."""
 _THREADS = Path("/proc/self/task")
 
 
 class Confinement(NamedTuple):
-    """What holds, and why the rest does not: as one line."""
-
     holds: tuple[str, ...]
     lacks: tuple[str, ...]
 
@@ -139,9 +133,8 @@ class Confinement(NamedTuple):
 def confine(
     *, read: Iterable[Path] = (), write: Iterable[Path] = (), computes_on_gpu: bool = False
 ) -> Confinement:
-    """This process keeps of all files these paths, whole folders with what will be in them, Python and the
-    system's libraries; and if it `computes_on_gpu`, these devices and their drivers. It cannot be taken back.
-    Call it while there is one thread."""
+    """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also
+    to GPUs and their drivers. Call it while there is one thread."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 
@@ -166,13 +159,11 @@ def confine(
 
 
 def driver_files() -> list[Path]:
-    """Files and folders of a GPU's driver outside those where all libraries are; some are not there."""
     return [*_DRIVERS, *_named_drivers()]
 
 
 def _named_drivers() -> Iterator[Path]:
-    """Manifests of Vulkan's drivers, or folders of them, and the libraries that these name. One whose name
-    has no slash is found by the linker."""
+    """The linker finds a library whose name has no slash."""
     for path in driver_manifests():
         yield path
         for manifest in path.glob("*.json") if path.is_dir() else [path]:
@@ -187,8 +178,8 @@ def _gpus() -> list[Path]:
 
 
 def _code() -> list[Path]:
-    """Where Python finds modules and libraries, but for the working directory and the checkout of an editable
-    installation: Python searches these, too, but they may hold anything, such as a home."""
+    """The working directory and an editable checkout are left out: they may contain anything, such as a
+    home directory."""
     anything = {_PACKAGE.parent, Path(), *_working_directory()}
     searched = [path for path in map(Path, sys.path) if path not in anything]
     installed = (sys.prefix, sys.base_prefix, *site.getsitepackages(), *library_folders())
@@ -202,6 +193,6 @@ def _working_directory() -> list[Path]:
 
 
 def _of_threads() -> str:
-    """Threads that a library has started before are not restricted in what they open."""
+    """Landlock does not restrict threads that a library has already started."""
     others = sum(1 for _ in _THREADS.iterdir()) - 1
     return f" but for {others} threads" if others else ""

@@ -1,8 +1,7 @@
-"""Calls of the kernel for which Python has no function, and the filter of those that a child may make.
+"""System calls without a Python function, and the seccomp filter of child processes.
 
-The filter names what is forbidden. A list of what is allowed would have to follow each libc, each Python and
-each version of ggml; landlock is the list of that kind. See seccomp(2), and `linux/bpf_common.h` for the
-numbers.
+The filter lists forbidden calls, because an allow list would have to follow each libc, Python and ggml
+version. See seccomp(2), and `linux/bpf_common.h` for the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION = 0x20080522
 _FILES_OF_ALL = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH. The higher half of the sets, which stays empty, has neither."""
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, both in the lower half of the sets."""
 _IN_WORDS = {
     errno.ENOSYS: "the kernel has none",
     errno.EINVAL: "the kernel has none",
@@ -30,11 +29,11 @@ _IN_WORDS = {
 
 
 class KernelRefused(Exception):
-    """The kernel does not do it; the message is a clause."""
+    """The message is a clause."""
 
 
 def call(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
-    """A system call by its number. Raises `KernelRefused`."""
+    """Make a system call by number. Raises `KernelRefused`."""
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *values))
     if result < 0:
@@ -47,8 +46,8 @@ _PREFERRED = 1
 
 
 def settle_on_node(node: int) -> None:
-    """`prefer_memory_of`, with a word where that is refused, as it is in many containers: then memory lies
-    where the threads are that use it first, which is mostly the same."""
+    """Prefer this node's memory, and write a line to stderr if that is refused, as in many containers.
+    Memory then lies near the thread that touches it first, which is mostly the same."""
     try:
         prefer_memory_of(node)
     except KernelRefused as error:
@@ -56,8 +55,8 @@ def settle_on_node(node: int) -> None:
 
 
 def prefer_memory_of(node: int) -> None:
-    """Memory that this process takes from now on lies on this NUMA node where there is room, and where there
-    is none on others: bound to it alone, the process would be killed. Raises `KernelRefused`."""
+    """Prefer this NUMA node for new memory; binding would get the process killed when the node is full.
+    Raises `KernelRefused`."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         raise KernelRefused(f"the number of the call is not known for {platform.machine()}")
@@ -68,18 +67,15 @@ def prefer_memory_of(node: int) -> None:
 
 
 def give_up_new_privileges() -> None:
-    """From now on no program that this process starts gets more rights than it has: without that, only root
-    may restrict itself. Raises `KernelRefused`."""
+    """Set no_new_privs, without which only root may restrict itself. Raises `KernelRefused`."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _refusal()
 
 
 def give_up_capabilities() -> None:
-    """Root keeps only its access to files of all users, for models may be another's; landlock says which.
-
-    Without it, root reads the environment of every process under /proc, landlock or not. Raises
-    `KernelRefused`.
-    """
+    """Drop root's capabilities except access to files of all users, because models may belong to another
+    user. Root could otherwise read every process's environment under /proc despite landlock. Raises
+    `KernelRefused`."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
@@ -96,17 +92,16 @@ def _refusal() -> KernelRefused:
 
 class _Machine(NamedTuple):
     arch: int
-    """The kernel's AUDIT_ARCH_..., which a filter must look at: numbers mean something else elsewhere."""
+    """AUDIT_ARCH_..., which a filter must check because call numbers differ."""
     seccomp: int
     column: int
-    """Its place in `_FORBIDDEN` and in the other tables."""
+    """Index into `_FORBIDDEN` and the other tables."""
 
 
 _MACHINES = {"x86_64": _Machine(0xC000003E, 317, 0), "aarch64": _Machine(0xC00000B7, 277, 1)}
 _X32 = 0x40000000
-"""x86_64: a second set of numbers for the same calls begins here."""
+"""First of x86_64's second set of call numbers."""
 _NONE = -1
-"""There is no such call on that architecture."""
 
 _FORBIDDEN = {
     # Sockets: it has its own since the start.
@@ -185,32 +180,30 @@ _FORBIDDEN = {
 }
 """System call -> its number on x86_64 and on aarch64."""
 _OF_CUDA = ("socket", "bind", "listen")
-"""When CUDA begins it makes a Unix socket (with an abstract name: landlock refuses others), and finds no
-device where it cannot. It needs no connection."""
+"""CUDA creates an abstract Unix socket when it starts, and finds no device if it cannot. It needs no
+connection."""
 _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))
-"""`kill` and `tgkill`: a process may still end itself, as `abort` does."""
+"""`kill` and `tgkill`, which a process may still send to itself, as `abort` does."""
 _NEW_NAMESPACES = 0x7E020000
-"""All CLONE_NEW... flags but that for time, which `clone` does not take."""
+"""CLONE_NEW... flags that `clone` accepts."""
 _TYPING = (0x5412, 0x541C)
-"""TIOCSTI, TIOCLINUX: they type into the terminal of whoever started the server."""
+"""TIOCSTI and TIOCLINUX, which type into the server's terminal."""
 
 _LOAD, _IS, _HAS_ANY, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW = 0x7FFF0000
 _FORBID = 0x00050000 | errno.EPERM
 _UNKNOWN = 0x00050000 | errno.ENOSYS
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
-"""Offsets in what the filter looks at."""
+"""Offsets in `struct seccomp_data`."""
 
 _SET_MODE_FILTER = 1
 _ALL_THREADS, _KEEP_SPEED = 1 << 0, 1 << 2
-"""Without the latter, kernels before 5.16 switch off a prediction of the CPU, which costs steps."""
+"""Without the second flag, kernels before 5.16 disable a branch prediction, which slows down steps."""
 
 
 class _Step(NamedTuple):
-    """One instruction of the filter: it jumps over so many."""
-
     code: int
     value: int
     if_so: int = 0
@@ -222,7 +215,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls(*, allows_cuda: bool = False) -> None:
-    """Holds for all threads. A forbidden call fails with EPERM. Raises `KernelRefused`."""
+    """Forbid system calls for all threads (EPERM). Raises `KernelRefused`."""
     machine = _MACHINES.get(platform.machine())
     if machine is None or struct.calcsize("P") != 8:
         raise KernelRefused(f"there is no filter for {platform.machine()}")
@@ -276,10 +269,7 @@ def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
 
 
 def _where(number: int, argument: int, *steps: _Step) -> Iterator[_Step]:
-    """For this call: the steps, with the argument's lower half loaded; it is allowed if none of them returns.
-
-    Both architectures have the lower half first.
-    """
+    """Both architectures have the lower half of an argument first."""
     yield _Step(_IS, number, if_not=len(steps) + 2)
     yield _Step(_LOAD, _ARGUMENTS + 8 * argument)
     yield from steps

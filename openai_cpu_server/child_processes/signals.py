@@ -1,4 +1,4 @@
-"""The child's side: it leaves signals to its parent, and ends with it."""
+"""Child's side: leaves signals to the parent, and ends with it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ _LEFT_TO_PARENT = ("SIGINT", "SIGHUP", "SIGTERM")
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore what Ctrl-C, a closing terminal and service managers send to the whole group: the API process
-    decides what it means, and its streams need this process until then."""
+    """Ignore the signals that a terminal or service manager sends to the whole group. The API process
+    decides what they mean, and its streams need this process until then."""
     for name in _LEFT_TO_PARENT:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the parent dies, even if it hangs in native code or is stopped.
-
-    Elsewhere than on Linux the end of the socket has to do.
-    """
+    """Let the kernel kill this process when the parent dies, even if it hangs or is stopped. On other
+    systems than Linux the end of the socket must do."""
     _signal_at_parents_death("SIGKILL")
 
 
 def wake_at_parents_death() -> None:
-    """Replaces `die_with_parent` in a process that ends by itself when the socket does: if it is stopped when
-    the parent dies, the kernel lets it go on, so that it can."""
+    """Wake this process if it is stopped when the parent dies, so that it can end by itself. Replaces
+    `die_with_parent`."""
     _signal_at_parents_death("SIGCONT")
 
 

@@ -1,4 +1,4 @@
-"""The parent's side: what a child is started with and inherits, and what it died of."""
+"""Parent's side: what a child inherits, and what it died of."""
 
 from __future__ import annotations
 
@@ -28,32 +28,30 @@ _BEGINNINGS = (
     *("COVERAGE_", "COV_", "DYLD_", "LC_", "LD_", "PYTHON", "TCMALLOC_"),
 )
 _TELLS_A_SECRET = re.compile("AUTH|CREDENTIAL|KEY|PASS(?!IVE)|SECRET|TOKEN")
-"""A word in a name that keeps a variable out, whatever it begins with."""
+"""Words that exclude a variable, whatever it begins with."""
 _SET = {"GGML_NO_BACKTRACE": "1"}
-"""An abort would start a debugger in the process, which takes longer than a restart and fills the log."""
+"""A backtrace at an abort would start a debugger, which takes longer than a restart and fills the log."""
 
 
 def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`inherited`: None is what this process has."""
+    """`inherited`: None for this process's environment."""
     variables = os.environ if inherited is None else inherited
     return {name: value for name, value in variables.items() if _may_pass(name)} | _SET
 
 
 def keep_shaders_in(folder: Path) -> None:
-    """Tell the drivers of this process's GPU where to keep what they compile: without it each start compiles
-    it again. Not where they do by themselves: a sandbox closes that, and what an engine writes no other
-    program shall run. Call it before a driver is loaded."""
+    """Set the folder in which GPU drivers cache compiled programs, before a driver is loaded. The sandbox
+    closes their usual folders, and no other program may run what an engine writes."""
     for name in ("CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH"):
         os.environ[name] = str(folder)
 
 
 def library_folders() -> list[str]:
-    """Where the dynamic linker looks besides the system's folders."""
     return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
 
 
 def driver_manifests() -> list[Path]:
-    """Files, or folders of them, that Vulkan's loader is told of besides those where it looks by itself."""
+    """Manifests, or folders of them, named to Vulkan's loader by the environment."""
     told = (
         os.environ.get(name, "") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
     )
@@ -66,8 +64,6 @@ def _may_pass(name: str) -> bool:
 
 
 class SpawnOptions(TypedDict):
-    """Arguments of `subprocess.Popen` and of `asyncio.create_subprocess_exec`."""
-
     pass_fds: tuple[int, ...]
     stdin: int
     start_new_session: bool
@@ -75,11 +71,8 @@ class SpawnOptions(TypedDict):
 
 
 def spawn_options(theirs: socket.socket) -> SpawnOptions:
-    """For a child that gets this end of a socket pair; its command names the file descriptor.
-
-    It gets a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on; and
-    of the environment what native code needs, for it has no business with keys.
-    """
+    """Options for a child with this end of a socket pair, a session of its own (Ctrl-C is for the parent),
+    and no secrets. Its command names the file descriptor."""
     return SpawnOptions(
         pass_fds=(theirs.fileno(),),
         stdin=subprocess.DEVNULL,
@@ -89,8 +82,7 @@ def spawn_options(theirs: socket.socket) -> SpawnOptions:
 
 
 def death_cause(exit_status: int | None) -> str:
-    """One of few words, for counters: the signal's name, `exit_1` and the like, `unknown`. A negative status
-    is a signal's number."""
+    """Return a word for counters: the signal's name, `exit_1` and the like, or `unknown`."""
     if exit_status is None:
         return "unknown"
     if exit_status >= 0:

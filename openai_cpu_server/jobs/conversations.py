@@ -1,5 +1,4 @@
-"""Conversations: lists of items that responses go on from and add to, as they lie in the database and as the
-API uses them."""
+"""Conversations, in the database and for the API."""
 
 from __future__ import annotations
 
@@ -35,14 +34,14 @@ class ConversationStore:
             _add(connection, record.id, items)
 
     def get(self, owner: str, conversation_id: str, now_s: float) -> ConversationRecord:
-        """Raises JobObjectNotFound."""
+        """Return the record. Raises JobObjectNotFound."""
         with self._database.read() as connection:
             return _required(connection, owner, conversation_id, now_s)
 
     def change(
         self, owner: str, conversation_id: str, metadata: Mapping[str, str], now_s: float
     ) -> ConversationRecord:
-        """Raises JobObjectNotFound."""
+        """Replace the metadata. Raises JobObjectNotFound."""
         with self._database.write() as connection:
             record = _required(connection, owner, conversation_id, now_s)
             own = conversations.c.id == conversation_id
@@ -50,13 +49,13 @@ class ConversationStore:
         return msgspec.structs.replace(record, metadata=dict(metadata))
 
     def delete(self, owner: str, conversation_id: str, now_s: float) -> None:
-        """Raises JobObjectNotFound."""
+        """Delete with its items. Raises JobObjectNotFound."""
         with self._database.write() as connection:
             _required(connection, owner, conversation_id, now_s)
             _delete(connection, [conversation_id])
 
     def append(self, owner: str, turn: ConversationTurn, now_s: float, *, only_new: bool) -> None:
-        """Raises JobObjectNotFound; InvalidRequest for an item that is there already."""
+        """Add items. Raises JobObjectNotFound, or InvalidRequest for an existing one unless `only_new`."""
         with self._database.write() as connection:
             if not add_turn(connection, owner, turn, now_s, only_new=only_new):
                 raise conversation_not_found(turn.conversation_id)
@@ -64,7 +63,8 @@ class ConversationStore:
     def items(
         self, owner: str, conversation_id: str, now_s: float, *, max_bytes: int
     ) -> tuple[KeptItem, ...]:
-        """All of them, in their order. Raises JobObjectNotFound; InvalidRequest for more bytes than that."""
+        """Return all items in order. Raises JobObjectNotFound, or InvalidRequest for more than
+        `max_bytes`."""
         own = conversation_items.c.conversation_id == conversation_id
         with self._database.read() as connection:
             _required(connection, owner, conversation_id, now_s)
@@ -77,7 +77,7 @@ class ConversationStore:
     def page(
         self, owner: str, conversation_id: str, page: PageQuery, now_s: float
     ) -> tuple[list[KeptItem], bool]:
-        """One page of its items, and whether there is more. Raises JobObjectNotFound."""
+        """Return a page of items, and True if there are more. Raises JobObjectNotFound."""
         number = conversation_items.c.number
         own = conversation_items.c.conversation_id == conversation_id
         last = select(number).where(own, conversation_items.c.id == page.after)
@@ -89,7 +89,7 @@ class ConversationStore:
         return found
 
     def item(self, owner: str, conversation_id: str, item_id: str, now_s: float) -> KeptItem:
-        """Raises JobObjectNotFound."""
+        """Return one item. Raises JobObjectNotFound."""
         with self._database.read() as connection:
             _required(connection, owner, conversation_id, now_s)
             query = select(conversation_items).where(_one(conversation_id, item_id))
@@ -99,7 +99,7 @@ class ConversationStore:
         return record_of(KeptItem, row)
 
     def delete_item(self, owner: str, conversation_id: str, item_id: str, now_s: float) -> ConversationRecord:
-        """Raises JobObjectNotFound."""
+        """Delete one item. Raises JobObjectNotFound."""
         with self._database.write() as connection:
             record = _required(connection, owner, conversation_id, now_s)
             which = _one(conversation_id, item_id)
@@ -112,7 +112,7 @@ class ConversationStore:
         return record
 
     def found(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
-        """Items of any conversation of this owner, as far as they are there."""
+        """Return the items that exist in any conversation of this owner."""
         seen = and_(conversations.c.owner == owner, conversations.c.expires_at > now_s)
         query = select(conversation_items.c.id, conversation_items.c.content).join(
             conversations, conversations.c.id == conversation_items.c.conversation_id
@@ -122,7 +122,7 @@ class ConversationStore:
             return {row.id: row.content for row in rows}
 
     def purge(self, now_s: float) -> int:
-        """Delete some of what has expired. Returns how many; call again while there are any."""
+        """Delete some expired conversations. Returns their number; call again while it is positive."""
         expired = select(conversations.c.id).where(conversations.c.expires_at <= now_s)
         with self._database.write() as connection:
             ids = list(connection.execute(expired.limit(_PURGED_AT_ONCE)).scalars())
@@ -133,10 +133,8 @@ class ConversationStore:
 def add_turn(
     connection: Connection, owner: str, turn: ConversationTurn, now_s: float, *, only_new: bool
 ) -> bool:
-    """Put items at the end of a conversation, which lives on from now. False: there is no such conversation.
-
-    `only_new`: those that are there already are left out. Without it they raise InvalidRequest.
-    """
+    """Append items, or return False if the conversation does not exist. Raises InvalidRequest for existing
+    items, unless `only_new` skips them."""
     own = _visible(owner, turn.conversation_id, now_s)
     # First of all: PostgreSQL then lets nobody else number items of this conversation meanwhile.
     changed = connection.execute(update(conversations).where(own).values(expires_at=turn.expires_at))
@@ -176,7 +174,6 @@ def _one(conversation_id: str, item_id: str) -> ColumnElement[bool]:
 
 
 def _required(connection: Connection, owner: str, conversation_id: str, now_s: float) -> ConversationRecord:
-    """Raises JobObjectNotFound."""
     query = select(conversations).where(_visible(owner, conversation_id, now_s))
     row = connection.execute(query).mappings().first()
     if row is None:
@@ -185,7 +182,6 @@ def _required(connection: Connection, owner: str, conversation_id: str, now_s: f
 
 
 def _known(connection: Connection, turn: ConversationTurn) -> frozenset[str]:
-    """The ids of these items that are in the conversation already."""
     ids = [item.id for item in turn.items]
     table = conversation_items.c
     query = select(table.id).where(table.conversation_id == turn.conversation_id, table.id.in_(ids))
@@ -205,7 +201,6 @@ def _add(connection: Connection, conversation_id: str, items: Sequence[KeptItem]
 
 
 def _forget_tokens(connection: Connection, conversation_id: str, answer_id: str) -> None:
-    """An answer of which a part is gone is not what the model wrote."""
     table = conversation_items.c
     of_it = and_(table.conversation_id == conversation_id, table.answer_id == answer_id)
     connection.execute(update(conversation_items).where(of_it).values(answer_id=None, written=b""))
@@ -218,8 +213,8 @@ def _delete(connection: Connection, ids: Sequence[str]) -> None:
 
 
 class KeptConversations:
-    """A `ConversationStore` for an event loop. An `owner` sees only its own: anything else raises
-    JobObjectNotFound. A conversation lives as long as a response does, from its last change on."""
+    """For an event loop. Objects of other owners raise JobObjectNotFound. A conversation lives as long as
+    a response, from its last change on."""
 
     def __init__(
         self,
@@ -273,7 +268,6 @@ class KeptConversations:
         self._storage.changed(owner)
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
-        """`only_new`: items that are there already are left out. Without it they raise InvalidRequest."""
         now_s = self._clock()
         await self._threads.write(self._store.append, owner, turn, now_s, only_new=only_new)
         self._storage.grew(owner, turn.num_bytes)
@@ -300,6 +294,5 @@ class KeptConversations:
         return await self._threads.read(self._store.found, owner, [*map(storable, ids)], self._clock())
 
     async def purge(self) -> None:
-        """Delete what has expired."""
         while await self._threads.write(self._store.purge, self._clock()):
             pass

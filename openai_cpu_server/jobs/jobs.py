@@ -1,4 +1,4 @@
-"""Files and batches as the API uses them, and their life in a server."""
+"""Files and batches for the API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_S = 30 * 24 * 3600
 
 
 def window_seconds(text: str) -> int:
-    """The seconds of `24h`, `90m`, `1h30m` or `45s`. Raises InvalidRequest."""
+    """Return the seconds of `24h`, `90m`, `1h30m` or `45s`. Raises InvalidRequest."""
     found = _SPAN.fullmatch(text)
     hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
     total = 3600 * hours + 60 * minutes + seconds
@@ -50,11 +50,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 
 class Jobs:
-    """Owns the database. Call `run`, `keep_book` and `close` once each, and the rest in between, from one
-    event loop.
-
-    An `owner` sees only its own objects: anything else raises JobObjectNotFound.
-    """
+    """Owns the database. Call `run`, `keep_book` and `close` once each, the rest in between, from one
+    event loop. Objects of other owners raise JobObjectNotFound."""
 
     def __init__(
         self,
@@ -97,23 +94,21 @@ class Jobs:
             self._ended.set()
 
     async def keep_book(self) -> None:
-        """Write what keys use every few seconds until `close`, also after `stop`: requests end while the
-        server drains."""
+        """Write usage until `close`, also after `stop`, because requests end while the server drains."""
         if self._is_closed:
             return
         with anyio.CancelScope() as self._keeping:
             await self.usage.run()
 
     async def stop(self) -> None:
-        """Stop running at once. Committed results stay;
-        rows that were running are computed again after a later start."""
+        """Stop at once. Running rows are computed again after a later start."""
         if self._running is not None:
             self._running.cancel()
             await self._ended.wait()
         await self._runner.release()
 
     async def close(self) -> None:
-        """Stop, and close the database. The first caller closes it; others wait for the same end."""
+        """Stop, and close the database. Later callers wait for the same end."""
         async with self._closing:
             if not self._is_closed:
                 self._is_closed = True
@@ -137,8 +132,8 @@ class Jobs:
         limits: StorageLimits = NO_LIMITS,
         lifetime_s: int | None = None,
     ) -> FileRecord:
-        """Store a file of so many bytes. `content` is read in another thread.
-        Without an expiry the file stays until it is deleted. Raises StorageFull, DiskFull."""
+        """Store a file; `content` is read in a thread. Raises StorageFull, DiskFull. `lifetime_s`: None to
+        keep it until it is deleted."""
         now = int(self._clock())
         record = FileRecord(
             id=_new_id("file-"),
@@ -183,7 +178,7 @@ class Jobs:
         output_lifetime_s: int | None = None,
         limits: StorageLimits = NO_LIMITS,
     ) -> BatchRecord:
-        """Create a batch. Raises InvalidRequest; StorageFull, DiskFull without room for any results."""
+        """Create a batch. Raises InvalidRequest, StorageFull, DiskFull."""
         if endpoint not in ENDPOINTS:
             raise wrong_value("endpoint", " or ".join(f"'{name}'" for name in ENDPOINTS))
         await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
@@ -213,7 +208,7 @@ class Jobs:
         return await self._threads.read(self._batches.page, owner, storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
-        """Cancel a batch. Running rows end, finished ones are kept. Raises BatchConflict."""
+        """End running rows, and keep finished ones. Raises BatchConflict."""
         batch = await self._threads.write(self._batches.cancel, owner, storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch

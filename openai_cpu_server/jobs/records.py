@@ -1,4 +1,4 @@
-"""The records in the database, all frozen, the states of a batch, and the options of the batch jobs."""
+"""Records in the database, and options of batch jobs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ import msgspec
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
-    """The model of this server. Batches of other models are left to other servers."""
     max_rows: int = 50_000
-    """The most requests in one batch, which is OpenAI's limit."""
+    """OpenAI's limit for one batch."""
     max_line_bytes: int = 32 * 1024 * 1024
     concurrency: int = 32
-    """The most rows of all batches that run at once."""
+    """Rows of all batches."""
     max_batches: int = 4
-    """The most batches that run at once, so that a short one need not wait for the end of a long one."""
+    """Batches that run at once, so that a short one need not wait for a long one."""
     lease_s: float = 30.0
-    """After so many seconds without a sign of life, another server takes a batch."""
+    """Silence after which another server takes a batch."""
     response_lifetime_s: float = 30 * 24 * 3600
-    """Stored responses are deleted after so many seconds. The default is OpenAI's 30 days."""
+    """OpenAI's 30 days."""
     poll_s: float = 2.0
-    """The seconds between looks for other servers' work: new batches, cancellations, expired leases."""
+    """Interval of checks for other servers' work: new batches, cancellations, expired leases."""
 
 
 class BatchStatus(enum.Enum):
-    """OpenAI's names."""
-
     VALIDATING = "validating"
     FAILED = "failed"
-    """The input file is wrong; no row has run."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     COMPLETED = "completed"
@@ -47,7 +43,7 @@ class BatchStatus(enum.Enum):
 
     @property
     def moment(self) -> str:
-        """The column with the time at which a batch got this state."""
+        """Database column with the time of this state."""
         return f"{self.value}_at"
 
 
@@ -62,9 +58,7 @@ _MOVES = {
     BatchStatus.FINALIZING: {BatchStatus.COMPLETED},
     BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
 }
-"""All other states are ends."""
 ACTIVE = tuple(status.value for status in _MOVES)
-"""The states of batches that have not ended, as the database has them."""
 
 
 class FilePurpose(enum.Enum):
@@ -72,9 +66,9 @@ class FilePurpose(enum.Enum):
     BATCH_OUTPUT = "batch_output"
     VISION = "vision"
     USER_DATA = "user_data"
-    """These two are shown to models."""
+    """Shown to models, like VISION."""
     PARTIAL = "partial"
-    """Nobody sees it: an upload that has not ended, or what is left of a file that is deleted."""
+    """Hidden: an unfinished upload, or the rest of a deleted file."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +76,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str
-    """The name of the API key to which the file belongs; "" if the server has no keys."""
+    """Name of the API key, or "" if the server has no keys."""
     purpose: FilePurpose
     filename: str
     bytes: int
@@ -91,10 +85,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredAmount(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is stored of an owner."""
-
     num_bytes: int = 0
-    """What files, results of batches and responses take."""
     num_files: int = 0
 
     def __add__(self, other: StoredAmount) -> StoredAmount:
@@ -109,13 +100,13 @@ class StoredAmount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What an owner may store; None: there is no such limit."""
+    """Limits of an owner. None means no limit."""
 
     max_bytes: int | None = None
     max_files: int | None = None
 
     def excess(self, stored: StoredAmount) -> str | None:
-        """Says which limit this would exceed; None: none."""
+        """Return the limit that this amount exceeds, or None."""
         if self.max_files is not None and stored.num_files > self.max_files:
             return f"files: Limit {self.max_files}"
         if self.max_bytes is not None and stored.num_bytes > self.max_bytes:
@@ -127,8 +118,6 @@ NO_LIMITS = StorageLimits()
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """An error in an input file; `line` counts from 1."""
-
     code: str
     message: str
     param: str | None = None
@@ -139,11 +128,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     model: str
-    """The model of the server that accepted the batch: only servers of this model run it."""
+    """Only servers of this model run the batch."""
     endpoint: str
     input_file_id: str
     output_id: str
-    """The id that is set aside at the start. It becomes a file when the batch ends with results."""
+    """Reserved at the start. Becomes a file when the batch ends with results."""
     error_id: str
     completion_window: str
     metadata: dict[str, str] | None = None
@@ -178,29 +167,22 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one row: a line for the output file or for the error file."""
-
     line: int
     is_ok: bool
     content: bytes
-    """The bytes of the line, with its line end."""
+    """With the line end."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of a list is asked for."""
-
     limit: int
     after: str | None = None
-    """The id of the last one that the client has seen."""
     is_ascending: bool = False
 
 
 class ResponseStatus(enum.Enum):
-    """OpenAI's names."""
-
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -214,65 +196,51 @@ class ResponseStatus(enum.Enum):
 
 
 class ItemRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One item that went into a response, or came out of it."""
-
     id: str
     content: bytes
-    """JSON."""
     is_output: bool = False
 
 
 class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
-    """As in `FileRecord`."""
     previous_id: str | None
-    """The response that it goes on from."""
     status: ResponseStatus
     is_background: bool = False
     created_at: int
     expires_at: int
     response: bytes
-    """The object as clients see it, in JSON."""
+    """JSON for clients."""
     written: bytes = b""
-    """The tokens of its output, as whoever stored them encodes them; b"": unknown."""
+    """Tokens of the output, in an encoding of the caller, or b"" if unknown."""
     vocabulary: str = ""
-    """The model whose tokens these are."""
+    """Model of these tokens."""
     lease_holder: str | None = None
-    """The process that runs it in the background."""
     lease_until: float | None = None
 
 
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
-    """As in `FileRecord`."""
     created_at: int
     expires_at: int
     metadata: dict[str, str]
 
 
 class KeptItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item of a conversation."""
-
     id: str
     content: bytes
-    """JSON."""
     answer_id: str | None = None
-    """The response that it came out of."""
     written: bytes = b""
-    """The tokens of that response's output, which the first of its items has."""
+    """Tokens of that response's output, stored with its first item."""
     vocabulary: str = ""
-    """The model whose tokens these are."""
+    """Model of these tokens."""
 
 
 class ConversationTurn(msgspec.Struct, frozen=True):
-    """What is added to a conversation."""
-
     conversation_id: str
     items: tuple[KeptItem, ...]
     expires_at: int
-    """When the conversation expires from then on."""
 
     @property
     def num_bytes(self) -> int:
@@ -280,7 +248,5 @@ class ConversationTurn(msgspec.Struct, frozen=True):
 
 
 class ChainedResponse(msgspec.Struct, frozen=True):
-    """A response in a chain of responses, with its own items."""
-
     record: ResponseRecord
     items: tuple[ItemRecord, ...]

@@ -1,4 +1,4 @@
-"""Stored responses: as they lie in the database, and as the API uses them."""
+"""Stored responses, in the database and for the API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
 _SLACK_S = 24 * 3600
-"""A response that others go on from lives as long as they do. It may be a day less, for fewer writes."""
+"""A response lives as long as those that continue it, or a day less to save writes."""
 _PURGED_AT_ONCE = 500
 
 
@@ -47,8 +47,7 @@ class ResponseStore:
     def add(
         self, record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None = None
     ) -> None:
-        """Store a response with what went into it and, if it has ended, what came out. `turn`: what it adds
-        to its conversation, if that is still there."""
+        """Store a response. `turn`: added to its conversation, if that still exists."""
         with self._database.write() as connection:
             connection.execute(insert(responses).values(**_row(record)))
             _add_items(connection, record.id, items, first=0)
@@ -64,7 +63,7 @@ class ResponseStore:
         events: bytes,
         turn: ConversationTurn | None = None,
     ) -> bool:
-        """Store the end of a background response. False if it has ended otherwise or is deleted."""
+        """Store the end. Returns False if the response has ended otherwise or is deleted."""
         with self._database.write() as connection:
             if not _changed(connection, record.id, _row(record)):
                 return False
@@ -75,7 +74,7 @@ class ResponseStore:
         return True
 
     def get(self, owner: str, response_id: str, now_s: float) -> ResponseRecord:
-        """One response. Raises JobObjectNotFound."""
+        """Return one response. Raises JobObjectNotFound."""
         query = select(responses).where(_visible(owner, response_id, now_s))
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
@@ -84,10 +83,8 @@ class ResponseStore:
         return record_of(ResponseRecord, row)
 
     def chain(self, owner: str, response_id: str, now_s: float, *, max_bytes: int) -> list[ChainedResponse]:
-        """A response and all that it goes on from, the oldest first.
-
-        Raises JobObjectNotFound, also if an earlier one was deleted; InvalidRequest for more bytes than that.
-        """
+        """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a
+        deleted predecessor, or InvalidRequest if too long."""
         with self._database.read() as connection:
             _require(connection, owner, response_id, now_s)
             chain = _chain(owner, response_id)
@@ -103,7 +100,7 @@ class ResponseStore:
     def inputs(
         self, owner: str, response_id: str, page: PageQuery, now_s: float
     ) -> tuple[list[ItemRecord], bool]:
-        """One page of what went into a response, and whether there is more. Raises JobObjectNotFound."""
+        """Return a page of input items, and True if there are more. Raises JobObjectNotFound."""
         number = response_items.c.number
         own = and_(response_items.c.response_id == response_id, response_items.c.is_output.is_(False))
         last = select(number).where(own, response_items.c.id == page.after)
@@ -116,7 +113,7 @@ class ResponseStore:
         return found
 
     def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
-        """Items of any response of this owner, as far as they are there."""
+        """Return the items that exist in any response of this owner."""
         seen = and_(responses.c.owner == owner, responses.c.expires_at > now_s)
         query = select(response_items.c.id, response_items.c.content).join(
             responses, responses.c.id == response_items.c.response_id
@@ -126,20 +123,20 @@ class ResponseStore:
             return {row.id: row.content for row in found}
 
     def events(self, response_id: str) -> bytes | None:
-        """The stream of a background response; None: it has none, or has not ended."""
+        """Return the stream of a background response, or None if it has none or has not ended."""
         query = select(response_events.c.content).where(response_events.c.response_id == response_id)
         with self._database.read() as connection:
             content: bytes | None = connection.execute(query).scalar()
         return content
 
     def renew(self, record: ResponseRecord, *, until_s: float) -> bool:
-        """Say that a background response is still being run. False if somebody has ended or deleted it."""
+        """Renew the lease. Returns False if the response has ended or is deleted."""
         values = {"lease_until": until_s, "status": record.status.value, "response": record.response}
         with self._database.write() as connection:
             return _changed(connection, record.id, values)
 
     def end(self, record: ResponseRecord) -> bool:
-        """Store another end than its own: it was cancelled, or who ran it has died. False: it has ended."""
+        """Store another end, by cancellation or because its process died. Returns False if it has ended."""
         with self._database.write() as connection:
             return _changed(
                 connection, record.id, {"status": record.status.value, "response": record.response}
@@ -152,7 +149,7 @@ class ResponseStore:
             _delete(connection, [response_id])
 
     def purge(self, now_s: float) -> int:
-        """Delete some of what has expired. Returns how many; call again while there are any."""
+        """Delete some expired responses. Returns their number; call again while it is positive."""
         expired = select(responses.c.id).where(responses.c.expires_at <= now_s).limit(_PURGED_AT_ONCE)
         with self._database.write() as connection:
             ids = list(connection.execute(expired).scalars())
@@ -174,19 +171,16 @@ def _visible(owner: str, response_id: str, now_s: float) -> ColumnElement[bool]:
 
 
 def _require(connection: Connection, owner: str, response_id: str, now_s: float) -> None:
-    """Raises JobObjectNotFound."""
     if connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s))).first() is None:
         raise response_not_found(response_id)
 
 
 def _changed(connection: Connection, response_id: str, values: Mapping[str, object]) -> bool:
-    """False: it has ended, or is deleted."""
     active = and_(responses.c.id == response_id, responses.c.status.in_(_ACTIVE))
     return connection.execute(update(responses).where(active).values(**values)).rowcount == 1
 
 
 def _chain(owner: str, response_id: str) -> CTE:
-    """The ids of a response and of all that it goes on from."""
     last = select(responses.c.id, responses.c.previous_id).where(
         responses.c.id == response_id, responses.c.owner == owner
     )
@@ -200,7 +194,6 @@ def _chain(owner: str, response_id: str) -> CTE:
 def _linked(
     last_id: str, records: dict[str, ResponseRecord], items: dict[str, list[ItemRecord]]
 ) -> list[ChainedResponse]:
-    """The chain in its order. Raises JobObjectNotFound where one is missing."""
     links: list[ChainedResponse] = []
     wanted: str | None = last_id
     while wanted is not None:
@@ -220,7 +213,6 @@ def _items_of(connection: Connection, which: ColumnElement[bool]) -> dict[str, l
 
 
 def _keep_as_long(connection: Connection, record: ResponseRecord) -> None:
-    """Keep the responses that this one goes on from as long as this one."""
     assert record.previous_id is not None
     chain = _chain(record.owner, record.previous_id)
     short = and_(
@@ -261,14 +253,13 @@ def _row(record: ResponseRecord) -> dict[str, object]:
 
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
-"""A process that runs a background response says so in this interval."""
+"""Interval of lease renewals."""
 _LEASE_S = 30.0
-"""After so many seconds without a sign of life, a response of another machine counts as left behind."""
+"""Silence after which another machine's response counts as abandoned."""
 
 
 class KeptResponses:
-    """A `ResponseStore` for an event loop, with storage and leases that it keeps account of. An `owner` sees
-    only its own responses: anything else raises JobObjectNotFound."""
+    """For an event loop. Objects of other owners raise JobObjectNotFound."""
 
     def __init__(
         self,
@@ -289,13 +280,12 @@ class KeptResponses:
         self._purge_at_s = 0.0
 
     def leased(self, record: ResponseRecord) -> ResponseRecord:
-        """The record of a response that this process begins to run."""
         return msgspec.structs.replace(
             record, lease_holder=self._holder, lease_until=self._clock() + _LEASE_S
         )
 
     def is_left_behind(self, record: ResponseRecord) -> bool:
-        """Whether nobody runs it any more, though it has not ended."""
+        """Return True if an unfinished response has lost its process."""
         if record.status.has_ended or record.lease_holder is None:
             return False
         return is_left_behind(record.lease_holder, record.lease_until, self._clock())
@@ -343,7 +333,7 @@ class KeptResponses:
         return None if packed is None else await asyncio.to_thread(_unpacked, packed)
 
     async def renew(self, record: ResponseRecord) -> bool:
-        """Say that it is still being run, and how it looks. False if somebody has ended or deleted it."""
+        """Return False if the response has ended or is deleted."""
         return await self._threads.write(self._store.renew, record, until_s=self._clock() + _LEASE_S)
 
     async def delete(self, owner: str, response_id: str) -> None:
@@ -351,7 +341,7 @@ class KeptResponses:
         self.storage.changed(owner)
 
     async def purge(self) -> None:
-        """Delete what has expired, conversations too, now and then."""
+        """Delete expired responses and conversations, at intervals."""
         now_s = self._clock()
         if now_s < self._purge_at_s:
             return

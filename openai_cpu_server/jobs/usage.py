@@ -1,5 +1,4 @@
-"""What keys have used: sums by day, key and model, to which several servers add; this server's wait in memory
-for a few seconds."""
+"""Usage of keys, summed by day, key and model over several servers."""
 
 from __future__ import annotations
 
@@ -22,15 +21,12 @@ from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
 GROUPS = tuple(_COLUMNS)
-"""What sums may be told apart by."""
 _AMOUNTS = Amounts.__struct_fields__
 _TIMES = ("cpu_ms", "audio_seconds")
 _MILLION = 1_000_000
 
 
 class UsageSlot(NamedTuple):
-    """Whose amounts are one sum."""
-
     day: str
     """`YYYY-MM-DD`, in UTC."""
     key: str
@@ -38,39 +34,34 @@ class UsageSlot(NamedTuple):
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sums are asked for. None: all."""
+    """Filters of None select all."""
 
     start: str | None = None
-    """The first day."""
     end: str | None = None
-    """The last day."""
     keys: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     by: tuple[str, ...] = GROUPS
-    """What is told apart; the rest is added up."""
     prices: Mapping[str, Price] = {}
-    """By model."""
     page: PageQuery
     after: tuple[str, ...] | None = None
-    """The values of `by` in the last row that the client has seen."""
+    """Values of `by` in the last row that the client has seen."""
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """One sum; None where it is not told apart."""
+    """Columns that are not grouped are None."""
 
     day: str | None = None
     key: str | None = None
     model: str | None = None
     amounts: Amounts
     cost: float | None
-    """None: no model in it has a price."""
+    """Price of the usage, or None if no model has a price."""
 
 
 class UsagePage(NamedTuple):
     rows: list[UsageSum]
     has_more: bool
     total: UsageSum
-    """All that is asked for, on whatever page."""
 
 
 class UsageStore:
@@ -78,8 +69,7 @@ class UsageStore:
         self._database = database
 
     def add(self, amounts: Mapping[UsageSlot, Amounts]) -> None:
-        """Adds to what is there, in one transaction. In one order, so that servers do not block each other
-        for good."""
+        """Add in one transaction, sorted, so that servers do not deadlock."""
         rows = [
             {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
             for slot in sorted(amounts)
@@ -106,7 +96,6 @@ class UsageStore:
 
 
 def _adding(connection: sa.Connection) -> postgresql.Insert | sqlite.Insert:
-    """Both databases have the statement, SQLAlchemy one of it for each."""
     is_sqlite = connection.dialect.name == "sqlite"
     insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
     summed = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
@@ -153,14 +142,12 @@ def _sum(row: sa.RowMapping) -> UsageSum:
 logger = logging.getLogger(__name__)
 
 WRITE_S = 5.0
-"""What was used in so many seconds is lost with a process that is killed."""
+"""Seconds of usage that a killed process loses."""
 
 
 class UsageBook:
-    """All methods belong to one event loop's thread; the database is written to in another.
-
-    Sums that cannot be written stay in memory. There is one for each key, model and day, so they stay few.
-    """
+    """For one event loop; the database is written in a thread. Unwritten sums stay in memory, one for each
+    key, model and day."""
 
     def __init__(
         self,
@@ -181,34 +168,28 @@ class UsageBook:
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:
-        """The key of this name has used so much of this model, today."""
         now = datetime.fromtimestamp(self._clock(), tz=timezone.utc)
         slot = UsageSlot(now.date().isoformat(), key, model)
         self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
 
     async def run(self) -> None:
-        """Writes until it is cancelled. A database that is away is tried again."""
         while True:
             await anyio.sleep(self._write_s)
             await self.save()
 
     async def save(self) -> None:
-        """Writes what is not written, as far as the database takes it."""
         try:
             await self._breaker.attempt(self._write)
         except Exception:
             logger.exception("what keys use cannot be written")
 
     async def page(self, query: UsageQuery) -> UsagePage:
-        """What is used up to now on this server, and on others but for their last seconds.
-
-        Raises JobsUnavailable.
-        """
+        """Without the last seconds of other servers. Raises JobsUnavailable."""
         await self._write()
         return await self._threads.read(self._store.page, query)
 
     async def _write(self) -> None:
-        """Raises JobsUnavailable; then nothing is written, and nothing lost."""
+        """Failures lose nothing. Raises JobsUnavailable."""
         async with self._lock:
             taken, self._unwritten = self._unwritten, {}
             if not taken:

@@ -1,6 +1,6 @@
-"""Kernels of our own in front of ggml's: a small C++ library, found, proved and switched on here.
+"""C++ kernels that replace some of ggml's.
 
-`llama.loading` asks for them when a model is loaded; `build` compiles them when the package is installed.
-Promises: a kernel is on only after it has shown ggml's own results in this very process; without it
-everything works, only slower. Whoever has loaded ggml hands it over.
+`build` compiles them when the package is installed; `llama.loading` requests them when a model is loaded. A
+kernel is switched on only after it has reproduced ggml's results in this process. Without it everything
+works, only slower.
 """

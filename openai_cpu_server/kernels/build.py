@@ -1,10 +1,7 @@
-"""Compiles the library of kernels for this machine's CPU: `python -m openai_cpu_server.kernels.build`.
+"""Compiles the library of kernels for this CPU: `python -m openai_cpu_server.kernels.build`.
 
-A wheel or an image that other machines run has one library for each level of CPU instead (`build_portable`);
-`library.py` chooses one at run time.
-
-Needs the standard library only, for it also runs before anything is installed: from `scripts/bootstrap`, and
-from the build hook of an ordinary `pip install`.
+A portable wheel or image has one library per CPU level instead, from which `library.py` chooses at run time.
+Imports only the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -37,10 +34,8 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
         "neon": ("-march=armv8-a",),
     },
 }
-"""Architecture -> the levels for which a portable build has a library, best first -> the compiler's flags.
-
-They are the code paths of `native/cpu.hpp`, which names them the same.
-"""
+"""Architecture -> CPU levels, best first -> compiler flags. The levels are the code paths of
+`native/cpu.hpp`."""
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -56,13 +51,13 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 class BuildFailed(Exception):
-    """Says in one line why there is no library."""
+    """The message is one line."""
 
 
 def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
-    """Compile the library, whatever is there. `compiler` is a command line; "": what the machine has.
+    """Compile the library, even if it exists. Raises `BuildFailed`.
 
-    `cpu` are the flags that tell the compiler what the code may use. Raises `BuildFailed`.
+    `compiler`: a command line, or "" for the machine's. `cpu`: compiler flags of the instruction set.
     """
     if sys.platform != "linux":
         raise BuildFailed("they go in front of ggml on Linux only")
@@ -85,17 +80,15 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NA
 
 
 def _run(command: Sequence[str]) -> None:
-    """Raises `BuildFailed`."""
     run = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if run.returncode != 0:
         raise BuildFailed(f"{command[0]} failed: {_first_error(run.stderr)}")
 
 
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
-    """Compile a library for each level of an architecture, for which the compiler makes code; "": of this
-    machine's.
+    """Compile a library for each level. Raises `BuildFailed`.
 
-    Raises `BuildFailed`.
+    `machine`: target architecture of the compiler, or "" for this machine's.
     """
     machine = machine or platform.machine()
     levels = LEVELS.get(machine)
@@ -111,11 +104,8 @@ def level_library(level: str, beside: Path = LIBRARY) -> Path:
 
 
 def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
-    """Compile unless the library stems from these sources, this compiler and this CPU.
-    Returns whether it did.
-
-    Raises `BuildFailed`; then no library is left that stems from something else.
-    """
+    """Compile, and return True, unless the library has the same sources, compiler and CPU. Raises
+    `BuildFailed` after deleting an outdated library."""
     key, key_file = _key(compiler), target.with_suffix(".key")
     if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
@@ -126,7 +116,7 @@ def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequenc
 
 
 def _compiler(asked: str) -> list[str]:
-    """The command, which may carry options, as in `ccache g++`."""
+    """The command may carry options, as in `ccache g++`."""
     candidates = [shlex.split(asked)] if asked.strip() else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:
         if shutil.which(command[0]):
@@ -144,7 +134,7 @@ def _key(compiler: str) -> str:
 
 
 def cpu_flags() -> str:
-    """What Linux says that the first core can do."""
+    """Features that Linux reports for the first core."""
     try:
         lines = _CPU_INFO.read_text("utf-8").splitlines()
     except OSError:
@@ -158,7 +148,7 @@ def _first_error(log: str) -> str:
 
 
 def main() -> int:
-    """Says on stderr what was done. Returns 0 in any case: the server works without the library."""
+    """Return 0 even after a failure, because the server works without the library."""
     try:
         if build_if_changed(" ".join(sys.argv[1:])):
             sys.stderr.write("setup: kernels compiled for this CPU\n")

@@ -1,8 +1,7 @@
-"""Runs the `main` of a module with the kernels in front of ggml:
-`python -m openai_cpu_server.kernels.front MODULE ...`.
+"""Runs the `main` of a module with the kernels in front of ggml: `python -m openai_cpu_server.kernels.front
+MODULE ...`.
 
-Processes that compute are started through here, the API process is not. Which library ggml's calls reach is
-decided when llama_cpp is imported; so this comes before any import of the module.
+Importing llama_cpp decides which library ggml's calls reach, so the kernels are loaded before the module.
 """
 
 from __future__ import annotations

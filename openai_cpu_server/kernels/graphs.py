@@ -1,4 +1,4 @@
-"""Single operations as graphs of ggml, through its C API: what kernels are compared on."""
+"""Single operations as ggml graphs, through its C API, on which kernels are compared."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlTensors, GgmlType, Ints, Packed
 
 _Layer = tuple[Any, tuple[int, ...], list[Any]]
-"""The node of a layer's results, their shape, and the nodes that write states back."""
+"""Node of the results, their shape, and the nodes that write states back."""
 
 
 class _Block(NamedTuple):
     num_weights: int
     num_bytes: int
     halves: tuple[int, ...] = (0,)
-    """Where numbers in half precision stand."""
+    """Offsets of half-precision scales."""
 
 
 _BLOCKS = {
@@ -45,7 +45,7 @@ _BLOCKS = {
 }
 
 PRODUCT_TYPES = tuple(_BLOCKS)
-"""The types of weights whose products we compute, if `KernelLibrary.multiplies` them on this CPU."""
+"""Weight types of our product kernel, if `KernelLibrary.multiplies` them on this CPU."""
 
 
 def num_weights_of_block(kind: GgmlType) -> int:
@@ -61,10 +61,8 @@ def random_weights(
     size: float = 1.0,
     bytes_of: range = range(256),
 ) -> Packed:
-    """(outputs, bytes of a row): bytes of a range, with scales of about `size`.
-
-    To quantise numbers would take far longer than their product, and some types need an importance matrix.
-    """
+    """Return packed weights, (outputs, bytes of a row), with scales of about `size`. Quantizing takes far
+    longer, and some types need an importance matrix."""
     block = _BLOCKS[kind]
     shape = (outputs, depth // block.num_weights, block.num_bytes)
     packed = random.integers(bytes_of.start, bytes_of.stop, shape, np.uint8)
@@ -80,19 +78,19 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     q: Floats
     """(rows, heads, width of keys)"""
     k: Floats
-    """(cells, heads of keys and values, width of keys)"""
+    """(cells, KV heads, width of keys)"""
     v: Floats
-    """(cells, heads of keys and values, width of values)"""
+    """(cells, KV heads, width of values)"""
     mask: Floats | None
-    """(rows, cells): 0, -inf, or something to add."""
+    """(rows, cells): 0, -inf, or a bias."""
     cell_type: GgmlType = GgmlType.F16
     value_type: GgmlType | None = None
-    """None: as the keys."""
+    """Type of the values, or None for that of the keys."""
     values_in_keys: bool = False
-    """Whether values are a view of the first numbers of the keys, which they must be equal to."""
+    """True: values are a view of the first numbers of the keys, and must equal them."""
     scale: float = 1.0
     max_bias: float = 0.0
-    """ALiBi's; 0: none."""
+    """ALiBi's, or 0 for none."""
     soft_cap: float = 0.0
     sinks: Floats | None = None
     """(heads,)"""
@@ -100,14 +98,13 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
     weights: Packed
-    """(outputs, bytes of a row), as the type stores them; of experts, or of batches, (experts, outputs,
-    bytes)"""
+    """(outputs, bytes of a row) in the type's format; for experts or batches (experts, outputs, bytes)."""
     activations: Floats
-    """(rows, depth); of experts (tokens, slots or 1, depth), of batches (batches, rows, depth), where the
-    batches are a multiple of those of the weights."""
+    """(rows, depth); for experts (tokens, slots or 1, depth); for batches (batches, rows, depth), with a
+    multiple of the weights' batches."""
     weight_type: GgmlType
     experts: Ints | None = None
-    """(tokens, slots): the expert that each slot of a token has."""
+    """(tokens, slots): expert of each slot of a token."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -116,25 +113,23 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result: (rows, outputs), (tokens, slots, outputs), (batches, rows, outputs)."""
+        """Shape of the result: (rows, outputs), (tokens, slots, outputs), or (batches, rows, outputs)."""
         rows = self.activations.shape[:-1] if self.experts is None else self.experts.shape
         return *rows, self.weights.shape[-2]
 
 
 class RecurrentCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer whose states are gathered from llama.cpp's memory, and written back to it.
-
-    What is computed are the results and all of the memory, one behind the other.
-    """
+    """Layer whose states are read from and written to llama.cpp's memory. The result is its output
+    followed by that memory."""
 
     states: Floats
-    """(cells, values): one for each sequence. Cells for states of earlier tokens follow, as many for each."""
+    """(cells, values): one cell per sequence, then as many for each earlier kept state."""
     reads: tuple[int, ...]
-    """The cell that each sequence of the step reads."""
+    """Cell read by each sequence."""
     first: int = 0
-    """The cell that the first of them writes; the others write those behind it."""
+    """Cell written by the first sequence; the others follow."""
     kept: int = 1
-    """How many states of each sequence are written: the last, the one before it and so on."""
+    """States written per sequence, from the last one backwards."""
 
 
 class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
@@ -142,9 +137,9 @@ class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
     """(sequences, tokens, heads, width)"""
     keys: Floats
     values: Floats
-    """The same; heads may be a multiple of those of queries and keys."""
+    """Same shape; heads may be a multiple of those of queries and keys."""
     gates: Floats
-    """(sequences, tokens, heads, 1), or of each column: logarithms of what is left of a state."""
+    """(sequences, tokens, heads, 1), or one per column: logarithm of a state's remaining share."""
     betas: Floats
     """(sequences, tokens, heads, 1)"""
 
@@ -155,7 +150,7 @@ class ScanCase(RecurrentCase, frozen=True, kw_only=True):
     steps: Floats
     """(sequences, tokens, heads)"""
     decays: Floats
-    """(heads, 1) as Mamba 2 has them, or (heads, width) with one row for each head."""
+    """(heads, 1) in Mamba 2, or (heads, width) with one row per head."""
     b: Floats
     """(sequences, tokens, groups, width)"""
     c: Floats
@@ -172,8 +167,6 @@ class ConvolutionCase(RecurrentCase, frozen=True, kw_only=True):
 
 
 class GgmlGraphs(GgmlTensors):
-    """Computes single operations."""
-
     def attention(self, case: AttentionCase, *, threads: int) -> Floats:
         """(rows, heads, width), by `ggml_flash_attn_ext`."""
         with self.attending(case) as compute:
@@ -181,10 +174,11 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
-        """The same as often as one likes; of several in one graph, as of layers, the last one's result.
+        """Compute attention repeatedly, in llama.cpp's layout; several cases are one graph, as of layers,
+        with the last one's result.
 
-        Tensors are laid out as llama.cpp does it. Cases that have the same mask, not only an equal one, share
-        its tensor. Masks that change are stored anew each time, as in steps.
+        Cases with the same mask object share its tensor. `masks_change`: store masks anew each time, as in
+        steps.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
         masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
@@ -221,13 +215,13 @@ class GgmlGraphs(GgmlTensors):
         return self._ggml.ggml_view_3d(context, keys, width, cells, heads, heads * row_bytes, row_bytes, 0)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
-        """By `ggml_mul_mat`, or `ggml_mul_mat_id` where there are experts."""
+        """Result of `ggml_mul_mat`, or of `ggml_mul_mat_id` if there are experts."""
         with self.multiplying(case) as compute:
             return compute(threads)
 
     @contextmanager
     def multiplying(self, case: ProductCase, *, copies: int = 1) -> Iterator[Computing]:
-        """The same as often as one likes, with one copy of the weights after another each time."""
+        """Compute a product repeatedly with each copy of the weights in turn."""
         results = np.empty((copies, *case.shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, GgmlType.F32)
@@ -242,8 +236,8 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def multiplying_each(self, cases: Sequence[ProductCase]) -> Iterator[Computing]:
-        """Several products in one graph, for to begin one takes longer than a small product. Their results
-        are told one behind the other, without a shape."""
+        """Compute products in one graph, because starting one takes longer than a small product. Results
+        are concatenated."""
         arrays = [array for case in cases for array in (case.weights, case.activations)]
         with self._context(*arrays, *(np.empty(case.shape, np.float32) for case in cases)) as context:
             nodes = [
@@ -264,7 +258,6 @@ class GgmlGraphs(GgmlTensors):
             yield compute
 
     def unpacked(self, case: ProductCase) -> Floats:
-        """What the weights stand for."""
         shape = case.weight_shape
         with self._context(case.weights, np.empty(shape, np.float32)) as context:
             node = self._ggml.ggml_cast(context, self._packed(context, case), GgmlType.F32)
@@ -272,7 +265,7 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def recurring(self, case: RecurrentCase) -> Iterator[Computing]:
-        """The same as often as one likes, from the same states each time. Nodes are those of llama.cpp."""
+        """Compute a layer repeatedly from the same states."""
         arrays = [value for value in msgspec.structs.astuple(case) if isinstance(value, np.ndarray)]
         with self._context(*arrays, *arrays, *4 * [case.states]) as context:
             memory = self._tensor(context, case.states, GgmlType.F32)
@@ -314,7 +307,7 @@ class GgmlGraphs(GgmlTensors):
     def _written_back(
         self, context: int, case: RecurrentCase, memory: Any, node: Any, results: tuple[int, ...]
     ) -> Any:
-        """The copy of the states that follow a node's results of such a shape."""
+        """States follow the results in the node's output."""
         (sequences, tokens), row = results[:2], 4 * case.states.shape[1]
         kept, cells = min(case.kept, tokens), len(case.states) // case.kept
         sizes, view = (row // 4, sequences, kept), self._ggml.ggml_view_3d
@@ -347,7 +340,6 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def scaling(self, rows: Floats, factors: Floats) -> Iterator[Computing]:
-        """Rows (..., width) times a number each (..., 1), by `ggml_mul`."""
         with self._of_two(self._ggml.ggml_mul, rows, factors) as compute:
             yield compute
 
@@ -355,20 +347,16 @@ class GgmlGraphs(GgmlTensors):
     def gating(
         self, gates: Floats, ups: Floats, *, alpha: float = 1.702, limit: float = 7.0
     ) -> Iterator[Computing]:
-        """Of the same shape, by `ggml_swiglu_oai`."""
         with self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, alpha, limit) as compute:
             yield compute
 
     @contextmanager
     def gating_by_gelu(self, gates: Floats, ups: Floats) -> Iterator[Computing]:
-        """Of the same shape, by `ggml_geglu_split`."""
         with self._of_two(self._ggml.ggml_geglu_split, gates, ups) as compute:
             yield compute
 
     @contextmanager
     def normalising(self, rows: Floats, weights: Floats | None, epsilon: float = 1e-6) -> Iterator[Computing]:
-        """Rows (..., width) over the root of their mean square, times weights if there are some, by
-        `ggml_rms_norm` and `ggml_mul`."""
         with self._context(rows, rows, *([] if weights is None else [weights])) as context:
             node = self._ggml.ggml_rms_norm(context, self._tensor(context, rows, GgmlType.F32), epsilon)
             if weights is not None:
@@ -384,7 +372,7 @@ class GgmlGraphs(GgmlTensors):
             yield self._computing(context, [operation(context, *tensors, *options)], first.shape)
 
     def _rows_by_head(self, context: int, values: Floats, kind: GgmlType) -> Any:
-        """A view (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
+        """View (width, rows, heads), as of llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
     def _packed(self, context: int, case: ProductCase) -> Any:

@@ -1,5 +1,4 @@
-"""Products of weights as a file has them, plain and in the layouts that ggml can give them at load, as graphs
-of ggml: what is faster here is measured on them."""
+"""Products of a file's weights as ggml graphs, plain and repacked, to measure which is faster."""
 
 from __future__ import annotations
 
@@ -15,19 +14,17 @@ from openai_cpu_server.kernels.graphs import GgmlGraphs
 from openai_cpu_server.kernels.tensors import OVERHEAD_BYTES, Computing, GgmlType
 
 _CPU = 0
-"""GGML_BACKEND_DEVICE_TYPE_CPU of ggml-backend.h."""
 
 
 class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """A matrix, or one for each of some experts, in bytes of a file."""
+    """Matrix, or several experts' matrices, in bytes of a file."""
 
     type: int
-    """ggml's number."""
+    """`ggml_type`."""
     depth: int
     outputs: int
     num_experts: int | None = None
-    """None: all rows of activations are multiplied with the one matrix (`ggml_mul_mat`); else with one expert
-    each, in turn (`ggml_mul_mat_id`)."""
+    """Experts, to which rows go in turn (`ggml_mul_mat_id`), or None for one matrix (`ggml_mul_mat`)."""
     data: bytes
 
     @property
@@ -46,7 +43,7 @@ class LayoutGraphs(GgmlGraphs):
 
     @contextmanager
     def plain(self, weights: StoredWeights, rows: Sequence[int]) -> Iterator[Mapping[int, Computing]]:
-        """Products with each of these numbers of rows, of weights as they are."""
+        """Products of unchanged weights, by number of rows."""
         with self._room(weights, rows, len(weights.data)) as context:
             tensor = self._new_tensor(context, weights.shape, weights.type)
             ctypes.memmove(self._ggml.ggml_get_data(tensor), weights.data, len(weights.data))
@@ -56,7 +53,7 @@ class LayoutGraphs(GgmlGraphs):
     def repacked(
         self, weights: StoredWeights, rows: Sequence[int]
     ) -> Iterator[Mapping[int, Computing] | None]:
-        """The same, repacked as llama.cpp would at load; None: ggml keeps such weights as they are here."""
+        """Products of weights repacked as at load, or None if ggml does not repack them."""
         with ExitStack() as stack:
             context = stack.enter_context(self._room(weights, rows, 0))
             owner = stack.enter_context(self._memory(OVERHEAD_BYTES, holds_data=False))
@@ -70,7 +67,7 @@ class LayoutGraphs(GgmlGraphs):
             yield None
 
     def _layouts(self) -> Iterator[int]:
-        """The buffer types that llama.cpp asks the CPU for, in its order."""
+        """Buffer types that llama.cpp tries on the CPU, in its order."""
         device = self._ggml.ggml_backend_dev_by_type(_CPU)
         registry = self._ggml.ggml_backend_dev_backend_reg(device)
         address = self._ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
@@ -83,7 +80,6 @@ class LayoutGraphs(GgmlGraphs):
             yield layout
 
     def _stored_in(self, layout: int, tensor: Any) -> Any:
-        """The buffer that the tensor's data will lie in."""
         num_bytes = self._ggml.ggml_backend_buft_get_alloc_size(layout, tensor)
         buffer = self._ggml.ggml_backend_buft_alloc_buffer(layout, num_bytes)
         assert buffer is not None
@@ -91,7 +87,7 @@ class LayoutGraphs(GgmlGraphs):
         return buffer
 
     def _is_for(self, context: int, weights: StoredWeights, tensor: Any) -> bool:
-        """Whether products of weights in that buffer are computed: llama.cpp asks the same."""
+        """llama.cpp makes the same test."""
         device = self._ggml.ggml_backend_dev_by_type(_CPU)
         return bool(self._ggml.ggml_backend_dev_supports_op(device, self._node(context, weights, tensor, 1)))
 
@@ -100,7 +96,7 @@ class LayoutGraphs(GgmlGraphs):
         return self._computing(context, [self._node(context, weights, tensor, rows)], shape)
 
     def _node(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Any:
-        """`rows` are those of each expert."""
+        """`rows`: rows per expert."""
         count = rows * (weights.num_experts or 1)
         values = np.random.default_rng(0).standard_normal((count, weights.depth), np.float32)
         if weights.num_experts is None:

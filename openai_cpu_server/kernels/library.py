@@ -1,4 +1,4 @@
-"""The C++ library of kernels: where it lies, what keeps it from being used, and its switches."""
+"""C++ library of kernels: its file, obstacles to its use, and its switches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from openai_cpu_server.kernels.build import LEVELS, LIBRARY, level_library
 
 GGML_OF = "0.3.36"
-"""The version of llama-cpp-python whose ggml `native/ggml_api.hpp` describes."""
+"""Version of llama-cpp-python whose ggml `native/ggml_api.hpp` describes."""
 
 
 class Kernel(enum.IntEnum):
-    """A kernel's number in the library; the order is that of `native/front.cpp`."""
+    """Number of a kernel in the library, in the order of `native/front.cpp`."""
 
     ATTENTION = 0
     PRODUCTS = 1
@@ -28,7 +28,8 @@ class Kernel(enum.IntEnum):
 
 
 class KernelLibrary:
-    """The library in this process. Its switches hold for all of the process."""
+    """Library loaded in this process. Switches hold for the whole process, and may be changed only while
+    no graph is computed."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
@@ -46,32 +47,26 @@ class KernelLibrary:
         return str(self._handle.ocs_instruction_set().decode())
 
     def multiplies(self, weight_type: int) -> bool:
-        """Whether products with weights of this `ggml_type` are ours on this CPU, once switched on."""
+        """Return True if our kernel computes products with this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
     def num_done(self, kernel: Kernel) -> int:
-        """The number of graph nodes that the kernel has computed."""
+        """Graph nodes computed by the kernel."""
         return int(self._handle.ocs_num_done(kernel))
 
     def switch_on(self, kernel: Kernel) -> None:
-        """Only while no graph is computed."""
         self._handle.ocs_switch_on(kernel)
 
     def switch_off(self, kernel: Kernel) -> None:
-        """Only while no graph is computed."""
         self._handle.ocs_switch_off(kernel)
 
     def leave(self, weight_types: Collection[int]) -> None:
-        """Leave products of weights of these types, by ggml's numbers, to ggml, and no others. Only while no
-        graph is computed."""
+        """Leave products with weights of exactly these types to ggml."""
         self._handle.ocs_leave(ctypes.c_uint64(sum(1 << number for number in weight_types)))
 
 
 def library_path(native: Path = LIBRARY) -> Path:
-    """The library for this machine: the one compiled here, else the best of a portable build that runs.
-
-    Those of a portable build lie beside the place of the one compiled here.
-    """
+    """Return the library compiled here, else the best of a portable build that runs here."""
     existing = [path for path in _libraries(native) if path.exists()]
     return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else native)
 
@@ -81,7 +76,7 @@ def _libraries(native: Path) -> list[Path]:
 
 
 def digest(native: Path = LIBRARY) -> str:
-    """What tells one build from another, where speeds are kept; "" without a library. Loads none."""
+    """Digest of all libraries here, without loading them, or "" if there is none."""
     found = hashlib.sha256()
     existing = [path for path in _libraries(native) if path.exists()]
     for path in existing:
@@ -90,7 +85,7 @@ def digest(native: Path = LIBRARY) -> str:
 
 
 def obstacle(path: Path | None = None) -> str | None:
-    """Why the library cannot be used in any process here; None: it can. Looks without loading ggml."""
+    """Return why the library cannot be used here, or None. Loads no ggml."""
     path = path or library_path()
     if sys.platform != "linux":
         return "the library goes in front of ggml on Linux only"
@@ -107,11 +102,8 @@ def obstacle(path: Path | None = None) -> str | None:
 
 
 def put_in_front(path: Path | None = None) -> None:
-    """Load the library where ggml's calls find it first; nothing is done if there is an obstacle.
-
-    The dynamic linker gives a name to the library that was loaded first: call this before llama_cpp is
-    imported.
-    """
+    """Load the library where ggml's calls find it first, unless there is an obstacle. The first library
+    with a name wins, so call this before llama_cpp is imported."""
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""The self-test: a kernel is switched on only after it has shown ggml's own results in this process."""
+"""Self-test: a kernel is switched on only after it has reproduced ggml's results in this process."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
-"""Share of a result's largest value by which it may differ: ggml rounds queries, and sums in f16."""
+"""Share of the largest value, because ggml rounds queries and sums in f16."""
 
 _found: dict[Kernel, KernelState] = {}
-"""By this process, for its first model: neither ggml nor the kernels change in it."""
+"""Results of the first model, which hold for the process."""
 
 Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
-"""What it stores it stores once: quantising takes far longer than computing."""
+"""Stores its inputs once, because quantizing is slow."""
 
 
 def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on what is asked for (`auto` or `off`) and proved, for all of this process.
+    """Switch on the requested (`auto` or `off`) and proved kernels.
 
-    `ggml` is the library that llama_cpp has loaded. `pause` is called between two small computations.
+    `ggml`: loaded by llama_cpp. `pause`: called between small computations.
     """
     why_not = obstacle()
     if why_not is not None:
@@ -64,8 +64,8 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
 
 
 def attention_proofs() -> Iterator[Operation]:
-    """Attentions that reach every path of the kernel: one row that threads share, many; tiles, a ragged
-    end, holes, rows that see less than others; wide heads and latent ones; two layers that share a mask."""
+    """Every path of the kernel: one shared row, many rows; tiles, a ragged end, holes; wide and latent
+    heads; layers that share a mask."""
     random = np.random.default_rng(0)
     for rows, cells, heads, kv_heads, width, value_width, cell_type in (
         (1, 700, 4, 2, 64, 64, GgmlType.F16),
@@ -92,8 +92,8 @@ def attention_proofs() -> Iterator[Operation]:
 
 
 def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
-    """Products of every type with one row of activations, and with a full group and a rest; two of experts,
-    where a token has one row of activations for all of its slots, and one for each."""
+    """Every type with one row, and with a full group and a rest; experts with one row per token, or one
+    per slot."""
     random = np.random.default_rng(0)
     kinds = list(filter(library.multiplies, PRODUCT_TYPES))
     for kind in kinds:
@@ -118,8 +118,8 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
 
 
 def recurrent_proofs() -> Iterator[Operation]:
-    """Each kind of layer with one token and with a prompt: a state that stays, one that is read by two, one
-    whose place another takes."""
+    """Layers with one token and with a prompt: a state that stays, one with two readers, one that is
+    overwritten."""
     random = np.random.default_rng(0)
 
     def normal(*shape: int) -> Floats:
@@ -179,7 +179,7 @@ def proved(
     operations: Iterator[Operation],
     pause: Callable[[], None] = lambda: None,
 ) -> KernelState:
-    """Leaves the kernel on if all went well, else off."""
+    """Leave the kernel on if it agrees with ggml, else off."""
     num_proved = 0
     for operation in operations:
         num_proved += 1

@@ -20,12 +20,10 @@ Computing = Callable[[int], Floats]
 """Computes an operation with a number of threads."""
 
 OVERHEAD_BYTES = 4 << 20
-"""A graph of a few nodes, what its tensors need beside their data, and ggml's scratch for a few threads."""
+"""Graph, tensor headers, and ggml's scratch for a few threads."""
 
 
 class GgmlType(enum.IntEnum):
-    """`ggml_type` of ggml.h."""
-
     F32 = 0
     F16 = 1
     Q4_0 = 2
@@ -51,17 +49,15 @@ class GgmlType(enum.IntEnum):
 
 
 class GgmlTensors:
-    """Makes tensors, and computes graphs of them. Threads are those of ggml."""
-
     def __init__(self, ggml: ctypes.CDLL) -> None:
-        """`ggml`: the library that llama_cpp has loaded."""
+        """`ggml`: loaded by llama_cpp."""
         self._ggml = ggml
         self._declare()
         self._backend = ggml.ggml_backend_cpu_init()
         weakref.finalize(self, ggml.ggml_backend_free, self._backend)
 
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
-        """What is left of values that are stored in a type."""
+        """Return values after rounding to a storage type."""
         with self._context(values, values) as context:
             stored = self._tensor(context, values, cell_type)
             node = self._ggml.ggml_cast(context, stored, GgmlType.F32)
@@ -75,7 +71,6 @@ class GgmlTensors:
 
     @contextmanager
     def _memory(self, num_bytes: int, *, holds_data: bool = True) -> Iterator[int]:
-        """`holds_data`: that of its tensors, too."""
         context = self._ggml.ggml_init(_InitParams(num_bytes, None, not holds_data))
         assert context is not None
         try:
@@ -106,7 +101,6 @@ class GgmlTensors:
             self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
 
     def _stored(self, context: int, data: npt.NDArray[Any], shape: tuple[int, ...], kind: GgmlType) -> Any:
-        """`data`: as the type has it."""
         tensor = self._new_tensor(context, shape, kind)
         self._fill(tensor, data)
         return tensor
@@ -117,7 +111,6 @@ class GgmlTensors:
         ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
 
     def _copy(self, context: int, tensor: Any) -> Any:
-        """Another tensor of the same content."""
         copy = self._ggml.ggml_dup_tensor(context, tensor)
         get_data, num_bytes = self._ggml.ggml_get_data, self._ggml.ggml_nbytes(tensor)
         ctypes.memmove(get_data(copy), get_data(tensor), num_bytes)
@@ -133,12 +126,12 @@ class GgmlTensors:
         return compute
 
     def _result(self, node: Any, shape: tuple[int, ...]) -> Floats:
-        """A view of what was computed last."""
+        """View of the last result."""
         values = (ctypes.c_float * math.prod(shape)).from_address(self._ggml.ggml_get_data(node))
         return np.ctypeslib.as_array(values).reshape(shape)
 
     def _running(self, context: int, nodes: list[Any]) -> Callable[[int], None]:
-        """Computes the nodes as llama.cpp does: whole graphs pass by our library too."""
+        """Whole graphs are computed, as in llama.cpp, so that they pass through our library."""
         graph = self._ggml.ggml_new_graph(context)
         for node in nodes:
             self._ggml.ggml_build_forward_expand(graph, node)
@@ -196,8 +189,6 @@ class GgmlTensors:
 
 
 class _InitParams(ctypes.Structure):
-    """`ggml_init_params` of ggml.h."""
-
     _fields_ = (
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),

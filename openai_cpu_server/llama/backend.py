@@ -1,4 +1,4 @@
-"""The contract's `Backend` on llama.cpp."""
+"""Implementation of the contract's `Backend` with llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from openai_cpu_server.llama.steps import StepRunner
 
 
 class LlamaBackend:
-    """Owns model, context, saved blocks, compiled grammars and the samplers of the open slots.
-
-    Not thread-safe but for `interrupt` and `forced`.
-    """
+    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
+    for `interrupt` and `forced`."""
 
     def __init__(self, loaded: LoadedParts) -> None:
-        """The backend owns `loaded` from here on, and closes it."""
+        """Take ownership of `loaded`."""
         self._loaded = loaded
         self._constraints = Constraints(loaded.vocabulary)
         self._adapters = NativeAdapters(loaded.model, loaded.context)
@@ -35,8 +33,7 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model; the backend is ready for its first step.
-        Raises `StartupError` with one line for the terminal."""
+        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
         backend = cls.load_cold(options, on_progress, machine)
         try:
             backend.warm_up()
@@ -49,7 +46,7 @@ class LlamaBackend:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model; `warm_up` follows. Raises `StartupError` with one line for the terminal."""
+        """Load a model. Raises `StartupError` with one line for the terminal."""
         backend = cls(load(options, on_progress, machine or Machine()))
         try:
             backend._constraints.wait_until_ready()
@@ -59,10 +56,8 @@ class LlamaBackend:
         return backend
 
     def warm_up(self) -> bool:
-        """Compute one token and forget it, so that no request pays for the first use of the weights.
-
-        Returns False if that was interrupted: call it again to go on, for what was used stays in memory.
-        """
+        """Compute one token, so that no request pays for the first use of the weights. Return False if
+        interrupted; another call continues."""
         return self._steps.warm_up()
 
     @property
@@ -74,12 +69,11 @@ class LlamaBackend:
         return self._loaded.context.compute_threads
 
     def execute(self, step: Step) -> StepResult:
-        """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then."""
+        """Execute a step. Raises `DecodeFailed` or `BadLogits`, after which the backend is unusable."""
         return self._steps.run(step)
 
     def interrupt(self) -> None:
-        """End the running step early, if it may be interrupted; without a running step this does nothing. Any
-        thread may call it at any time."""
+        """End the running step early, if it may be interrupted. Any thread may call this at any time."""
         self._loaded.abort.press()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -96,7 +90,7 @@ class LlamaBackend:
         self._adapters.check(adapter)
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Also computes a token with it: who asks for it first does not pay for its first use."""
+        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._try(adapter)
@@ -126,7 +120,6 @@ class LlamaBackend:
         self._loaded.model.close()
 
     def _try(self, adapter: Adapter) -> None:
-        """Compute a token with the adapter, if there is a cell for it. Raises `AdapterFailed`."""
         self._adapters.use(adapter.key)
         if not self._steps.computes_numbers():
             raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")

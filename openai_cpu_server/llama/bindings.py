@@ -1,9 +1,8 @@
-"""llama-cpp-python's ctypes bindings, without what its package imports besides.
+"""llama-cpp-python's ctypes bindings without running the package's `__init__`.
 
-`import llama_cpp` also imports a model class that nobody here uses, and with it numpy, jinja2 and more.
-That takes 0.16 s of CPU time in a process that needs none of them, and 0.06 s in one that needs numpy
-(`python -c`, best of 5). So the package's own code is not run here. The package stays importable as a
-whole: whoever imports it later runs that code then.
+The latter also imports an unused model class, and with it numpy, jinja2 and more. That takes 0.16 s of CPU
+time in a process that needs none of them, and 0.06 s in one that needs numpy (`python -c`, best of 5). A
+later import of the whole package still works.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ _PACKAGE = "llama_cpp"
 
 @contextlib.contextmanager
 def _package_not_run() -> Iterator[None]:
-    """Meanwhile the package's modules can be imported, and its `__init__` is not run for them."""
     spec = None if _PACKAGE in sys.modules else importlib.util.find_spec(_PACKAGE)
     if spec is None:  # somebody has run it already, or it is not installed, which the import will tell
         yield
@@ -48,7 +46,7 @@ VERSION = metadata.version("llama-cpp-python")
 
 @functools.cache
 def mtmd_library() -> Any:
-    """The bindings of libmtmd, which only those load who see. Raises StartupError."""
+    """Return the bindings of libmtmd, loaded only for projectors. Raises StartupError."""
     try:
         with _package_not_run():
             from llama_cpp import mtmd_cpp

@@ -1,4 +1,4 @@
-"""A small model with the same tokens, which guesses what the large one will generate."""
+"""Draft model: a small model with the same tokens."""
 
 from __future__ import annotations
 
@@ -16,44 +16,39 @@ from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _MOST_PADDING = 256
-"""The most tokens by which two vocabularies may differ:
-some models of a family have meaningless ones at the end."""
+"""Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
-"""A draft ends before a token to which the draft model gives a lower probability."""
+"""A draft ends before a less probable token."""
 _KEPT_FREE = 16
-"""One cell in so many stays free for the sequences that the draft model reads already, because they grow."""
+"""One cell in this many is reserved for the growth of sequences already in the pool."""
 
 
 class DraftRequest(NamedTuple):
-    """A request for a draft behind all of a slot's tokens, the last of which is not computed yet."""
+    """Request for a draft behind the slot's tokens, the last of which is not computed yet."""
 
     slot: int
     tokens: Sequence[int]
     num_tokens: int
-    """The most tokens that the draft may have, at least 1."""
+    """At least 1."""
     num_to_read: int | None = None
-    """The most tokens that may be read for it now; None: as many as a batch holds."""
+    """Most tokens to prefill now, or None for a whole batch."""
 
 
 class ModelDraft(NamedTuple):
-    """What the draft model found for a slot."""
-
     tokens: tuple[int, ...]
     num_tried: int
-    """The number of tokens tried: one more than `tokens` has if the draft ended at an unsure one."""
+    """One more than `tokens` has if the draft ended at an unsure one."""
 
 
 class DraftModel:
-    """Owns the small model and its pool of cells, with one slot for each slot of the large model.
+    """Owns the small model and its pool, with one slot for each slot of the large model.
 
-    It needs no news of what the large model does: what it has computed of a slot is compared with the tokens
-    that a draft is wanted for. In one step it reads at most what it is asked to and what one batch holds, so
-    a long prompt takes several steps. Unlike the large model it shares no cells between slots, so there may
-    not be room for all slots: it begins to read only what it can read to the end.
+    Each draft compares the slot's tokens with those already computed, so the large model need not report
+    anything. Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
-        """`num_common`: the tokens that both models have; those behind are padding of one of the two."""
+        """`num_common`: tokens that both models have, before the padding of one."""
         self._model = model
         self._vocabulary = vocabulary
         self._num_common = num_common
@@ -61,20 +56,17 @@ class DraftModel:
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
-        """The cells claimed for each slot whose reading has begun:
-        for all its tokens and the draft behind them."""
+        """Cells for all tokens and the draft of each slot whose prefill has begun."""
 
     @property
     def num_parameters(self) -> int:
         return self._model.num_parameters
 
     def num_known(self, slot: int) -> int:
-        """The number of the slot's tokens that it has computed."""
         return len(self._held.get(slot, ()))
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
-        """Greedy drafts by slot. A slot is missing while not enough of it
-        is read, or if there is no room for it."""
+        """Return greedy drafts by slot, without slots whose prefill is not done."""
         spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in requests}
         drafts: dict[int, list[int]] = {}
@@ -89,7 +81,6 @@ class DraftModel:
         return {slot: ModelDraft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
-        """Free what belongs to the slot, because it is closed."""
         self._claims.pop(slot, None)
         if self._held.pop(slot, None) is not None:
             self._context.free_slot(slot)
@@ -99,13 +90,10 @@ class DraftModel:
         self._model.close()
 
     def warm_up(self) -> None:
-        """Compute a token and forget it."""
         self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
         self.forget(0)
 
     def _reading(self, requests: Sequence[DraftRequest]) -> list[Span]:
-        """The tokens to read before a draft is possible.
-        A slot that finds no room gives its cells to the others."""
         spans = []
         left = self._batch.capacity
         for one in sorted(requests, key=lambda one: one.slot not in self._claims):
@@ -122,7 +110,6 @@ class DraftModel:
         return spans
 
     def _claim(self, one: DraftRequest) -> bool:
-        """Claim cells for all tokens and the draft; False if there are not enough."""
         needed = len(one.tokens) + one.num_tokens
         others = sum(self._claims.values()) - self._claims.get(one.slot, 0)
         kept_free = 0 if one.slot in self._claims else self._context.kv_cells // _KEPT_FREE
@@ -132,8 +119,7 @@ class DraftModel:
         return True
 
     def _trim(self, slot: int, tokens: Sequence[int]) -> int:
-        """Free the cells that differ from `tokens`; return how many fit.
-        The last token is always computed again."""
+        """The last token is always computed again."""
         held = self._held.setdefault(slot, [])
         is_beginning = held == list(tokens[: len(held)])  # most often, and quickly seen
         common = min(len(held) if is_beginning else num_right(held, tokens), len(tokens) - 1)
@@ -146,8 +132,7 @@ class DraftModel:
         return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """The next token of each slot that samples, None if it is not sure;
-        {} if the computation was interrupted."""
+        """Return {} if interrupted, and None for an unsure token."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -168,8 +153,6 @@ class DraftModel:
         return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
-        """The most probable token; None if it is improbable, ends the
-        output or is unknown to the large model."""
         best = int(logits.argmax())
         if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
             return None
@@ -178,7 +161,7 @@ class DraftModel:
 
 
 def require_same_tokens(large: Vocabulary, small: Vocabulary, name: str) -> None:
-    """Raise `StartupError` if the tokens differ: the draft would mean another text."""
+    """Raise `StartupError` if the tokens differ, because a draft would mean another text."""
     sizes = large.vocab_size, small.vocab_size
     if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
         raise StartupError(

@@ -1,4 +1,4 @@
-"""The contract's `EmbedBackend` on llama.cpp: tokens go in, one row of numbers for each input comes out."""
+"""Implementation of the contract's `EmbedBackend` with llama.cpp."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
-"""Inputs of one step: each is a sequence of llama.cpp's."""
+"""Inputs of one step, each a sequence."""
 
 
 class PoolingContext(OwnedContext):
-    """Computes inputs together, each as a sequence of its own that sees no other.
+    """Computes inputs together as isolated sequences.
 
-    An encoder keeps no memory of tokens, and needs a step's inputs at once. A causal model has cells for one
-    step; they are free again after it.
+    An encoder keeps no memory of tokens, and needs the inputs of a step at once. A causal model has cells for
+    one step.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PoolingContext(OwnedContext):
         flash_attention: bool,
         cells_beside_layers: bool = False,
     ) -> None:
-        """`step_tokens`: the most of all inputs of one step. Raises `StartupError`."""
+        """`step_tokens`: most tokens of one step. Raises `StartupError`."""
         params = common_params(flash_attention=flash_attention)
         params.n_ctx = params.n_batch = params.n_ubatch = step_tokens
         params.n_seq_max = INPUTS_MAX
@@ -66,14 +66,13 @@ class PoolingContext(OwnedContext):
         super().__init__(model, params, abort, ComputeThreads(threads))
         self._batch = TokenBatch(step_tokens)
         self.row_size = _row_size(model, self.handle)
-        """Numbers in the row of an input."""
 
     @property
     def step_tokens(self) -> int:
         return self._batch.capacity
 
     def compute(self, inputs: Sequence[tuple[int, ...]]) -> DecodeOutcome:
-        """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context is as good as before."""
+        """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context stays usable."""
         assert 0 < len(inputs) <= INPUTS_MAX
         # An output for every token: pooling reads them all.
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
@@ -88,7 +87,7 @@ class PoolingContext(OwnedContext):
         raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
 
     def rows(self, count: int) -> bytes:
-        """The rows of the last computation's first `count` inputs: float32, `row_size` each."""
+        """Rows of the first `count` inputs: float32, `row_size` each."""
         size = self.row_size * ctypes.sizeof(ctypes.c_float)
         return b"".join(
             ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
@@ -105,8 +104,8 @@ class PoolingContext(OwnedContext):
 
 
 def _pooling(model: Model) -> int:
-    """What the file says. Where it says nothing an encoder's vectors are meant to be averaged, and a causal
-    model's last token is the only one that has seen all."""
+    """Without a type in the file, an encoder's vectors are averaged, and a causal model's last token is
+    the only one that has seen all."""
     if pooling_type(model.header) is not None:
         return int(llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
     is_causal = model.generates_text
@@ -120,7 +119,7 @@ def _row_size(model: Model, handle: object) -> int:
 
 
 def _labels(model: Model, count: int) -> tuple[str, ...]:
-    """Of the classes; () where the file does not name them."""
+    """Names of the classes, or () if the file does not name them."""
     if model_kind(model.header) is not ModelKind.RERANKS:
         return ()
     found = [llama_cpp.llama_model_cls_label(model.handle, index) for index in range(count)]
@@ -128,10 +127,10 @@ def _labels(model: Model, count: int) -> tuple[str, ...]:
 
 
 class LlamaEmbedder:
-    """Owns model and context. Not thread-safe but for `interrupt`."""
+    """Owns model and context. Not thread-safe except for `interrupt`."""
 
     def __init__(self, model: Model, context: PoolingContext, abort: AbortSwitch, info: ModelInfo) -> None:
-        """The embedder owns `model` and `context` from here on, and closes them."""
+        """Take ownership of `model` and `context`."""
         self.info = info
         self._model = model
         self._context = context
@@ -141,10 +140,7 @@ class LlamaEmbedder:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaEmbedder:
-        """Load a model; `warm_up` follows. Raises `StartupError` with one line; then nothing stays loaded.
-
-        Whoever is told of the progress may let others compute before it returns.
-        """
+        """Load a model. Raises `StartupError` with one line; then nothing stays loaded."""
         machine = machine or Machine()
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:
@@ -179,13 +175,13 @@ class LlamaEmbedder:
         return cls(model, context, abort, info)
 
     def warm_up(self) -> bool:
-        """Compute one step of the largest size, so that all memory is there. False: it was interrupted."""
+        """Compute a step of the largest size, so that all memory is resident. Return False if interrupted."""
         token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self._abort.armed():
             return self._context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        """Raises `EmbeddingFailed`; the embedder is as good as before."""
+        """Return the rows of these inputs. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
         with self._abort.armed():

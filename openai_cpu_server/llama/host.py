@@ -1,5 +1,5 @@
-"""The machine: the memory and cores that this process may use, the threads that compute on these, and how
-busy other processes keep it. It loads no llama.cpp."""
+"""Memory and cores for this process, its compute threads, and the load by other processes. Loads no
+llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from pathlib import Path
 import psutil
 
 _MOST_LOOKS = 16
-"""Linux books the time of a thread when it stops, or with the next tick: after a step of microseconds nothing
-is seen."""
+"""Linux accounts a thread's time when it stops or at the next tick, so a step of microseconds may show
+nothing."""
 
 
 class ComputeThreads:
-    """How many threads compute, on which cores, and how long they have waited for these.
+    """Number of compute threads, their cores, and the time that they have waited for these.
 
-    They meet after each of some hundred operations of a step, and wait until the last has come. Where there
-    are as many as cores, each is bound to one: else Linux puts two of them on one core for seconds on a busy
-    machine, and each meeting takes a time slice (measured: steps of 10 ms took 630). Fewer threads than cores
-    are left to the kernel, which finds free ones.
+    The threads meet after each of some hundred operations of a step. If there are as many as cores, each is
+    bound to one, because Linux may put two of them on one core for seconds (measured: steps of 10 ms took
+    630). Fewer threads are left to the kernel, which finds free cores.
 
-    One object serves all contexts that one thread computes with, because llama.cpp's threads do.
+    One object serves all contexts of a thread, because these share llama.cpp's threads.
     """
 
     def __init__(
@@ -35,8 +34,7 @@ class ComputeThreads:
         stat: Path = Path("/proc/stat"),
         machine: Machine | None = None,
     ) -> None:
-        """`most` counts the computing threads, the caller's included. `stat` and `machine`: for the sake of
-        tests."""
+        """`most`: includes the caller. `stat`, `machine`: for tests."""
         self.most = self.count = most
         self._machine = machine or Machine()
         self._quota_files = self._machine.quota_files()
@@ -45,20 +43,18 @@ class ComputeThreads:
         self._cpus = sorted(usable_cpus())
         self._cores = cores_of(self._cpus)
         self._workers: set[int] = set()
-        """The other threads that compute, as far as they were seen to."""
+        """Other compute threads observed so far."""
         self._seen: set[int] = set()
-        """All that ever were."""
+        """Compute threads observed at any number of threads."""
         self._looks = 0
-        """For them, since their number is what it is."""
+        """Observations since the last change of the number."""
         self._delays: dict[int, _RunDelay] = {}
-        """Of these and the caller's."""
         self._is_settled = False
-        """It is known which threads compute, and each is where it should be."""
+        """True if the compute threads are known and in their places."""
         self._own: Collection[int] | None = None
-        """The core of the calling thread, as its CPUs, if each thread has one."""
+        """CPUs of the caller's core, or None if threads are not bound."""
 
     def use(self, count: int) -> None:
-        """Compute with so many threads from the next computation on."""
         assert 1 <= count <= self.most
         if count != self.count:
             self.count, self._own, self._is_settled, self._looks = count, None, False, 0
@@ -67,10 +63,8 @@ class ComputeThreads:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap this around each computation. The first one with more threads starts them.
-
-        The caller is bound only inside, so that threads which it starts in between inherit nothing.
-        """
+        """Wrap each computation. The caller is bound only inside, so that threads which it starts
+        elsewhere do not inherit that."""
         if not self._is_settled:
             yield from self._first()
         elif self._own is None:
@@ -83,9 +77,8 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """By thread, seconds in which it was ready and had no core, so far; {} where the system does not
-        tell. Where it tells of no thread, those in which any of the control group's had none (PSI) are the
-        caller's."""
+        """Seconds that each thread has been ready without a core; {} if unknown. Without per-thread values
+        the control group's (PSI) count as the caller's."""
         told = {thread: delay.total_s() for thread, delay in self._delays.items()}
         waits_s = {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
@@ -93,11 +86,11 @@ class ComputeThreads:
         return waits_s
 
     def throttled_s(self) -> float:
-        """Seconds in which all stood still because their control groups' quota was used up, so far."""
+        """Seconds that all threads have been stopped by an exhausted CPU quota."""
         return sum(map(_throttled_s, self._quota_files)) / self.most
 
     def idle_s(self) -> float:
-        """Seconds in which the CPUs that may be used had nothing to do, all of them together, so far."""
+        """Idle seconds of all usable CPUs."""
         names = {f"cpu{cpu}" for cpu in self._cpus}
         ticks = (line.split() for line in _lines(self._stat) if line.startswith("cpu"))
         idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
@@ -120,7 +113,7 @@ class ComputeThreads:
             self._place()
 
     def _place(self) -> None:
-        """Give each thread a core, or a hyper-thread where there are as many as these."""
+        """One thread per core, or per hyper-thread if there are as many threads as these."""
         places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
         if self.count != len(places):
             return
@@ -130,22 +123,19 @@ class ComputeThreads:
 
 
 class _RunDelay:
-    """How long a thread of this process has waited for a core, while it could run."""
-
     def __init__(self, thread: int) -> None:
         self._thread = thread
         told = _schedstat(thread)
         self._before_ns = told[1] if told is not None else 0
 
     def total_s(self) -> float | None:
-        """Since it is watched; None: it has ended, or the system does not tell."""
+        """Seconds waited for a core since creation, or None if unknown."""
         told = _schedstat(self._thread)
         return None if told is None else (told[1] - self._before_ns) / 1e9
 
 
 def _schedstat(thread: int) -> tuple[int, int] | None:
-    """How many ns a thread of this process has run, and waited for a core; None: it has ended, or the system
-    does not tell."""
+    """Nanoseconds that a thread has run and waited, or None if unknown."""
     try:  # not `Path.read_text`, which takes five times as long
         descriptor = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
     except OSError:
@@ -163,13 +153,12 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def usable_cpus() -> Collection[int]:
-    """The hardware threads that may be used; empty where threads cannot be bound."""
+    """Return the usable hardware threads, or () if threads cannot be bound."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else ()
 
 
 def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
-    """The cores of these CPUs, each as those of its hyper-threads that are among them. A CPU of which the
-    system says nothing is a core."""
+    """Return the cores of these CPUs as lists of hyper-threads. A CPU without topology is a core."""
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
@@ -179,15 +168,14 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
 
 
 def _native_threads() -> dict[int, int]:
-    """The ids of this process's threads that Python did not start, and how many ns each has run; 0 where the
-    system does not tell."""
+    """Threads that Python did not start, and the nanoseconds that each has run."""
     ours = {thread.native_id for thread in threading.enumerate()}
     native = [thread.id for thread in psutil.Process().threads() if thread.id not in ours]
     return {thread: (_schedstat(thread) or (0, 0))[0] for thread in native}
 
 
 def _bind(thread: int, cores: Collection[int]) -> bool:
-    """Bind a thread, 0: the calling one; False if the thread or a core is gone, or this system binds none."""
+    """Thread 0 is the calling one."""
     if not hasattr(os, "sched_setaffinity"):
         return False
     try:
@@ -201,7 +189,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def numa_nodes(folder: Path = NODES) -> dict[int, int]:
-    """By CPU, its node. {}: the machine has none, or does not say."""
+    """Return the node of each CPU, or {} if the system reports none."""
     nodes = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
@@ -210,7 +198,6 @@ def numa_nodes(folder: Path = NODES) -> dict[int, int]:
 
 
 def _listed(text: str) -> list[int]:
-    """`0-3,8` -> 0 1 2 3 8."""
     cpus: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -220,7 +207,7 @@ def _listed(text: str) -> list[int]:
 
 
 def usable_nodes(folder: Path = NODES) -> dict[int, list[int]]:
-    """By NUMA node, those of its CPUs that this process may run on; nodes without any are left out."""
+    """Return the usable CPUs of each NUMA node that has some."""
     nodes: dict[int, list[int]] = {}
     places = numa_nodes(folder)
     for cpu in sorted(usable_cpus()):
@@ -233,12 +220,12 @@ _MEMORY_LIMITS = {
     "memory.high": "memory.current",
     "memory.limit_in_bytes": "memory.usage_in_bytes",
 }
-"""What bounds a control group's memory -> what it uses of it. Beyond `memory.high` nothing is killed, but all
-that asks for more is slowed down until it is of no use."""
+"""Limit of a control group's memory -> its usage. Beyond `memory.high` allocations are slowed down until
+the process is useless."""
 
 
 class Machine:
-    """Reads the limits afresh at each call. Paths and CPUs are arguments for the sake of tests."""
+    """Limits of machine and control groups, read at each call. Paths are arguments for tests."""
 
     def __init__(
         self,
@@ -248,7 +235,7 @@ class Machine:
         usable: Callable[[], Collection[int]] = usable_cpus,
         pressure: Path = Path("/proc/pressure/cpu"),
     ) -> None:
-        """`usable`: the CPUs that the process may run on."""
+        """`usable`: returns the CPUs that the process may run on."""
         self._pressure = pressure
         self._cgroups = cgroups
         self._process = process
@@ -256,18 +243,16 @@ class Machine:
         self._usable = usable
 
     def free_memory(self) -> int:
-        """Bytes that the system can give without swapping, and that the control groups still allow."""
+        """Bytes available without swapping and within the control groups' limits."""
         return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
 
     def total_memory(self) -> int:
-        """Bytes that there are for this process and its neighbours, used or not: what its control groups may
-        take at most, where that is less than the machine has."""
+        """Bytes of the machine, or of a lower limit of the control groups."""
         limits = [_number(group / name) for group in self._groups("memory") for name in _MEMORY_LIMITS]
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
-        """One thread for each core that this process may run on, but no more than it has a quota for: the
-        hyper-threads of a core are one."""
+        """Cores that this process may use, at most its CPU quota."""
         cores = len(cores_of(self._usable(), self._topology))
         return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
@@ -276,17 +261,16 @@ class Machine:
         return max(1, min([len(self._usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def throttled_s(self) -> float:
-        """Seconds in which CPUs were kept from this process's control groups because their quota was used up,
-        so far: for all of these CPUs together. 0.0 without a quota."""
+        """CPU seconds withheld by exhausted quotas."""
         return sum(map(_throttled_s, self.quota_files()))
 
     def quota_files(self) -> list[Path]:
-        """Those that tell of it, for who looks often."""
+        """Files with the throttled time, for frequent readers."""
         return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
 
     def cpu_pressure_s(self) -> float | None:
-        """Seconds in which something in this process's control group, else on the machine, was ready and had
-        no core, so far; None: Linux does not tell (PSI)."""
+        """Seconds in which a task of the control group, else of the machine, waited for a core (PSI), or
+        None if unknown."""
         groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
         for file in (*groups, self._pressure):
             for line in _lines(file):
@@ -314,7 +298,7 @@ class Machine:
         return quotas
 
     def _groups(self, controller: str) -> list[Path]:
-        """The process's control group and those around it, up to the mounted root."""
+        """Control group of the process and its ancestors."""
         groups: list[Path] = []
         for line in _lines(self._process / "cgroup"):
             _, controllers, name = line.split(":", 2)
@@ -325,8 +309,7 @@ class Machine:
         return groups
 
     def _mounted(self, together: list[str], controller: str) -> Path:
-        """Where the first version mounts controllers that belong together: the folder has their names in any
-        order, or there is one for each. The second version has no names, and one folder."""
+        """cgroup v1 mounts controllers together in a folder with their names in any order, or one by one."""
         if together == [""]:
             return self._cgroups
         wanted = sorted(together)
@@ -338,7 +321,7 @@ class Machine:
 
 
 def _quota(group: Path) -> tuple[int | None, int | None]:
-    """The CPU quota: microseconds of CPU per period of microseconds."""
+    """CPU microseconds per period of microseconds."""
     fields = " ".join(_lines(group / "cpu.max")).split()
     if len(fields) == 2:
         return (int(fields[0]) if fields[0].isdecimal() else None), int(fields[1])
@@ -346,13 +329,12 @@ def _quota(group: Path) -> tuple[int | None, int | None]:
 
 
 def _throttled_s(file: Path) -> float:
-    """Of the second version, which counts microseconds, or of the first with its nanoseconds."""
+    """cgroup v2 counts microseconds, v1 nanoseconds."""
     stat = dict(_pairs(file))
     return stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
 
 
 def _pairs(path: Path) -> Iterator[tuple[str, int]]:
-    """The names and numbers of a file's lines."""
     for line in _lines(path):
         name, _, number = line.partition(" ")
         if number.isdecimal():
@@ -360,14 +342,14 @@ def _pairs(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of file pages that count as used, but are freed when memory is short, as for the whole system."""
+    """Pages of files count as used, but are freed when memory is short."""
     fields = dict(_pairs(group / "memory.stat"))
     names = ("inactive_file", "active_file")
     return sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in names)
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for "max" and if there is no such file."""
+    """Return None for "max" or a missing file."""
     text = " ".join(_lines(path))
     return int(text) if text.lstrip("-").isdecimal() else None
 
@@ -380,17 +362,17 @@ def _lines(path: Path) -> list[str]:
 
 
 NOISY = 0.15
-"""If others take at least this share of the machine, measurements are not trusted."""
+"""Measurements are not trusted if other processes take at least this share of the machine."""
 
 
 class OtherProcesses:
-    """Measures other processes' share of all cores since the last question (or since the beginning)."""
+    """Measures other processes' share of all cores since the last call."""
 
     def __init__(self) -> None:
         self._before = _cpu_seconds()
 
     def share(self) -> float:
-        """Their share, 0 to 1."""
+        """Share from 0 to 1."""
         (total, busy, own), (total_before, busy_before, own_before) = (now := _cpu_seconds()), self._before
         self._before = now
         others = (busy - busy_before) - (own - own_before)
@@ -398,7 +380,7 @@ class OtherProcesses:
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """Seconds of all cores so far: in total, not idle, and used by this process and its ended children."""
+    """Seconds of all cores: total, busy, and used by this process and its ended children."""
     times = psutil.cpu_times()
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     idle = times.idle + getattr(times, "iowait", 0.0)

@@ -48,23 +48,20 @@ from openai_cpu_server.llama.projector import Projector, RowStore
 logger = logging.getLogger(__name__)
 
 _FileState = tuple[int, int, int]
-"""Inode, size and time of change: equal as long as nobody writes to the file or puts another in its place."""
+"""Inode, size and time of modification."""
 
 
 class _Native(NamedTuple):
     address: int
-    """Where the `llama_adapter_lora` is."""
     scale: float
 
 
 class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context.
-
-    Not thread-safe but for `check`.
-    """
+    """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
+    `check`."""
 
     def __init__(self, model: Model, context: Context) -> None:
-        """Both must live until `close`."""
+        """Both arguments must live until `close`."""
         self._model = model
         self._context = context
         self._loaded: dict[str, _Native] = {}
@@ -72,11 +69,8 @@ class NativeAdapters:
         self._in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
-        """Look at the file, which takes a moment for a large one. Any thread. Raises `AdapterFailed`.
-
-        llama.cpp ends the process for some files that it should refuse, so everything that it takes for
-        granted is looked at here.
-        """
+        """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
+        may call this. Raises `AdapterFailed`."""
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
@@ -84,7 +78,7 @@ class NativeAdapters:
         self._checked[adapter.key] = AdapterFile.open(path, self._model.header), state
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter that was checked. Raises `AdapterFailed`; then nothing of it stays."""
+        """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
         assert adapter.key not in self._loaded, f"{adapter.key} is loaded already"
         file, state = self._checked.pop(adapter.key)
         native = _Native(self._open(file.path), adapter.scale)
@@ -97,10 +91,8 @@ class NativeAdapters:
         )
 
     def use(self, key: str | None) -> None:
-        """Compute with this adapter, None without one, from the next decode on.
-
-        A change makes llama.cpp plan its next graph anew, which takes some milliseconds.
-        """
+        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
+        because llama.cpp plans its next graph anew."""
         if key == self._in_use:
             return
         if key is None:
@@ -110,13 +102,11 @@ class NativeAdapters:
         self._in_use = key
 
     def unload(self, key: str) -> None:
-        """Free an adapter."""
         if key == self._in_use:
             self.use(None)
         _free(self._loaded.pop(key))
 
     def close(self) -> None:
-        """Free all. The context must not compute any more."""
         while self._loaded:
             _free(self._loaded.popitem()[1])
 
@@ -142,22 +132,19 @@ def _file_state(path: Path) -> _FileState:
 
 
 def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """What is asked for (`auto` or `off`) and proved is on afterwards, for all models of this process.
-
-    `pause` is called between two small computations of the proof.
-    """
+    """Switch on the requested (`auto` or `off`) and proved kernels, for all models of this process."""
     native_log()
     return kernels_in_use(asked, libggml, pause)
 
 
 class SlotsSetAside(NamedTuple):
-    """Slots behind those of the requests."""
+    """Slots after those of the requests."""
 
     scratch: int
-    """For cells that are being copied."""
+    """Holds cells that are being copied."""
     padding: int
     kept: range
-    """For states to which an interrupted step goes back."""
+    """Hold states to which an interrupted step rolls back."""
 
     @classmethod
     def behind(cls, num_slots: int, num_kept: int) -> SlotsSetAside:
@@ -166,7 +153,7 @@ class SlotsSetAside(NamedTuple):
 
 
 class LoadedParts(NamedTuple):
-    """A loaded model with all that belongs to it. Its owner closes the context, then the model."""
+    """Parts of a loaded model. The owner closes the context, then the model."""
 
     model: Model
     vocabulary: Vocabulary
@@ -175,16 +162,16 @@ class LoadedParts(NamedTuple):
     info: ModelInfo
     set_aside: SlotsSetAside
     fingerprint: str
-    """A digest of all that saved cells depend on."""
+    """Digest of everything that saved cells depend on."""
     draft_model: DraftModel | None
     row_store: RowStore | None
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
-    """Load what the options name. Raises `StartupError`; then nothing stays loaded.
+    """Load the model of the options. Raises `StartupError`; then nothing stays loaded.
 
-    Whoever is told of the progress, 0 to 1, may let others compute before it returns. What comes behind 1
-    computes nothing: it fills memory, with one thread.
+    `on_progress`: called with 0 to 1, and may let others compute. After 1 the load only fills memory, with
+    one thread.
     """
     kv_type = KVType.named(options.kv_type)
     _require_sane_threads(options)
@@ -270,7 +257,6 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
 
 
 def _check_projector(path: Path) -> None:
-    """Before anything is loaded. Raises `StartupError`."""
     if not path.is_file():
         raise StartupError(f"There is no projector {path}.")
     if (why := why_deadly(GgufHeader(path))) is not None:
@@ -282,7 +268,6 @@ def _check_projector(path: Path) -> None:
 def _projector(
     path: Path, options: EngineOptions, model: Model, machine: Machine, undo: ExitStack
 ) -> Projector:
-    """Raises `StartupError`."""
     threads = options.threads_batch or options.threads or machine.num_threads()
     projector = Projector(path, model, threads=threads, flash_attention=options.flash_attention)
     undo.callback(projector.close)
@@ -290,18 +275,17 @@ def _projector(
 
 
 def _compute_threads(options: EngineOptions, machine: Machine) -> ComputeThreads:
-    """Bind threads only if small and large steps have as many: a change of the number starts new threads."""
+    """Threads are bound only if all steps have as many, because a change of the number starts new ones."""
     threads = options.threads or machine.num_threads()
     most = max(threads, options.threads_batch or threads)
     return ComputeThreads(most, may_bind=options.threads_batch in (None, threads))
 
 
 def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
-    """The bytes of a saved state, and whether llama.cpp can keep snapshots of it for this architecture.
+    """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
 
-    It tells the bytes only of a sequence that has a state. So a step is begun in a context of its own, and
-    given up at once: it computes next to nothing. At a position other than the first llama.cpp keeps the
-    state that it has begun.
+    llama.cpp reports the bytes only for a sequence with a state. So a step is begun in a separate context and
+    aborted at once. At a position other than the first, llama.cpp keeps the state that it has begun.
     """
     options = ContextOptions(
         kv_cells=CELLS_GRANULARITY,
@@ -331,7 +315,6 @@ def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
 def _slots_set_aside(
     options: EngineOptions, model: Model, state_bytes: int, free_bytes: int
 ) -> SlotsSetAside:
-    """Raises `StartupError` if llama.cpp has not so many sequences."""
     per_slot = 2 if model.has_window else 1
     left = SLOTS_MAX - NUM_COPYING - per_slot * options.max_seqs
     if options.max_seqs < 1 or left < 0:
@@ -356,7 +339,6 @@ def _load_draft_model(
     abort: AbortSwitch,
     compute_threads: ComputeThreads,
 ) -> DraftModel:
-    """Load the draft model. Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
         model = Model.open(
             header,
@@ -382,7 +364,6 @@ def _load_draft_model(
 def _draft_context_options(
     options: EngineOptions, info: ModelInfo, model: Model, places: Places
 ) -> ContextOptions:
-    """The draft model's options; it gets as many cells as the model has. Raises `StartupError`."""
     num_guarded = info.max_seqs if model.has_window else 0
     if info.max_seqs + num_guarded > SLOTS_MAX:
         raise StartupError(

@@ -1,10 +1,8 @@
-"""What a model sees and hears with: llama.cpp's libmtmd, which makes rows of pictures and sounds in front of
-the model.
+"""Encoder of pictures and sounds: llama.cpp's libmtmd, which makes embeddings for the model.
 
-An encoder takes seconds for a picture. It computes in a thread of its own while the engine's thread waits
-for it: so they share the cores by turns, and streams go on between two slices of it. One operation may take
-longer than a turn (attention over 4,096 patches a second): what is left of it when the turn is over goes
-on with the lowest priority that Linux has, with what the steps leave of the cores.
+A picture takes seconds. The encoder computes in its own thread while the engine's thread waits, so that they
+share the cores by turns. One operation may take longer than a turn (attention over 4,096 patches a second).
+Its rest runs with the lowest priority of Linux beside the steps.
 """
 
 from __future__ import annotations
@@ -43,53 +41,46 @@ from openai_cpu_server.llama.model.native import NativeObject, native_log
 _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
-"""A picture is at most so many times as long on one side as on the other: scaled to what encoders take, the
-shorter one would be nothing."""
+"""Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
 _LEAST_SOUND_S = 0.1
-"""libmtmd dies of a single sample, and of less than two frames before some encoders. OpenAI asks for as
+"""libmtmd dies of a single sample, and of less than two frames before some encoders. OpenAI requires as
 much."""
 _MOST_SOUND_ROWS = 4096
-"""In one part: some encoders attend to all of a sound at once."""
+"""Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
-"""The encoder may be paused about so often. It computes some nodes of its graph at a time, and each time as
-many more or fewer."""
+"""Target interval of pauses."""
 
 
-class EncodingFailed(ServerError):
-    """A picture or a sound cannot be made rows."""
+class EncodingFailed(ServerError): ...
 
 
 class EncodedRows(NamedTuple):
-    """The rows of one part of a media item."""
-
     values: npt.NDArray[np.float32]
-    """(rows, width of the model's input)."""
+    """(rows, width of the model's input)"""
     places: npt.NDArray[np.int32]
-    """(4, rows): time, y and x of each row, from the first position on, and 0; where a row has one position,
-    its number."""
+    """(4, rows): time, y and x relative to the first position, and 0; or the row's number if positions are
+    consecutive."""
 
 
 RowsKey = tuple[str, int]
-"""A media item's digest, and the part."""
+"""Digest of a media item, and the number of its part."""
 
 
 class _Turns:
-    """Lets the encoder's thread compute by turns, and leaves it none between them but for the rest of an
-    operation."""
+    """Lets the encoder compute by turns. Between turns it only completes the operation it has begun."""
 
     def __init__(self) -> None:
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
-        """The encoder wants its next turn, or has ended."""
+        """Set while the encoder waits for a turn, or when it has ended."""
         self._until_s = 0.0
         self.is_done = False
         self.is_over = False
-        """Nobody wants what it computes."""
+        """True if the result is not wanted any more."""
 
     # -- the engine's thread -----------------------------------------------------------------------------
 
     def give(self, seconds: float) -> None:
-        """Returns when the turn is over, or the encoder has ended."""
         self._until_s = time.perf_counter() + seconds
         if self._waits.is_set() and not self.is_done:
             self._waits.clear()
@@ -97,7 +88,7 @@ class _Turns:
         self._waits.wait(seconds)
 
     def take_back(self) -> None:
-        """There are no more: it ends behind the operation that it has begun."""
+        """End the encoder after its present operation."""
         self.is_over = True
         self._waits.clear()
         self._may_go.release()
@@ -109,7 +100,6 @@ class _Turns:
         self._may_go.acquire()
 
     def pause(self) -> None:
-        """Waits for the next turn if this one is over."""
         if time.perf_counter() >= self._until_s and not self.is_over:
             self._waits.set()
             self._may_go.acquire()
@@ -120,7 +110,7 @@ class _Turns:
 
 
 class _Pace:
-    """How many nodes of a graph to compute before the next look at the time."""
+    """Adapts the number of graph nodes between two looks at the time."""
 
     def __init__(self) -> None:
         self._turns = _Turns()
@@ -129,7 +119,8 @@ class _Pace:
         self._since_s = 0.0
 
     def observe(self, _tensor: object, is_asked: bool, _data: object) -> bool:
-        """llama.cpp asks of each node whether it is to stop behind it; and then, whether to go on."""
+        """llama.cpp calls this before each node, to know if it must stop after it, and then to know if it
+        may continue."""
         if is_asked:
             self._left -= 1
             return self._left <= 0
@@ -152,7 +143,7 @@ class Projector(NativeObject):
     """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
-        """`model` must outlive it. Raises `StartupError`."""
+        """`model` must outlive the projector. Raises `StartupError`."""
         self._mtmd = mtmd = mtmd_library()
         log = native_log().cleared()
         log.listen_to(mtmd.mtmd_log_set)
@@ -176,9 +167,9 @@ class Projector(NativeObject):
         self._has_places = bool(mtmd.mtmd_decode_use_mrope(handle))
         self.sees = bool(mtmd.mtmd_support_vision(handle))
         self.sound_rate = max(0, int(mtmd.mtmd_get_audio_sample_rate(handle)))
-        """Samples a second; 0: it hears nothing."""
+        """Samples per second, or 0 without sounds."""
         self._cut: tuple[str, _Chunks] | None = None
-        """The item that is being encoded, by its digest: it is cut once for all of its parts."""
+        """Digest and chunks of the item being encoded, cut once for all parts."""
         if (why := self._why_not()) is not None:
             self.close()
             raise StartupError(f"The projector {path} does not go with {model.path}: {why}.")
@@ -194,7 +185,7 @@ class Projector(NativeObject):
         return next(filter(None, (self.measure(size).why_not for size in typical)), None)
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
-        """What stands in a prompt for a picture or a sound of this size."""
+        """Return the rows and tokens that an item of this size takes in a prompt."""
         try:
             self._require(size)
             with _Chunks(self._mtmd, self.handle, size, None) as chunks:
@@ -208,7 +199,6 @@ class Projector(NativeObject):
         return MeasuredMedia(size, shape)
 
     def _require(self, size: MediaSize) -> None:
-        """Raises `EncodingFailed` for what libmtmd is not asked."""
         if isinstance(size, PictureSize):
             if not self.sees:
                 raise EncodingFailed(BLIND)
@@ -224,7 +214,7 @@ class Projector(NativeObject):
 
     @property
     def most_whole_rows(self) -> int:
-        """Rows of one part of a large picture that attend to all of it, or more."""
+        """Upper bound of the rows of one part of a picture that attend to all of it."""
         sizes = (_LARGE, PictureSize(4096, 1024), PictureSize(1024, 4096), PictureSize(512, 512))
         parts = (part for size in sizes for part in self.measure(size).shape)
         return max(
@@ -232,9 +222,9 @@ class Projector(NativeObject):
         )
 
     def encode(self, item: MediaItem, part: int, turns: _Turns) -> EncodedRows | None:
-        """The rows of one part of an item; None: its turns were taken back. Raises `EncodingFailed`.
+        """Return the rows of a part, or None if its turns were taken back. Raises `EncodingFailed`.
 
-        It begins without a turn, to scale a picture or take a sound's spectrum and cut it, and ends with one.
+        Scaling and cutting run before the first turn.
         """
         chunks = self._cut_of(item)
         chunk = chunks.media[part]
@@ -300,10 +290,10 @@ class Projector(NativeObject):
 
 
 class _Chunks(NativeObject):
-    """A media item as libmtmd cuts it: texts, and parts to be encoded."""
+    """Media item as libmtmd cuts it: texts, and parts to encode."""
 
     def __init__(self, mtmd: Any, context: object, size: MediaSize, content: bytes | None) -> None:
-        """Without its content it is a placeholder, of which only the size counts. Raises `EncodingFailed`."""
+        """`content`: None for a placeholder of this size. Raises `EncodingFailed`."""
         super().__init__(mtmd.mtmd_input_chunks_init(), mtmd.mtmd_input_chunks_free)
         self._mtmd = mtmd
         bitmap = _bitmap(mtmd, size, content)
@@ -325,7 +315,7 @@ class _Chunks(NativeObject):
         return bool(kind != self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def tokens(self, chunk: object) -> tuple[int, ...]:
-        """Of a text."""
+        """Tokens of a text chunk. Raises `EncodingFailed`."""
         count = ctypes.c_size_t()
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
         found = tuple(int(tokens[at]) for at in range(count.value))
@@ -337,7 +327,6 @@ class _Chunks(NativeObject):
 
 
 def _bitmap(mtmd: Any, size: MediaSize, content: bytes | None) -> Any:
-    """Whoever asks for it frees it."""
     data = None if content is None else np.frombuffer(content, np.uint8).ctypes
     if isinstance(size, PictureSize):
         pixels = None if data is None else data.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -347,10 +336,7 @@ def _bitmap(mtmd: Any, size: MediaSize, content: bytes | None) -> Any:
 
 
 class RowStore:
-    """The rows of media items that were encoded last, and the one that is being encoded.
-
-    Not thread-safe: it belongs to the engine's thread, which waits while the encoder computes.
-    """
+    """Cache of recently encoded rows, and the running encoding. Belongs to the engine's thread."""
 
     def __init__(self, projector: Projector) -> None:
         self._projector = projector
@@ -358,19 +344,21 @@ class RowStore:
         self._num_bytes = 0
         self._job: _Job | None = None
         self._leaving: _Job | None = None
-        """It was given up, and is about to end."""
+        """Job that was given up and is about to end."""
         self.measure = projector.measure
 
     def get(self, key: RowsKey) -> EncodedRows | None:
-        """None: they are to be encoded."""
         rows = self._known.get(key)
         if rows is not None:
             self._known.move_to_end(key)
         return rows
 
     def encode(self, item: MediaItem, part: int, seconds: float, *, kept: Collection[RowsKey]) -> bool:
-        """Go on with this part of an item for so long; True: it is done. What else was being encoded is
-        given up. `kept`: what is in use. Raises `EncodingFailed`."""
+        """Continue encoding for at most `seconds`, give up any other encoding, and return True when done.
+        Raises `EncodingFailed`.
+
+        `kept`: rows in use, which are not evicted.
+        """
         key = item.digest, part
         if self.get(key) is not None:
             return True
@@ -389,7 +377,7 @@ class RowStore:
         return True
 
     def give_up(self, *, unless: Collection[RowsKey] = ()) -> None:
-        """Nobody wants what is being encoded, unless it is one of these."""
+        """Stop the running encoding unless it is one of these."""
         if self._job is not None and self._job.key not in unless:
             self._job.give_up()
             self._leaving, self._job = self._job, None
@@ -410,7 +398,7 @@ class RowStore:
 
 
 class _Job:
-    """One part of a media item, being encoded in a thread of its own."""
+    """Encoding of one part in its own thread."""
 
     def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
         self.key = item.digest, part
@@ -424,7 +412,6 @@ class _Job:
         self.join = self._thread.join
 
     def go_on(self, seconds: float) -> bool:
-        """True: it has ended, one way or the other."""
         self._turns.give(seconds)
         return self._turns.is_done
 

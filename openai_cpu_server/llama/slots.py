@@ -1,5 +1,5 @@
-"""The slots of requests, what they sample with, their cells and the saved blocks: what a step's verbs change
-before it computes."""
+"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change before it
+computes."""
 
 from __future__ import annotations
 
@@ -54,17 +54,15 @@ from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 
 
 class SampledSpan(NamedTuple):
-    """The result of a span and its draft."""
-
     samples: tuple[Sample, ...]
     num_accepted: int
-    """How many tokens of the draft, from its beginning on, belong to the output."""
+    """Leading draft tokens that belong to the output."""
     error: RequestFailed | None = None
-    """Why nothing could be sampled behind them; None: something could."""
+    """Reason why sampling stopped."""
 
 
 class OpenSlot:
-    """A slot that is in use. It owns its sampler. `constrained` may still be starting in another thread."""
+    """Slot in use, which owns its sampler. `constrained` may still be starting."""
 
     def __init__(
         self, opened: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
@@ -72,20 +70,19 @@ class OpenSlot:
         self.constrained = constrained
         self.constraint: Constraint | None = opened.constraint
         self.tokens = [*opened.prompt, *opened.output]
-        """The tokens of the sequence, as far as they are known."""
         self.media = opened.media
         self.rows_keys = [(opened.media_items[one.item].digest, one.part) for one in opened.media]
         self._media_items = opened.media_items
         self.is_behind = False
-        """Its end was taken back, and llama.cpp will take the snapshot of its state from there at its next
-        token: others cannot have that."""
+        """True after a rollback: llama.cpp restores the snapshot only at the next token, so other slots
+        cannot have it yet."""
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
         self._scored = opened.sampling.scored
 
     def position(self, index: int) -> int:
-        """Of the token. Behind some of the rows that have one place it is that behind all of them: their
-        cells count to what begins before."""
+        """Return the position of a token. Between rows that share one place it is the one behind all of
+        them, because their cells belong to the range before."""
         lost = 0
         for one in self.media:
             if one.rows.has_one_place and one.start < index:
@@ -94,8 +91,8 @@ class OpenSlot:
         return index - lost
 
     def held_at(self, end: int) -> int:
-        """The positions that llama.cpp counts where so many tokens are computed. It counts no further than
-        the one place of rows."""
+        """Return llama.cpp's count of positions when `end` tokens are computed. Rows at the end that share
+        one place count as one."""
         last = next((one for one in self.media if one.start < end <= one.end), None)
         if last is None or not last.rows.has_one_place:
             return self.position(end)
@@ -103,18 +100,17 @@ class OpenSlot:
 
     @property
     def is_even(self) -> bool:
-        """Each token has a position of its own."""
+        """True if each token has a position of its own."""
         return not any(one.rows.has_one_place for one in self.media)
 
     def medium_at(self, index: int) -> int:
-        """The place among the media of the one that has this row."""
         return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
 
     def media_item(self, medium: int) -> MediaItem:
         return self._media_items[self.media[medium].item]
 
     def num_allowed(self, draft: Sequence[int]) -> int:
-        """How many of the draft's tokens, from its beginning on, the constraint allows."""
+        """Leading tokens of the draft that the constraint allows."""
         if self.constrained is None:
             return len(draft)
         try:
@@ -124,12 +120,12 @@ class OpenSlot:
             return 0  # it fails again, and is told, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
-        """Sample from (1 + draft, vocabulary): after the span's last token and each draft token that was
-        right.
+        """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
+        token.
 
-        Every token is chosen as without a draft, by the same draw; the draft only says which rows of logits
-        are there already. So a draft token x is accepted with the target's own p(x), and what is chosen in
-        its place is distributed as p without x: rejection sampling, whose output knows nothing of drafts.
+        Every token is chosen by the same draw as without a draft. So a draft token x is accepted with the
+        target's own p(x), and its replacement is distributed as p without x. That is rejection sampling, and
+        drafts do not change the output.
         """
         samples: list[Sample] = []
         output: list[int] = []
@@ -145,9 +141,9 @@ class OpenSlot:
         return SampledSpan(tuple(samples), num_right(draft, output))
 
     def sample(self, logits: Logits) -> Sample:
-        """(vocabulary,) -> the next token and the forced ones behind it. Raises `ConstraintFailed`.
+        """Return the next token and the forced ones behind it. Raises `ConstraintFailed`.
 
-        Where log-probabilities are asked for, forced tokens come one at a time: each has its own.
+        With log-probabilities, forced tokens come one at a time, because each has its own.
         """
         if self.constrained is None:
             token = self._sampler.choose(logits)
@@ -164,7 +160,7 @@ class OpenSlot:
         return Sample(token, forced=forced)
 
     def score(self, targets: Sequence[int], logits: Logits) -> tuple[TokenLogprob, ...]:
-        """(targets, vocabulary) -> the score of each target. Raises `RequestFailed`."""
+        """Score the targets with logits (targets, vocabulary). Raises `RequestFailed`."""
         num_top = self._top_logprobs or 0
         with contained():
             return tuple(
@@ -199,13 +195,13 @@ logger = logging.getLogger(__name__)
 
 
 class SlotTable:
-    """Owns the saved blocks and what the open slots sample with. Not thread-safe."""
+    """Owns the saved blocks and the open slots. Not thread-safe."""
 
     def __init__(self, loaded: LoadedParts, constraints: Constraints) -> None:
         self._info = loaded.info
         self._fingerprint = loaded.fingerprint
         self._on_disk: frozenset[tuple[int, int | None]] = frozenset()
-        """What the cache's file has, by the numbers of blocks and their states."""
+        """Numbers of blocks and their states in the cache file."""
         self._context = loaded.context
         self._draft_model = loaded.draft_model
         self._constraints = constraints
@@ -224,20 +220,18 @@ class SlotTable:
         self._row_store = loaded.row_store
 
     def __getitem__(self, slot: int) -> OpenSlot:
-        """One that is open."""
         return self._open_slots[slot]
 
     def is_behind(self, slot: int) -> bool:
-        """As of an open slot; one that is not open yet is not."""
+        """False also for a slot that is not open yet."""
         return slot in self._open_slots and self._open_slots[slot].is_behind
 
     def placed(self, span: Span) -> Span:
-        """The same by positions."""
+        """Convert the span's start from a token to a position."""
         opened = self._open_slots[span.slot]
         return replace(span, start=opened.position(span.start)) if opened.media else span
 
     def rows(self, span: Span) -> PlacedRows:
-        """Those of a span of a medium, which are encoded."""
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[span.slot]
         at = opened.medium_at(span.start)
@@ -253,7 +247,7 @@ class SlotTable:
         )
 
     def encode(self, encode: Encode) -> bool:
-        """Go on with it; True: it is done. Raises `EncodingFailed`."""
+        """Continue an encoding, and return True if it is done. Raises `EncodingFailed`."""
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
         part = opened.media[encode.medium].part
@@ -266,7 +260,7 @@ class SlotTable:
         return {key for opened in self._open_slots.values() for key in opened.rows_keys}
 
     def apply(self, verbs: Sequence[Verb]) -> float:
-        """Do the verbs in order; returns the milliseconds that they took."""
+        """Execute the verbs, and return their milliseconds."""
         if not verbs:
             return 0.0
         started = time.perf_counter()
@@ -275,9 +269,8 @@ class SlotTable:
         return 1000 * (time.perf_counter() - started)
 
     def save_to(self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None) -> None:
-        """Write these blocks to a file: the first ones, as far as the limit lets it. If the file has just
-        these, it stays as it is. Raises OSError; then too.
-        """
+        """Write blocks up to the limit to a file, unless it has just these. Raises OSError and leaves the
+        file unchanged."""
         if not blocks:
             Path(path).unlink(missing_ok=True)
         elif self._on_disk == _ids(blocks) and Path(path).exists():
@@ -288,11 +281,8 @@ class SlotTable:
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
     def load_from(self, path: str) -> tuple[SavedBlock, ...]:
-        """Load saved blocks into an empty cache, under the numbers that they had. Their bytes stay in the
-        mapped file.
-
-        Damaged blocks are left out, with what continues them; a file of no use is logged and ignored.
-        """
+        """Load blocks into an empty cache, under their old numbers. Damaged ones and their descendants are
+        left out; an unusable file is logged and ignored."""
         try:
             file = read_cache_file(Path(path), self._fingerprint)
         except FileNotFoundError:

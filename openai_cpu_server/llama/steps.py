@@ -1,4 +1,4 @@
-"""Computes the spans of a step, and samples from what comes out."""
+"""Computes the spans of a step and samples from their logits."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ _NO_DRAFT = ModelDraft((), 0)
 _NO_ROWS = OutputRows(range(0), range(0))
 
 Drafts = Mapping[int, ModelDraft]
-"""The draft model's drafts, by slot."""
+"""Drafts by slot."""
 
 
 class Computed(NamedTuple):
-    """What came of the spans of a step."""
-
     rows: list[OutputRows]
-    """Of each span; behind them there may be those of padding."""
+    """One entry per span, and one of padding."""
     logits: Logits | None
-    """(rows, vocabulary), until the next computation; None: nobody wanted any."""
+    """(rows, vocabulary), valid until the next computation."""
     padding: int
 
 
@@ -66,10 +64,10 @@ class StepRunner:
             loaded.context.sequences,
         )
         self._rows: dict[int, PlacedRows] = {}
-        """By slot, those of the step that are still to be computed."""
+        """Rows that are still to be computed, by slot."""
 
     def warm_up(self) -> bool:
-        """Compute one token and forget it. False: that was interrupted."""
+        """Return False if interrupted."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             decoded = self._context.decode(self._batch)
@@ -81,11 +79,11 @@ class StepRunner:
         return True
 
     def run(self, step: Step) -> StepResult:
-        """Do the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`; the
-        backend is of no further use then. Logits of one sequence that are no numbers are a fault of that
-        one's, as long as the model computes others.
+        """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
+        which the backend is unusable.
 
-        An interrupted step has done its verbs. Padding for which the pool has no room is left out.
+        Non-finite logits fail only their own sequence while the model computes others. An interrupted step
+        has executed its verbs. Padding that does not fit is dropped.
         """
         kept = self._kept(step)
         with contextlib.nullcontext() if kept is None else self._abort.armed():
@@ -112,7 +110,6 @@ class StepRunner:
         return self._with_encoding(step, result)
 
     def _with_encoding(self, step: Step, result: StepResult) -> StepResult:
-        """Go on with what the step is to encode, behind all else."""
         if step.encode is None:
             return result
         started = time.perf_counter()
@@ -125,8 +122,8 @@ class StepRunner:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _kept(self, step: Step) -> dict[int, int] | None:
-        """By slot, the one set aside that keeps its state while the step may be interrupted; None: it may
-        not, or not all of them can be kept."""
+        """Slot set aside for each slot's state, or None if the step may not be interrupted or a state
+        cannot be kept."""
         if not step.may_be_interrupted:
             return None
         if not self._info.state_bytes:
@@ -137,8 +134,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _keeping(self, spans: Sequence[Span], kept: Mapping[int, int]) -> Iterator[None]:
-        """llama.cpp copies a state that another slot holds too when it is to change, so to keep one costs
-        nothing but its place."""
+        """llama.cpp copies a shared state only when it changes."""
         for span in spans if kept else ():
             self._context.share(span.slot, kept[span.slot], 0, span.start)
         try:
@@ -148,7 +144,7 @@ class StepRunner:
                 self._context.free_slot(aside)
 
     def _go_back(self, spans: Sequence[Span], kept: Mapping[int, int]) -> None:
-        """Take back what an interrupted step has left: llama.cpp keeps what it finished."""
+        """llama.cpp keeps the finished parts of an interrupted step."""
         for span in spans:
             if not kept:
                 self._context.trim(span.slot, span.start)
@@ -157,7 +153,8 @@ class StepRunner:
             self._context.share(kept[span.slot], span.slot, 0, span.start)
 
     def computes_numbers(self) -> bool:
-        """Compute a token apart, as long as there is a cell for it."""
+        """Compute a token in the padding slot, and return True if its logits are finite or no cell is
+        free."""
         slot, token = self._padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
@@ -169,12 +166,10 @@ class StepRunner:
         return is_finite
 
     def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
-        """The constrained outputs that are asked for their allowed tokens once the spans are computed."""
         sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
         return [output for output in sampling if output is not None]
 
     def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
-        """The draft model's drafts by slot, and the milliseconds that they took."""
         requests = [
             DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
             for span in spans
@@ -188,7 +183,6 @@ class StepRunner:
         return drafts, 1000 * (time.perf_counter() - started)
 
     def _allowed(self, span: Span) -> Span:
-        """The span, with its draft cut off before the first token that the constraint forbids."""
         if not span.draft:
             return span
         most = self._info.max_draft
@@ -197,8 +191,7 @@ class StepRunner:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """Compute the spans together; None: that was interrupted. Of the padding all is computed, or nothing
-        if there is no room for it."""
+        """Return None if interrupted."""
         if any(span.slot in self._rows for span in spans):
             return self._compute_with_rows(spans, padding)
         layout = self._fill([*spans, self._padding(padding)] if padding else spans)
@@ -216,7 +209,7 @@ class StepRunner:
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
 
     def _compute_with_rows(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """A batch of llama.cpp's has either rows or tokens: first come the rows."""
+        """A llama_batch has either rows or tokens; rows come first."""
         rows = {span.slot: self._rows.pop(span.slot) for span in spans if span.slot in self._rows}
         whole = [[one] for one in rows.values() if one.is_whole]
         others = [one for one in rows.values() if not one.is_whole]
@@ -235,8 +228,7 @@ class StepRunner:
     def _compute_groups(
         self, spans: Sequence[Span], groups: Sequence[Sequence[Span]], padding: int, *, is_apart: bool
     ) -> Computed | None:
-        """Compute the spans group by group, the first one with the padding; None: that was interrupted.
-        If they are apart, what several sequences compute together goes on to its end."""
+        """`is_apart`: groups of several sequences are not interrupted."""
         rows: dict[int, OutputRows] = {}
         found: list[Logits] = []
         num_outputs = padded = 0
@@ -255,12 +247,12 @@ class StepRunner:
         return Computed([rows[span.slot] for span in spans], logits, padded)
 
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Groups in which each state can be had back if one is interrupted.
+        """Group spans so that each state can be restored after an interruption.
 
-        Where several sequences compute together llama.cpp moves states so that theirs lie side by side, with
-        the first nodes of the graph and those of others too: a graph that is given up may leave any of them
-        half moved. So only graphs of one sequence are given up. That costs no more: llama.cpp computes the
-        single tokens of some and the rest of another in two passes over the weights anyway.
+        When sequences compute together, llama.cpp's graph first moves states, also those of others, to put
+        theirs side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence
+        are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
+        of some sequences and the rest of another anyway.
         """
         least = 1 if self._computes_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -268,12 +260,11 @@ class StepRunner:
         return groups + [[span] for span in spans if span.num_tokens >= least]
 
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Groups in which each state can go back to where it was before a draft.
+        """Group spans so that each state can roll back to before its draft.
 
-        llama.cpp keeps such states beside a sequence's own, and leaves them behind when it moves that for
-        others which compute together. So nothing may be moved between a draft and the going back: sequences
-        with drafts come last, together if llama.cpp computes them in one pass, else alone, for one that is
-        alone moves nothing.
+        llama.cpp keeps snapshots beside a state, and leaves them behind when it moves the state for other
+        sequences that compute together. So sequences with drafts come last, together if llama.cpp computes
+        them in one pass, else alone, because a lone sequence moves nothing.
         """
         drafting = [span for span in spans if span.draft]
         if not self._info.state_bytes or not drafting:
@@ -341,8 +332,7 @@ class StepRunner:
         return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
     def _sample(self, span: Span, logits: Logits) -> SampledSpan:
-        """Sample from `logits`, (1 + draft, vocabulary).
-        What goes wrong with that ends its own request only."""
+        """An error ends only its own request."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
@@ -353,13 +343,13 @@ class StepRunner:
         return sampled
 
     def _require_numbers(self) -> None:
-        """One sequence has got none. If nobody gets any, another process does better. Raises `BadLogits`."""
+        """Raise `BadLogits` if the model computes no finite numbers at all, because another process may do
+        better."""
         if not self.computes_numbers():
             raise BadLogits("The model computes numbers that are not finite.")
 
 
 def _with_draft(span: Span, drafts: Drafts) -> Span:
-    """The span with the draft model's tokens as its draft, if it asked for some."""
     if not span.num_to_draft:
         return span
     draft = drafts.get(span.slot, _NO_DRAFT)

@@ -1,4 +1,4 @@
-"""Short names of well-known models: where their files are, and what they need. Pure."""
+"""Aliases of well-known models."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from openai_cpu_server.contract.model_info import ModelKind
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None
-    """The repository at the hub, and the file; None: only a package has it."""
+    """Repository and file at the hub, or None for a package."""
     gigabytes: float
-    """The size of the file, as the hub lists it."""
     kind: ModelKind = ModelKind.GENERATES
     cell_bytes: int | None = None
-    """Bytes of a token's keys and values in f16, as `inspect` counts them from the file's header: at most so
-    many where windows have heads of another size. None: nobody has looked."""
+    """KV bytes per token in f16, an upper bound where windows have other heads. None if unknown."""
     state_mib: float = 0
-    """Of a sequence, whatever its length, for all layers that keep a state instead of cells."""
+    """State of a sequence of any length, over all layers that keep one instead of cells."""
     tools: str | None = None
-    """The format of tool calls that the chat template teaches; None: it has none, or nobody has looked."""
+    """Format of tool calls, or None if there is none or it is unknown."""
     thoughts: str | None = None
-    """How thoughts are marked; None: it does not think, or nobody has looked."""
+    """Format of thoughts, or None if there is none or it is unknown."""
 
 
 def _unsloth(name: str, file: str) -> str:
@@ -266,8 +264,7 @@ ALIASES = {alias: known.source for alias, known in KNOWN_MODELS.items() if known
 
 
 def without_tag(name: str) -> str:
-    """The alias that a name with one of Ollama's tags means: `llama3.2:3b` is `llama-3.2-3b`, and `:latest`
-    says nothing. Any other name as it is."""
+    """Return the alias of a name with one of Ollama's tags: `llama3.2:3b` is `llama-3.2-3b`."""
     bare = name.removesuffix(":latest")
     if bare in KNOWN_MODELS or ":" not in bare:
         return bare if bare in KNOWN_MODELS else name

@@ -1,4 +1,4 @@
-"""Turns a BERT encoder of sentence-transformers (config, WordPiece, safetensors) into a GGUF file."""
+"""Conversion of a sentence-transformers BERT (config, WordPiece, safetensors) to GGUF."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from openai_cpu_server.model_source.package import NotConvertible
 _ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _TYPES = {np.dtype("<f4"): 0, np.dtype("<f2"): 1}
-"""ggml's numbers of the types of tensors."""
+"""ggml's numbers."""
 
 NewValue = Union[bool, int, float, str, Sequence[str], Sequence[int]]
 NewTensor = Union[npt.NDArray[np.float32], npt.NDArray[np.float16]]
 
 
 def write_gguf(file: BinaryIO, values: Mapping[str, NewValue], tensors: Mapping[str, NewTensor]) -> None:
-    """Write a whole file: `values` by key, `tensors` by name, each of shape (rows, values of a row). Integers
-    become 32 bits wide: without a sign alone, with one in arrays. Raises OSError."""
+    """Write a whole file. Raises OSError. Shapes are (rows, values of a row); integers become 32 bits,
+    unsigned alone and signed in arrays."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
     head += b"".join(_string(key) + _value(value) for key, value in values.items())
     file.write(_padded(head + _descriptions(tensors)))
@@ -75,12 +75,11 @@ def _padded(data: bytes) -> bytes:
 
 _POOLING_MEAN, _POOLING_CLS = 1, 2
 _NORMAL, _CONTROL = 1, 3
-"""Types of tokens in GGUF."""
 _MOSTLY_F16 = 1
 _WORD_START = "\u2581"
 
 ReadFile = Callable[[str], bytes]
-"""The content of one of the model's files. Raises KeyError where there is none of that name."""
+"""Reads a file of the model. Raises KeyError if there is none."""
 
 
 class _Config(msgspec.Struct):
@@ -124,8 +123,6 @@ class _Tokenizer(msgspec.Struct):
 
 
 class _Described(msgspec.Struct):
-    """A tensor in the header of a safetensors file."""
-
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
@@ -141,7 +138,6 @@ _LAYER = {
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
 }
-"""The names of a layer's tensors: theirs -> GGUF's."""
 _EMBEDDINGS = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
     "embeddings.position_embeddings.weight": "position_embd.weight",
@@ -150,11 +146,11 @@ _EMBEDDINGS = {
     "embeddings.LayerNorm.bias": "token_embd_norm.bias",
 }
 _ALWAYS_F32 = ("position_embd.weight", "token_types.weight")
-"""They are added, not multiplied."""
+"""Added, not multiplied."""
 
 
 def write_bert(read: ReadFile, file: BinaryIO, *, name: str) -> None:
-    """Write the GGUF file, in f16 (norms and biases in f32). Raises `NotConvertible`, OSError."""
+    """Write the GGUF file, in f16 (norms and biases in f32). Raises NotConvertible, OSError."""
     try:
         config = msgspec.json.decode(read("config.json"), type=_Config)
         tokenizer = msgspec.json.decode(read("tokenizer.json"), type=_Tokenizer)
@@ -195,7 +191,7 @@ def _facts(config: _Config, pooling: _Pooling, name: str) -> dict[str, NewValue]
 
 
 def _vocabulary(tokenizer: _Tokenizer) -> dict[str, NewValue]:
-    """llama.cpp marks the beginnings of words, where WordPiece marks what continues them."""
+    """llama.cpp marks the beginnings of words, WordPiece their continuations."""
     ids, prefix = tokenizer.model.vocab, tokenizer.model.continuing_subword_prefix
     special = {token.content for token in tokenizer.added_tokens if token.special}
     tokens = sorted(ids, key=lambda token: ids[token])

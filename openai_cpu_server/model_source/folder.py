@@ -1,8 +1,5 @@
-"""The models that lie in a folder and the folders in it: what `--models-dir` serves.
-
-`server` asks at its start for names, and while it runs for what is there now. Files are looked at when they
-have come or changed, and have been left alone for a moment: no file says that it is still being copied.
-"""
+"""Models of `--models-dir`. A new or changed file is read once it has settled, because it may still be
+being copied."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from openai_cpu_server.model_source.names import models, parts, words
 logger = logging.getLogger(__name__)
 
 _DEPTH = 2
-"""So many folders deep."""
 _SETTLED_S = 2.0
 _DRAFT = "draft"
 _MODEL = "model"
@@ -32,8 +28,6 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 class FileState(NamedTuple):
-    """It tells two states of a model's files apart."""
-
     num_bytes: int
     changed_s: float
 
@@ -47,14 +41,14 @@ class FolderFacts(NamedTuple):
 class FolderModel(NamedTuple):
     name: str
     path: Path
-    """Of several parts the first."""
+    """First part of several."""
     state: FileState
     facts: FolderFacts | str
-    """Why it cannot be served, where its file is damaged."""
+    """A text says why a damaged file cannot be served."""
 
 
 class ModelFolder:
-    """All methods block, and belong to one thread at a time."""
+    """Methods block, and belong to one thread at a time."""
 
     def __init__(
         self,
@@ -64,23 +58,23 @@ class ModelFolder:
         served: Collection[Path] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`taken`: names of other models. `served`: files that are models of other names."""
+        """`taken`: names of other models. `served`: files served under other names."""
         self._folder = folder
         self._taken = frozenset(taken)
         self._served = frozenset(path.resolve() for path in served)
         self._clock = clock
         self._names: dict[Path, str] = {}
         self._seen: dict[Path, FolderModel | FileState] = {}
-        """A state alone: what is in it is no model."""
+        """A state alone means that the file is not a model."""
         self._told: set[Path] = set()
 
     def names(self) -> dict[str, Path]:
-        """By name, without a look into any file, and without a word: some may be no models."""
+        """Return files by name without reading or logging; some may not be models."""
         self._give_names(self._paths(), tell=lambda path, level, text, *args: None)
         return {name: path for path, name in self._names.items()}
 
     def look(self) -> list[FolderModel]:
-        """What is there now. A file that has just changed is as it was before, or not there."""
+        """A file that has just changed counts as before, or as absent."""
         paths = self._paths()
         self._give_names(paths, tell=self._tell_once)
         for gone in self._seen.keys() - self._names.keys():
@@ -91,13 +85,10 @@ class ModelFolder:
         return [one for one in seen if isinstance(one, FolderModel)]
 
     def _paths(self) -> list[Path]:
-        """The nearest first, then by name."""
         found = sorted(_models(self._folder, _DEPTH), key=lambda path: (len(path.parts), str(path)))
         return [path for path in found if path.resolve() not in self._served]
 
     def _give_names(self, paths: Sequence[Path], tell: Callable[..., None]) -> None:
-        """A file keeps its name as long as it is there. Others take what is free: the file's own, else with
-        its folders before it."""
         for gone in self._names.keys() - set(paths):
             del self._names[gone]
         used = {*self._taken, *self._names.values()}
@@ -134,14 +125,13 @@ class ModelFolder:
         self._seen[path] = state if facts is None else FolderModel(name, path, state, facts)
 
     def _is_settled(self, state: FileState) -> bool:
-        """A time that lies ahead says nothing: another machine has written it."""
+        """A future time is ignored, because another machine wrote it."""
         age_s = self._clock() - state.changed_s
         return age_s >= _SETTLED_S or age_s < -_SETTLED_S
 
 
 def _models(folder: Path, depth: int) -> Iterator[Path]:
-    """Whole models by their first parts. Hidden files and folders are none of anybody's business, and folders
-    that are links may lead in a circle."""
+    """Links to folders may form a cycle."""
     try:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
         files = [entry.name for entry in entries if entry.is_file()]
@@ -166,13 +156,12 @@ def _stem(name: str) -> str:
 
 
 def _state(path: Path) -> FileState:
-    """Raises OSError."""
     found = [path.with_name(name).stat() for name in parts(path.name)]
     return FileState(sum(one.st_size for one in found), max(one.st_mtime for one in found))
 
 
 def _facts(path: Path) -> FolderFacts | str | None:
-    """None: it is no model, but an adapter, a projector, a vocabulary... A text: what is wrong with it."""
+    """Facts of a model, None for adapters and projectors, or a text for a damaged file."""
     try:
         header = GgufHeader(path)
         if header.get_str("general.type") not in (None, _MODEL) or not model_tensors(header):

@@ -1,5 +1,4 @@
-"""Models of the hub: which file a name means there, what of it is in the cache, and what went wrong, in one
-line that says what to do."""
+"""Models of the hub, with errors in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -69,7 +68,6 @@ def one_line(error: Exception, name: HubName) -> str:
 
 
 def _answer(error: HfHubHTTPError, name: HubName, what: str) -> str:
-    """A line for a refusal by the hub, which could be reached."""
     status = error.response.status_code
     if isinstance(error, EntryNotFoundError):
         return f"{name.repo} has no file {unquote(str(error.response.url)).partition(_BEFORE_FILE)[2]}"
@@ -92,31 +90,25 @@ _TIMEOUT_S = 10.0
 
 
 def cache_folder() -> Path:
-    """Where downloaded files lie."""
     return Path(HF_HUB_CACHE)
 
 
 def fetch(name: HubName) -> Path:
-    """The model's (first) file in the cache. It is downloaded if it is not there. Raises StartupError."""
+    """Return the model's (first) file, downloaded if needed. Raises StartupError."""
     with _told_in_one_line(name):
         return _fetch(name)
 
 
 def fetch_projector(name: HubName) -> Path | None:
-    """What the models of the repository see and hear with, in the cache. It is downloaded if it is not there.
-    None: the repository has nothing of the kind. Raises StartupError."""
+    """Return the projector, or None if the repository has none. Raises StartupError."""
     with _told_in_one_line(HubName(repo=name.repo), what="a projector"):
         file = preferred_projector(_projectors(name.repo))
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
 
 
 class HubModel(msgspec.Struct, frozen=True):
-    """A model as the hub has it now."""
-
     files: tuple[HubFile, ...]
-    """Its parts."""
     projector: HubFile | None
-    """What serving it would fetch too; None: the repository has nothing of the kind."""
 
     @property
     def name(self) -> HubName:
@@ -128,7 +120,7 @@ class HubModel(msgspec.Struct, frozen=True):
 
 
 def ask_hub(name: HubName) -> HubModel:
-    """What a download of this name would bring. Raises StartupError."""
+    """Describe a download. Raises StartupError."""
     with _told_in_one_line(name):
         chosen = parts(name.file or _choose(name))
         projector = preferred_projector(projectors(_all_file_names(name.repo)))
@@ -139,11 +131,8 @@ def ask_hub(name: HubName) -> HubModel:
 
 
 def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_free: int = 0) -> Path:
-    """Downloads what is not here of the model; its (first) file. An interruption loses nothing.
-
-    `on_progress` hears how many bytes of a file are here. `keep_free`: bytes that are to be left on the disk.
-    Raises StartupError.
-    """
+    """Download missing files and return the first. Raises StartupError. `on_progress` gets the bytes so
+    far; `keep_free` stay free on the disk."""
     with _told_in_one_line(model.name):
         require_space(model.name.repo, model.all_files, keep_free=keep_free)
         paths = []
@@ -155,9 +144,8 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
 
 
 def remove(name: HubName) -> int:
-    """Removes a model from the cache, with what has come of others of its repository that are not whole, and
-    with the projector if no other model of the repository is there: the bytes that are free now. The hub is
-    not asked. Raises StartupError, also where a running server has it in use."""
+    """Remove a cached model, partial downloads, and the projector with its last model. Returns the freed
+    bytes. Raises StartupError, also if a server uses it."""
     with _told_in_one_line(name):
         files = _cached_file_names(name.repo)
         chosen = name.file or preferred(models(files), name.quant)
@@ -172,7 +160,6 @@ def remove(name: HubName) -> int:
 
 @contextmanager
 def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
-    """Raises StartupError."""
     try:
         yield
     except StartupError:
@@ -187,7 +174,7 @@ def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
 
 
 def find_cached(name: HubName) -> Path:
-    """The model's (first) file in the cache. The hub is not asked. Raises StartupError if it is not there."""
+    """Return the model's (first) file without asking the hub. Raises StartupError if it is not cached."""
     try:
         file = name.file or preferred(models(_cached_file_names(name.repo)), name.quant)
         first = _all_cached(name.repo, parts(file)) if file else None
@@ -202,8 +189,7 @@ def find_cached(name: HubName) -> Path:
 
 
 def all_cached() -> dict[HubName, Path]:
-    """The whole models in the cache by repository and file, as a download would find them; the (first) file
-    of each. The hub is not asked."""
+    """Return the (first) files of whole models, without asking the hub."""
     found = {}
     for repo, files in _cached_files().items():
         for file in models(files):
@@ -233,7 +219,6 @@ def _cached_instead(name: HubName, files: Sequence[str], error: Exception) -> Pa
 
 
 def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
-    """The first of these files; None: not all of them are in the cache."""
     paths = [path for file in files if isinstance(path := try_to_load_from_cache(repo, file), str)]
     return Path(paths[0]) if len(paths) == len(files) else None
 
@@ -249,7 +234,6 @@ def _download(repo: str, files: Sequence[HubFile]) -> Path:
 
 
 def _choose(name: HubName) -> str:
-    """The file to take if the user named only a repository."""
     candidates = _candidates(name)
     chosen = preferred(candidates, name.quant)
     if chosen is None:
@@ -259,8 +243,6 @@ def _choose(name: HubName) -> str:
 
 
 def _candidates(name: HubName) -> list[str]:
-    """The models of a repository;
-    if the hub cannot be reached, those in the cache, if one of them will do."""
     try:
         return models(_all_file_names(name.repo))
     except Exception:
@@ -271,7 +253,6 @@ def _candidates(name: HubName) -> list[str]:
 
 
 def _projectors(repo: str) -> list[str]:
-    """As `_candidates`."""
     try:
         return projectors(_all_file_names(repo))
     except Exception:
@@ -282,7 +263,6 @@ def _projectors(repo: str) -> list[str]:
 
 
 def _all_file_names(repo: str) -> list[str]:
-    """What the hub says that the repository has."""
     return [file.rfilename for file in HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []]
 
 
@@ -294,12 +274,10 @@ def _no_choice(name: HubName, candidates: Sequence[str]) -> str:
 
 
 def _cached_file_names(repo: str) -> list[str]:
-    """The cached files of the revision that was current at the last download."""
     return _cached_files().get(repo, [])
 
 
 def _cached_files() -> dict[str, list[str]]:
-    """By repository: the cached files of the revision that was current at the last download."""
     try:
         cache = scan_cache_dir()
     except CacheNotFound:

@@ -1,9 +1,5 @@
-"""Files in the hub's cache: what of them is here, how they come, and how they go.
-
-The hub's own library begins a file anew after an interruption, and checks its size alone. Here what has come
-lies beside the library's files, under the name by which the hub knows the content, until it is whole and has
-that content; then the library takes it over.
-"""
+"""Files in the hub's cache. The hub's library restarts an interrupted download and checks only the size.
+Here partial content is kept under its hash, and the library takes it over once it is verified."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 from openai_cpu_server.errors import StartupError
 
 Progress = Callable[[int], None]
-"""Is told how many bytes of a file have come. What it raises ends the download, and what has come stays."""
+"""Receives the bytes so far. An exception ends the download, and keeps them."""
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 22
 
@@ -36,13 +32,11 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     size: int
     etag: str
-    """SHA-256 of its content; of what is no large file the hash that git has of it."""
+    """SHA-256 of the content, or git's hash for a small file."""
     commit: str
-    """The revision that has it so."""
 
     @classmethod
     def asked(cls, repo: str, path: str) -> HubFile:
-        """As the hub has it now. Raises what the hub's library raises."""
         metadata = get_hf_file_metadata(hf_hub_url(repo, path))
         etag, commit = metadata.etag or "", metadata.commit_hash or ""
         # Both become names of files.
@@ -54,7 +48,6 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blob(self) -> Path:
-        """Where it lies when all of it is here."""
         return repo_folder(self.repo) / "blobs" / self.etag
 
     @property
@@ -72,7 +65,6 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_here(self) -> int:
-        """Those of an earlier try included."""
         if self.is_here:
             return self.size
         return self.partial.stat().st_size if self.partial.exists() else 0
@@ -87,7 +79,7 @@ def repo_folder(repo: str) -> Path:
 
 
 def require_space(repo: str, files: Iterable[HubFile], *, keep_free: int = 0) -> None:
-    """Raises StartupError with the arithmetic. `keep_free`: bytes that are to be left on the disk."""
+    """Check the disk. Raises StartupError with the arithmetic."""
     missing = sum(file.missing_bytes for file in files)
     cache = Path(HF_HUB_CACHE)
     folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
@@ -105,11 +97,8 @@ def in_gb(num_bytes: int) -> str:
 
 
 def fetched(file: HubFile, progress: Progress | None = None) -> Path:
-    """The file in the cache, whole and with the content that the hub says. `progress`: None shows a bar.
-
-    Who comes second meanwhile waits for the first. Raises StartupError for damage, and what the hub's library
-    raises.
-    """
+    """Download and verify a file. A second process waits. Raises StartupError for damage, and what the
+    hub's library raises. `progress`: None shows a bar."""
     if not file.is_here and file.size <= MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in another way
         file.blob.parent.mkdir(parents=True, exist_ok=True)
         with _partial(file) as begun:
@@ -122,7 +111,7 @@ def fetched(file: HubFile, progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _partial(file: HubFile) -> Iterator[BinaryIO | None]:
-    """What has come so far, for this process alone. None: another has just made it whole."""
+    """Yield None if another process has just completed it."""
     while True:
         with file.partial.open("ab") as begun:
             fcntl.flock(begun, fcntl.LOCK_EX)  # it goes with the process
@@ -151,14 +140,13 @@ def _complete(file: HubFile, begun: BinaryIO, progress: Progress | None) -> None
 
 
 class _Bounded:
-    """A file that takes no more than the hub has announced: the space on the disk was checked for that."""
+    """The disk was checked for no more than the announced size."""
 
     def __init__(self, begun: BinaryIO, file: HubFile) -> None:
         self._begun = begun
         self._file = file
 
     def write(self, data: bytes) -> int:
-        """Raises StartupError."""
         if self._begun.tell() + len(data) > self._file.size:
             self._begun.truncate(0)
             raise StartupError(
@@ -171,7 +159,7 @@ class _Bounded:
 
 
 class _Silent:
-    """What the library takes for its progress bar. It draws nothing."""
+    """Progress bar for the library that draws nothing."""
 
     def __init__(self, begun: BinaryIO, progress: Progress) -> None:
         self._begun = begun
@@ -180,16 +168,13 @@ class _Silent:
     def __enter__(self) -> _Silent:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing is shown."""
+    def __exit__(self, *_: object) -> None: ...
 
     def update(self, num_bytes: float) -> None:
-        """They are about to be written, or are taken back."""
         self._progress(self._begun.tell() + int(num_bytes))
 
 
 def _check(file: HubFile) -> None:
-    """Raises StartupError for other content than the hub has, which is thrown away."""
     if _SHA256.fullmatch(file.etag):
         digest = hashlib.sha256()
     else:
@@ -206,8 +191,8 @@ def _check(file: HubFile) -> None:
 
 
 def removed(repo: str, paths: Iterable[str]) -> int:
-    """Removes these files of a repository in all its revisions, and whatever of it nothing names any more:
-    the bytes that are free now. Raises StartupError for one that a running server holds."""
+    """Remove files and unreferenced content, and return the freed bytes. Raises StartupError if they are
+    in use."""
     folder, gone = repo_folder(repo), set(paths)
     links = [link for link in _links(folder) if _within_revision(folder, link) in gone]
     before = _size(folder)
@@ -227,7 +212,6 @@ def removed(repo: str, paths: Iterable[str]) -> int:
 
 
 def abandoned(repo: str) -> int:
-    """Removes what has come of files of a repository that are not whole: the bytes that are free now."""
     before = _size(repo_folder(repo))
     for partial in (repo_folder(repo) / "blobs").glob("*.partial"):
         partial.unlink(missing_ok=True)
@@ -244,7 +228,6 @@ def _require_unheld(links: Iterable[Path]) -> None:
 
 
 def _links(folder: Path) -> Iterator[Path]:
-    """The files of all revisions that are there."""
     return (link for link in (folder / "snapshots").rglob("*") if link.is_file())
 
 

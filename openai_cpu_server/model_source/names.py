@@ -1,5 +1,4 @@
-"""Names of models on the hub (`hf:OWNER/REPO`, `hf:OWNER/REPO:QUANT`, `hf:OWNER/REPO/FILE`), and names of
-GGUF files. Pure."""
+"""Names on the hub (`hf:OWNER/REPO`, `hf:OWNER/REPO:QUANT`, `hf:OWNER/REPO/FILE`) and of GGUF files."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _NAME = re.compile(
 class HubName(msgspec.Struct, frozen=True, kw_only=True):
     repo: str
     file: str | None = None
-    """The file, perhaps in folders; None: the best of the repository."""
+    """Best of the repository if None."""
     quant: str | None = None
 
     def __str__(self) -> str:
@@ -30,7 +29,7 @@ class HubName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Read a name. Raises StartupError."""
+    """Parse a name. Raises StartupError."""
     match = _NAME.fullmatch(text)
     if match is None or not {"", ".", ".."}.isdisjoint((match["file"] or "file").split("/")):
         raise StartupError(f"{text!r} is not hf:OWNER/REPO, hf:OWNER/REPO/FILE or hf:OWNER/REPO:QUANT")
@@ -42,7 +41,7 @@ _PREFERENCE = (
     "Q6*", "Q3_K_M", "Q3_K_L", "Q3_K*", "Q8*", "IQ3*", "Q3*", "F16", "BF16", "F32", "Q2*", "IQ2*", "TQ*",
     "IQ1*",
 )  # fmt: skip
-"""The best first: Q4_K_M, then the nearest sizes, then anything else that is better than nothing."""
+"""Best first: Q4_K_M, then the nearest sizes, then the rest."""
 _QUANTISATION = re.compile(
     r"(?<![a-z0-9])(I?Q\d(?:_(?:\d|K|NL|XXS|XS|S|M|L|XL))*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?(?:16|32))(?![a-z0-9])",
     re.IGNORECASE,
@@ -51,7 +50,7 @@ _PART = re.compile(r"(?P<model>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<suffix
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """All files of the model that `name` is, or is a part of, in order."""
+    """Return all files of a model in order, from the name of any."""
     match = _PART.fullmatch(name)
     count = int(match["parts"]) if match else 0
     if match is None or not 1 <= int(match["part"]) <= count:
@@ -60,7 +59,7 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 def models(names: Iterable[str]) -> list[str]:
-    """The whole models among the files of a repository, by their first parts."""
+    """Return the whole models among the files of a repository, by their first parts."""
     present = set(names)
     return sorted(
         name for name in present if _is_model(name) and parts(name)[0] == name and present >= {*parts(name)}
@@ -68,28 +67,25 @@ def models(names: Iterable[str]) -> list[str]:
 
 
 def quantisation(name: str) -> str | None:
-    """The quantisation in capitals, such as `Q4_K_M`; None if the name does not say."""
     found = _QUANTISATION.findall(name)
     return {"FP16": "F16", "FP32": "F32"}.get(found[-1].upper(), found[-1].upper()) if found else None
 
 
 def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None:
-    """The model to take: that of `quant` (`Q5_K_M`, `UD-Q4_K_XL`) if it is given, else the best."""
+    """`quant`: such as `Q5_K_M`, or None for the best."""
     matching = [name for name in candidates if quant is None or _has_tag(name, quant)]
     return min(matching, key=_order, default=None)
 
 
 _BEST_STORED = ("f16", "q8_0", "bf16", "f32")
-"""What the names of projectors end with, the best first: they are small, and their error is in every row."""
+"""Best first, because projectors are small and their error is in every row."""
 
 
 def projectors(names: Iterable[str]) -> list[str]:
-    """The files of a folder or a repository that models see and hear with."""
     return sorted(name for name in names if _is_projector(name.lower()))
 
 
 def preferred_projector(candidates: Sequence[str]) -> str | None:
-    """Of several of the same weights."""
     named = (
         name for end in _BEST_STORED for name in candidates if PurePosixPath(name).stem.lower().endswith(end)
     )
@@ -97,7 +93,7 @@ def preferred_projector(candidates: Sequence[str]) -> str | None:
 
 
 def words(name: str) -> tuple[str, ...]:
-    """What the name of a file says of whose weights it holds: not how they are stored, nor what it is."""
+    """Return the words of a file's name that identify its weights, without quantisation and kind."""
     part = _PART.fullmatch(name)
     stem = _QUANTISATION.sub(" ", (part["model"] if part else PurePosixPath(name).stem)).lower()
     found = re.split(r"[^a-z0-9.]+|\.(?!\d)", stem)

@@ -1,8 +1,4 @@
-"""Models that packages of the package index carry: as a GGUF file, in parts that are joined once, or in
-another format that is converted once.
-
-Nothing of such packages is imported.
-"""
+"""Models in Python packages, which may be joined or converted once. No code of such packages is imported."""
 
 from __future__ import annotations
 
@@ -33,10 +29,9 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 
 class Package(msgspec.Struct, frozen=True):
     name: str
-    """The name in the package index."""
     module: str
     parts: tuple[str, ...] = ()
-    """Packages without which it has no model."""
+    """Packages that carry parts of the model."""
 
     @property
     def part_packages(self) -> tuple[Package, ...]:
@@ -44,11 +39,10 @@ class Package(msgspec.Struct, frozen=True):
 
     @property
     def is_installed(self) -> bool:
-        """With all of its parts."""
         return self._found() is not None and all(part.is_installed for part in self.part_packages)
 
     def folder(self) -> Path:
-        """Where it is installed. Raises StartupError that says how to get it."""
+        """Find the package. Raises StartupError."""
         folder = self._found()
         if folder is None:
             raise StartupError(f"the package {self.name} is not installed (to get it: {self._command()})")
@@ -60,7 +54,6 @@ class Package(msgspec.Struct, frozen=True):
         return next(map(Path, folders or ()), None)
 
     def broken(self, why: str) -> StartupError:
-        """What to raise where its content is no use."""
         mended = self._command("--ignore-installed ")
         return StartupError(f"the package {self.name} is broken: {why} (to mend it: {mended})")
 
@@ -71,35 +64,27 @@ class Package(msgspec.Struct, frozen=True):
 logger = logging.getLogger(__name__)
 
 _WRITER = "openai_cpu_server.model_source.bert:write_bert"
-"""It is imported when there is something to convert, once for a package. It needs numpy, which would take
-half of what naming any model takes (0.1 of 0.2 s of CPU time, `python -c`, best of 5)."""
+"""Imported for a conversion, because numpy takes 0.1 of 0.2 s for naming a model (`python -c`, best of 5)."""
 _VERSION = 1
-"""Numbers what the converter writes: one more makes the files anew."""
+"""Increment to convert again."""
 
 
-class NotConvertible(ValueError):
-    """The files are no model that the converter knows; the message is a clause."""
+class NotConvertible(ValueError): ...
 
 
 _DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
-"""What zipfile and its decompressors raise for bytes that are none of theirs, beside OSError: RuntimeError
-where a bit says that a file is encrypted or stored in an unknown way, ValueError for names that are no text.
-NotConvertible is one."""
+"""Beside OSError. RuntimeError is for encryption or an unknown method, ValueError for bad names and
+NotConvertible."""
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A BERT encoder of sentence-transformers in a zip file of a package."""
-
     package: Package
     archive: str
-    """The zip file's path below the module's folder."""
     name: str
-    """What the GGUF file calls the model."""
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
-        """The GGUF file, whole; it is made at the first call. Raises StartupError that says what is wrong and
-        how to mend it."""
+        """Make the file at the first call. Raises StartupError."""
         archive = self.package.folder() / self.archive
         try:
             with zipfile.ZipFile(archive) as opened:
@@ -117,23 +102,20 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
             raise StartupError(f"cannot convert {archive}: {error.strerror or error} ({where})") from None
 
     def _write(self, archive: zipfile.ZipFile, file: BinaryIO) -> None:
-        """Raises what zipfile raises, OSError."""
         pkgutil.resolve_name(_WRITER)(archive.read, file, name=self.name)
 
 
 class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A GGUF file that is too large for one package: others carry its bytes, in order."""
+    """GGUF file that is too large for one package."""
 
     package: Package
-    """Its `parts` have one file each."""
     file: str
-    """The path of a part below its module's folder, with the part's number for `{}`."""
+    """Below a part's module folder, with `{}` for its number."""
     name: str
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
-        """The GGUF file, whole; it is made at the first call. Raises StartupError that says what is wrong and
-        how to mend it."""
+        """Make the file at the first call. Raises StartupError."""
         files = [
             part.folder() / self.file.format(number) for number, part in enumerate(self.package.part_packages)
         ]
@@ -151,8 +133,7 @@ class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _made_once(cache: Path, name: str, digest: str, write: Callable[[BinaryIO], None]) -> Path:
-    """The file of what has this digest; it is made at the first call, and appears when all of it is written.
-    Whoever comes second meanwhile waits, and finds it. Raises what `write` raises, OSError."""
+    """Other processes wait."""
     path = cache / f"{name}-{digest}.gguf"
     if _is_whole(path):
         return path
@@ -178,7 +159,6 @@ def _is_whole(path: Path) -> bool:
 
 
 def _digest(archive: zipfile.ZipFile) -> str:
-    """Changes with what the archive holds, by the checksums that it carries."""
     parts = sorted((info.filename, info.CRC, info.file_size) for info in archive.infolist())
     return hashlib.sha256(repr((_VERSION, parts)).encode()).hexdigest()[:12]
 
@@ -187,8 +167,7 @@ _END_BYTES = 1 << 16
 
 
 def _ends_digest(files: Sequence[Path]) -> str:
-    """Tells one version of a package from another by the size and both ends of each file: to read all of them
-    at each start would take half a second."""
+    """Both ends, because reading whole files would take half a second per start."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -207,14 +186,11 @@ def _join(parts: Sequence[Path], whole: BinaryIO) -> None:
 
 
 class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A GGUF file in a package."""
-
     package: Package
     file: str
-    """The model's path below the module's folder."""
 
     def path(self) -> Path:
-        """The model's file, whole. Raises StartupError that says what is wrong and how to mend it."""
+        """Check the file. Raises StartupError."""
         path = self.package.folder() / self.file
         try:
             model_tensors(GgufHeader(path))
@@ -245,4 +221,4 @@ PACKAGED: dict[str, PackagedModel | ConvertedModel | JoinedModel] = {
     "smollm2-135m": _SMOLLM2,
     "minilm": _MINILM,
 }
-"""The aliases whose model is looked for in a package, before it is looked for at the hub if that has it."""
+"""Looked up before the hub."""

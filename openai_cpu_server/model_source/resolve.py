@@ -1,5 +1,4 @@
-"""Finds the file that a value of `--model`, `--mmproj` or `--adapter` means, and the model that is served
-where nobody names one."""
+"""Files that `--model`, `--mmproj` and `--adapter` name, and the default model."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The places to look in, in this order.
-    The defaults are an installed package, then a checkout of its repository."""
+    """An installed package, then a checkout."""
 
     models: tuple[Path, ...] = (
         _PACKAGE / "model_assets" / "demo.gguf",
@@ -54,10 +52,9 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
     )
     generator: Path = _PACKAGE.parent / "scripts" / "make_model.py"
     cache: Path = msgspec.field(default_factory=user_cache_dir)
-    """The folder for the random model."""
 
     def path(self) -> Path:
-        """The model's file. Raises StartupError."""
+        """Find or make the model. Raises StartupError."""
         for model in self.models:
             if model.is_file():
                 return model
@@ -85,7 +82,6 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
             raise StartupError("interrupted while making a random model") from None
 
     def _generator_digest(self) -> str:
-        """A digest of the generator: if it changes, the model is made anew."""
         digest = hashlib.sha256()
         for source in sorted(self.generator.parent.rglob("*.py")):
             digest.update(source.read_bytes())
@@ -104,20 +100,18 @@ _DEMO = "demo"
 _DEFAULT = "smollm2"
 _FETCH = "openai_cpu_server.model_source.hub:fetch"
 _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
-"""These functions are imported when they are called:
-most starts need no hub, and its library takes a quarter of a start."""
+"""Imported late, because the hub's library takes a quarter of a start."""
 
 
 class FoundModel(msgspec.Struct, frozen=True):
     name: str
-    """What the API calls the model, unless the user says otherwise."""
+    """Default name in the API."""
     path: Path
     hub: HubName | None = None
-    """Where on the hub it is; None: it is not from there."""
 
 
 def model_to_serve(name: str | None) -> FoundModel:
-    """The model of that name; None: nobody has named one. Raises StartupError with one line."""
+    """Find a model, or the default for None. Raises StartupError."""
     if name is None:
         return _default_model()
     name = without_tag(name)
@@ -127,12 +121,11 @@ def model_to_serve(name: str | None) -> FoundModel:
 
 
 def _hub_name(name: str) -> HubName | None:
-    """What a name of the hub or an alias of one means there."""
     return hub_name(name) if name not in PACKAGED else None
 
 
 def hub_name(name: str) -> HubName | None:
-    """The same, also of what packages have as well. None: the hub has no part in it. Raises StartupError."""
+    """Return the name on the hub, if any. Raises StartupError."""
     if name.startswith(PREFIX):
         return parse_hub_name(name)
     source = ALIASES.get(without_tag(name))
@@ -140,7 +133,7 @@ def hub_name(name: str) -> HubName | None:
 
 
 def _default_model() -> FoundModel:
-    """The packaged model, else the demo model: whoever names none is not made to wait for a hub."""
+    """A default must not wait for a hub."""
     try:
         return FoundModel(_DEFAULT, PACKAGED[_DEFAULT].path())
     except StartupError as error:
@@ -149,15 +142,13 @@ def _default_model() -> FoundModel:
 
 
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
-    """The GGUF file that the name means. It may be downloaded first. Raises StartupError with one line.
-
-    `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
-    """
+    """Return the GGUF file, downloaded if needed. Raises StartupError. `demo` and aliases precede files of
+    the same name (write `./demo`), and `hf:` precedes everything."""
     return _with_utf8_name(_resolved(name, _FETCH, demo or DemoFiles()))
 
 
 def local_model(name: str) -> Path:
-    """The same file, but nothing is downloaded, for commands from which nobody expects gigabytes."""
+    """Return the GGUF file without downloading. Raises StartupError."""
     return _with_utf8_name(_resolved(name, _FIND_CACHED, DemoFiles()))
 
 
@@ -180,7 +171,6 @@ def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
 
 
 def _packaged(alias: str, on_hub: str) -> Path:
-    """The file of the alias' package, or else the hub's, if that has it."""
     try:
         return PACKAGED[alias].path()
     except StartupError as error:
@@ -217,7 +207,6 @@ def _local_file(name: str) -> Path:
 
 
 def _hub_hint(name: str) -> str:
-    """A hint for `OWNER/REPO`, which is a likely slip."""
     return f" (a repository on the hub is {PREFIX}{name})" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
 
 
@@ -241,13 +230,9 @@ def projector_of(
     *,
     find: Callable[[str], Path] = resolve_model,
 ) -> Path | None:
-    """What a model sees and hears with; None: it takes text only. It may be downloaded first.
-
-    `asked`: `off`, a name as `--model` takes it, or `auto`: the file beside the model's whose rows are as
-    wide as the model's, else that of the model's repository. `hub`: where the model came from; None: not from
-    the hub. `find`: what finds a file by its name. Raises StartupError for a file that was asked for and is
-    not there, or that llama-cpp-python cannot take.
-    """
+    """Return a projector, downloaded if needed, or None for text only. Raises StartupError for a named one
+    that is missing or unsupported. `asked`: `off`, a name, or `auto` for one whose rows have the model's
+    width, beside the model or else in its repository."""
     if asked == "off":
         return None
     if asked != "auto":
@@ -269,7 +254,7 @@ _NO_MTMD = "llama-cpp-python was built without libmtmd, which takes pictures and
 
 
 def _takes_media() -> bool:
-    """Whether llama-cpp-python came with libmtmd, seen without loading it. A build may leave it out."""
+    """A build may leave out libmtmd, which is checked without loading it."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return True  # whoever loads it says what is wrong
@@ -277,8 +262,8 @@ def _takes_media() -> bool:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """The projector in the model's folder that fits it, of several of one kind the best stored. Where other
-    models lie there too, its name must say nothing that the model's does not: rows are as wide in many."""
+    """Return the best stored projector that fits. Beside other models its name must not have words that
+    the model's lacks, because many have the same width."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
     found = projectors(beside)
     if len({words(name) for name in models(beside)}) > 1:
@@ -289,7 +274,7 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def _of_repository(model: Path, hub: HubName) -> Path | None:
-    """Nothing but text is served if the hub cannot be asked: the model itself is here."""
+    """Text only if the hub is away, because the model itself is here."""
     try:
         path: Path | None = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
     except StartupError as error:
@@ -299,7 +284,6 @@ def _of_repository(model: Path, hub: HubName) -> Path | None:
 
 
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
-    """Those whose rows are as wide as the model's. A file that cannot be read fits nothing."""
     if not found:
         return []
     try:
@@ -318,8 +302,8 @@ def _rows_width(projector: Path) -> int | None:
 
 
 def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
-    """Lets who would remove these files know that they are in use, until what this returns is closed or the
-    process ends. On a disk where nothing can be held nothing is."""
+    """Mark files as in use until the result is closed or the process ends. No effect on disks without
+    locks."""
     held = []
     for path in paths:
         try:
@@ -336,42 +320,36 @@ def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
 
 
 _HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
-"""It is imported when it is called: the hub's library takes a quarter of a start."""
 
 
 def hub_cache() -> Path:
-    """Where what is downloaded lies."""
     folder: Path = pkgutil.resolve_name(_HUB_CACHE)()
     return folder
 
 
 class AdapterFiles:
-    """Its methods block: they read whole files, and may download some."""
+    """Methods block: they read whole files, and may download some."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: what clients name must lie in it; None: clients may name nothing."""
+        """`folder`: None if clients may name no adapters."""
         self._folder = folder
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where what clients name lies: the folder, and the hub's cache."""
         if self._folder is None:
             return ()
         return (self._folder.resolve(), hub_cache())
 
     def of_operator(self, source: AdapterSource) -> Adapter:
-        """What whoever starts the server names may lie anywhere. Raises `StartupError`."""
+        """Load an adapter from any path. Raises StartupError."""
         try:
             return _adapter(source, resolve_model(source.path))
         except AdapterFailed as error:
             raise StartupError(str(error)) from None
 
     def of_client(self, source: AdapterSource) -> Adapter:
-        """What a client names. Raises `AdapterNotAllowed`, `AdapterFailed`.
-
-        A path outside of the folder is refused in the same words whether there is a file or not: nobody
-        learns so what lies on this machine.
-        """
+        """Load an adapter. Raises AdapterNotAllowed, AdapterFailed. Paths outside of the folder get one
+        message, whether the file exists or not, so that clients learn nothing about this machine."""
         if self._folder is None:
             raise AdapterNotAllowed(
                 "This server loads no adapters over the API; start it with --adapter-dir DIR."
@@ -384,7 +362,6 @@ class AdapterFiles:
             raise AdapterFailed(f"{error}.") from None
 
     def _within(self, folder: Path, name: str) -> Path:
-        """The file in the folder, links followed."""
         root = folder.resolve()
         try:
             path = (root / name).resolve()

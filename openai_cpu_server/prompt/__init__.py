@@ -1,8 +1,4 @@
-"""A conversation as the text that a model reads. Text in, text out; tokens where a tokenizer is handed in.
-
-The reader's process compiles templates and renders prompts; the API process knows the results and the
-formats, and imports neither `chat_template` nor `sandbox`, which run jinja2: a template is somebody
-else's program.
-Promises: contents never become control tokens; a template that loops or grows without end is stopped;
-thoughts and tools are shown to a template as it expects them, which is found out by trying.
-"""
+"""Conversations as the text that a model reads, or as its tokens. A reader process compiles templates and
+renders prompts. The API process uses results and formats, without `chat_template` and `sandbox`, which run
+jinja2, because a template is untrusted code. Contents never become control tokens, and runaway templates
+are stopped."""

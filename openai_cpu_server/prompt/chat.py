@@ -1,5 +1,4 @@
-"""Turns a conversation into the prompt's text, whose contents stay text: only the template's own words become
-control tokens."""
+"""Rendering of a conversation in which only the template's own words become control tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +35,6 @@ class _Place(NamedTuple):
 
 
 class ControlNames:
-    """The names of one vocabulary's control tokens, and how to find them."""
-
     def __init__(self, tokens: Iterable[ControlToken]) -> None:
         self._tokens = {token.text: token for token in tokens}
         by_first: dict[str, set[int]] = {}
@@ -53,7 +50,7 @@ class ControlNames:
         self._reach = max(map(len, self._tokens), default=1) - 1
 
     def places(self, text: str) -> Iterator[_Place]:
-        """Where names stand in a text; of two at one place the longer."""
+        """Yield the names in a text, the longest at each place."""
         behind = 0
         for first in self._first.finditer(text):
             start = first.start()
@@ -66,8 +63,7 @@ class ControlNames:
                 yield _Place(start, found, self._tokens[text[start:found]])
 
     def spelt(self, text: str) -> list[tuple[int, int]]:
-        """The parts of a value that could become a control token, alone or with what a template writes beside
-        it."""
+        """Return parts that may become control tokens, alone or with the template's text beside them."""
         found = [(place.start, place.end) for place in self.places(text)]
         head = next((n for n in range(min(self._reach, len(text)), 0, -1) if text[:n] in self._tails), 0)
         if head and not (found and found[0][0] < head):
@@ -79,12 +75,11 @@ class ControlNames:
 
 
 class Literals:
-    """What the values of one request spell, and the stand-ins for it.
+    """Stand-ins for names of control tokens, such as `<|im_end|>`, that a user, a tool's result or a web page
+    spells.
 
-    A user, a tool's result or a web page may spell the name of a control token, such as `<|im_end|>`. Where
-    one does, a stand-in takes its place while the template renders, and the stretch of text around it is
-    tokenised without control tokens. Such stretches lie between the control tokens that the template wrote,
-    where tokenisers cut anyway: all other tokens stay what they were. What spells nothing costs a search.
+    The stretch of text around a stand-in is tokenised without control tokens. Such stretches lie between the
+    control tokens that the template wrote, where tokenisers cut anyway, so all other tokens stay the same.
     """
 
     def __init__(self, names: ControlNames) -> None:
@@ -94,7 +89,6 @@ class Literals:
         self._stand_in = re.compile(self._stem + r"(\d{6})")
 
     def hidden(self, value: Any) -> Any:
-        """The value, of JSON's types, with stand-ins in its texts, the names of its fields too."""
         if isinstance(value, str):
             return self._hidden_text(value)
         if isinstance(value, Mapping):
@@ -104,15 +98,13 @@ class Literals:
         return value
 
     def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-        """The messages with stand-ins, also in arguments of calls: there JSON's escapes can hide a name."""
+        """Hide names, also in parsed arguments of calls, because JSON's escapes can conceal one."""
         return [self.hidden(self._plainly_called(message)) for message in messages]
 
     def shown(self, text: str) -> str:
-        """The text, with what was spelt in place of the stand-ins."""
         return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
 
     def encode(self, text: str, tokenizer: Tokenizer, *, add_special: bool) -> list[int]:
-        """The tokens of a rendered text."""
         if not self._spelt or self._stem not in text:
             return tokenizer.encode(text, add_special=add_special, parse_special=True)
         around = tokenizer.marks if add_special else SequenceMarks()
@@ -149,8 +141,6 @@ class Literals:
         return "".join([*parts, text[behind:]])
 
     def _stretches(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The text in parts: those with stand-ins reach from one control token of the template to the
-        next."""
         begun, behind, strips = 0, 0, False
         for place in (*self._names.places(text), None):
             end = len(text) if place is None else place.start
@@ -165,21 +155,16 @@ class Literals:
 
 
 def _stripped(text: str, *, before: bool, behind: _Place | None) -> str:
-    """Without the white space that belongs to the control tokens around it."""
     text = text.lstrip() if before else text
     return text.rstrip() if behind is not None and behind.token.strips_before else text
 
 
 class ChatText(NamedTuple):
-    """A prompt, and where the output behind it begins."""
-
     text: str
     stage: ThinkingStage
 
 
 class _Begun(NamedTuple):
-    """What the answer begins with."""
-
     reasoning: str
     content: str
 
@@ -194,13 +179,10 @@ def render_chat(
     reasoning: TemplateReasoning | None = None,
     thinks_not: bool = False,
 ) -> ChatText:
-    """The prompt's text, for `encode` with `parse_special`, and `add_special` if `needs_special_tokens`.
-
-    A last message of the assistant is the beginning of its answer (prefill): the model continues it.
-    `thinks_not`: the prompt ends behind the thoughts, also where the template knows no way to do without.
-
-    Raises TemplateFailed, InvalidRequest.
-    """
+    """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
+    `needs_special_tokens`. The model continues a last message of the assistant (prefill). Raises
+    TemplateFailed, InvalidRequest. `thinks_not`: close the thoughts, also if the template cannot switch
+    them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
@@ -220,13 +202,11 @@ def render_chat(
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
-    """Whether the tokenizer adds BOS: not if the template wrote one, maybe behind white space, because two of
-    them confuse a model."""
+    """Return True unless the template wrote BOS, because two of them confuse a model."""
     return not (bos_text and text.lstrip().startswith(bos_text))
 
 
 def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
-    """With the thoughts closed, if they are open, or if nothing tells the model to do without."""
     form = reasoning.form
     if rendered.stage is ThinkingStage.WITHIN:
         return ChatText(f"{rendered.text}\n{form.end}{form.gap}{form.answer_begin}", ThinkingStage.BEHIND)
@@ -241,7 +221,6 @@ def _continued(rendered: ChatText, prefill: _Begun, reasoning: TemplateReasoning
 
 
 def _prefill(messages: Sequence[Message]) -> _Begun | None:
-    """What the answer begins with; None if it begins afresh."""
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):

@@ -1,5 +1,4 @@
-"""A conversation becomes prompt tokens: tools and earlier answers as its template wants them, rendered,
-tokenised."""
+"""Prompt tokens of a conversation, rendered by its template."""
 
 from __future__ import annotations
 
@@ -23,32 +22,27 @@ from openai_cpu_server.prompt.template import Message, PromptTemplate, TemplateS
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 Written = Mapping[int, Sequence[int]]
-"""By the index of an assistant's message: the tokens that the model wrote for it."""
+"""Tokens that the model wrote for a message, by its index."""
 Render = Callable[[Sequence[Message]], str]
-"""Renders messages, up to where the model's next answer begins."""
 
 
 @dataclass(frozen=True)
 class MarkedChat:
-    """A rendered conversation, with a mark for each answer that stands there as the tokens of before."""
+    """Rendered conversation, with a mark for each answer that keeps its tokens."""
 
     messages: Sequence[Message]
-    """They have the marks too."""
     text: str
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By mark."""
     blanks: str = ""
-    """What stands before such an answer, and not where the model began to write it: it is left out."""
+    """White space that the template writes only before an earlier answer, and that is dropped."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By mark, the tokens of what is no text."""
+    """Tokens of media by mark."""
 
     @property
     def plain(self) -> str:
-        """The text alone."""
         return "".join(part for part in self.parts(0, len(self.text)) if isinstance(part, str))
 
     def parts(self, start: int, end: int) -> Iterator[str | Sequence[int]]:
-        """This stretch of it as texts, and tokens between them. No mark is cut."""
         marks = {**self.tokens, **self.shown}
         if not marks:
             yield self.text[start:end]
@@ -61,14 +55,9 @@ class MarkedChat:
 
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
-    """The conversation with the written answers as tokens.
-
-    A template writes an answer of before from its text: it trims white space, and writes calls anew from
-    their arguments. Tokenised again, even the very same text can become other tokens than those that were
-    sampled. So a mark is rendered in place of such an answer, and the tokens are put where the mark stands.
-
-    None: the template does not show a plain answer where one of these stands.
-    """
+    """Return the conversation with the written answers as tokens, or None if the template does not show
+    them plainly. Templates trim and rewrite answers, and even the same text may become other tokens than
+    those sampled. So a mark is rendered and replaced."""
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
     told = list(messages)
@@ -85,19 +74,17 @@ def marked_chat(messages: Sequence[Message], written: Written, render: Render) -
 
 
 def _blanks(before: str, opening: str) -> str:
-    """What the template writes more before an answer of before than it does where it asks for one: some set a
-    blank there."""
     is_more = before.startswith(opening) and before.rstrip() == opening.rstrip()
     return before[len(opening) :] if is_more else ""
 
 
 _ELSE = "\ue000"
-"""What is said in other conversations: no text begins with this character, which is for private use."""
+"""Text of other conversations. No text begins with this character for private use."""
 
 
 def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]]:
-    """Others that begin as this one does: one with another first text, what becomes of this one, and, where
-    functions have been called, what becomes of it when that is done again."""
+    """Return conversations that begin like this one: another first text, a next turn, and, after calls,
+    further calls."""
     user, answer = {"role": "user", "content": _ELSE}, {"role": "assistant", "content": _ELSE}
     head = [*takewhile(lambda each: each.get("role") in ("system", "developer"), messages)]
     finished = messages[:-1] if _ends_with(messages, "assistant") else messages
@@ -114,8 +101,7 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
 
 
 def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
-    """Lengths of the text that stays: what another conversation has too; and all before another last text of
-    the user, whose own end is found by what the template writes behind it in the other."""
+    """The common beginning, and all before another last text of the user."""
     yield _common_length(chat.text, other)
     _, said, behind = other.rpartition(_ELSE)
     if said and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
@@ -123,8 +109,7 @@ def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
 
 
 def _common_length(one: str, other: str) -> int:
-    """How much both begin with. It compares slices: one character after the other would take longer than the
-    rendering did."""
+    """Slices, because single characters would take longer than the rendering."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -137,50 +122,43 @@ def _common_length(one: str, other: str) -> int:
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
-    """At least one."""
+    """At least one token."""
     stage: ThinkingStage
-    """Where the output begins."""
     wants_thoughts: bool
-    """The model surely thinks first."""
+    """True if the model surely thinks first."""
     borders: tuple[int, ...] = ()
-    """As a `GenerationRequest` has them."""
+    """Same as in `GenerationRequest`."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be rendered, in JSON's types."""
-
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
-    """To be offered to the model."""
     template: str = ""
-    """The name of one of the model's further templates; "": the one for chats."""
+    """Name of a further template, or "" for the one for chats."""
     written: Written = msgspec.field(default_factory=dict)
-    """What the model wrote for some of the messages."""
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """Further ones for the template."""
     thinks_not: bool = False
-    """The answer begins at once, if the model has marks for thoughts."""
+    """True to begin with the answer, if the model has marks for thoughts."""
     most_tokens: int | None = None
-    """What is surely longer is not tokenised."""
+    """Longer prompts are rejected before tokenising."""
     begins_answer: bool = True
-    """The prompt ends where the model answers; False: behind the last message."""
+    """False to end behind the last message."""
     has_marks: bool | None = None
-    """Whether the tokenizer's own first and last tokens are around it; None: unless the template wrote
-    one."""
+    """True to add the tokenizer's first and last tokens, or None to add them unless the template did."""
     shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
-    """By what stands for it in texts: tokens of what is no text, such as a picture."""
+    """Tokens of media, by their marks in texts."""
     marks_borders: bool = True
-    """Whether the prompt's `borders` are wanted, which take a few further renderings."""
+    """True to compute `borders`, which takes a few more renderings."""
 
 
 class ChatPromptMaker(Protocol):
-    """Makes the prompts of one model. It takes milliseconds: do not call it in an event loop."""
+    """Makes the prompts of one model. Takes milliseconds, so do not call it in an event loop."""
 
     @property
     def has_template(self) -> bool: ...
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
+        """Return the prompt's tokens. Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +166,10 @@ class ChatPrompts:
     """`ChatPromptMaker` of this process."""
 
     template: PromptTemplate | None
-    """None: the model has none."""
     tokenizer: Tokenizer
     tool_format: ToolFormat
     names: ControlNames
     reasoning: TemplateReasoning | None = None
-    """None: the model does not think."""
 
     @property
     def has_template(self) -> bool:
@@ -251,8 +227,7 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """The messages as the template takes them, as far as trying has told. Where it refuses them all the
-        same, or does not show one of them, all that is no plain chat is told in words, if that helps."""
+        """If the template rejects or loses a message, write all but plain chat in words."""
         ways, failures = list[ChatText](), list[TemplateFailed]()
         for shape in (template.shape, in_words(template.shape)):
             try:
@@ -281,8 +256,7 @@ class ChatPrompts:
         )
 
     def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
-        """Where to cut the text: each time behind the last control token that other conversations have too.
-        Tokenisers cut there anyway, whatever follows, unless the token takes the white space behind it."""
+        """Tokenisers cut behind a control token anyway, unless it takes the white space behind it."""
         names = self.names.places(chat.text)
         ends = [name.end for name in names if not name.token.strips_behind]
         borders = set()
@@ -298,7 +272,6 @@ class ChatPrompts:
     def _encoded(
         self, chat: MarkedChat, borders: Sequence[int], literals: Literals, around: SequenceMarks
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens, and how many of them are before each border."""
         tokens, lengths = [*around.begin], []
         for start, end in pairwise((0, *borders, len(chat.text))):
             for part in chat.parts(start, end):
@@ -310,7 +283,7 @@ class ChatPrompts:
 
 
 def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:
-    """Raises PromptFarTooLong for a text that has more tokens, whatever they are."""
+    """Check a text before tokenising. Raises PromptFarTooLong."""
     if most_tokens is not None and (least := tokenizer.least_tokens(text)) > most_tokens:
         raise PromptFarTooLong(least_tokens=least, limit=most_tokens)
 
@@ -318,8 +291,7 @@ def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> No
 def whole_prompt(
     text: str, tokenizer: Tokenizer, *, most_tokens: int | None, add_special: bool = True
 ) -> tuple[int, ...]:
-    """A text that is a prompt by itself: names of control tokens in it mean them, and BOS is added unless it
-    has it. Raises PromptFarTooLong."""
+    """Encode a prompt with control tokens, and with BOS unless it has it. Raises PromptFarTooLong."""
     require_room(tokenizer, text, most_tokens)
     needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
     return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))

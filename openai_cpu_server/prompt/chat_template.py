@@ -1,4 +1,4 @@
-"""A model's chat template. It is compiled once and rendered for every request."""
+"""A model's chat template, compiled once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ from openai_cpu_server.prompt.template import (
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
-"""The limit of the renderings by which is found out, at load, what the template shows. A message or two take
-a few hundred; a template that never ends would take seconds each time.
-"""
+"""Limit of the trial renderings at load, which take a few hundred. A template that never ends would take
+seconds each time."""
 
 
 class ChatTemplate:
-    """`PromptTemplate`, compiled. Raises StartupError for source that does not compile. Several threads may
-    render at once.
-
-    Rendering can take milliseconds, and seconds for a hostile template: do not call it in an event loop.
-    """
+    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a
+    hostile template. Raises StartupError for source that does not compile."""
 
     def __init__(
         self,
@@ -64,10 +60,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt's text. `extra` are further variables; none of them replaces one of ours.
-
-        Raises TemplateFailed, with the template's own words if it refuses the messages.
-        """
+        """Return the prompt's text. Raises TemplateFailed. `extra`: variables that do not replace ours."""
         variables = {
             "documents": None,
             **(extra or {}),
@@ -84,14 +77,12 @@ class ChatTemplate:
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
 
     def _takes_as(self, no_tools: Sequence[Message] | None) -> bool:
-        """Whether it takes this for no tools: some ask for the length of what is None."""
+        """Some templates take the length of their tools, and fail with None."""
         self._no_tools = no_tools
         return bool(tried(lambda: self.render([{"role": "user", "content": _NEEDLE}])))
 
 
 class _Trial:
-    """Finds out what a template shows and takes, with what clients send."""
-
     def __init__(self, template: ChatTemplate) -> None:
         self._render = template.render
         self._calls: CallShape | None = None
@@ -123,7 +114,6 @@ class _Trial:
         return SystemPlace.ANYWHERE if is_anywhere else SystemPlace.HEAD
 
     def _call_shape(self) -> CallShape | None:
-        """Tried out, from the most common to the rarest."""
         shapes = [CallShape(text, empty) for text in (False, True) for empty in (False, True)]
         found = next((shape for shape in shapes if self._shows_calls(shape, 1)), None)
         if found is None:
@@ -132,7 +122,6 @@ class _Trial:
         return found._replace(one_by_one=not self._shows_calls(found, 2), text_apart=not self._shows("UDT"))
 
     def _shows_calls(self, shape: CallShape, num_calls: int) -> bool:
-        """Whether calls, their arguments and their results are seen, and arguments are written as JSON."""
         calling = _calling([_call(index) for index in range(num_calls)])
         results = [_result(f"{_NEEDLE} {index}", index) for index in range(num_calls)]
         self._calls = shape
@@ -143,8 +132,7 @@ class _Trial:
         return is_begun and is_json and all(each in text for each in seen)
 
     def _shows(self, turns: str) -> bool:
-        """Whether it takes these turns and shows their texts and calls, with tools and without: of the
-        system, users, answers, Empty answers, Calls, calls with worDs before them, and Tools' results."""
+        """`turns`: System, Users, Answers, Empty answers, Calls, calls with worDs, Tools' results."""
         messages = [_turn(kind, f"{_NEEDLE} {at}", at) for at, kind in enumerate(turns)]
         seen = [f"{_NEEDLE} {at}" for at, kind in enumerate(turns) if kind not in "EC"]
         seen += [f"f5b1f{at}" for at, kind in enumerate(turns) if kind in "CD"]
@@ -191,8 +179,7 @@ def _tool(description: str) -> Message:
     return {"type": "function", "function": function}
 
 
-class _Refused(jinja2.TemplateError):
-    """The template called `raise_exception`."""
+class _Refused(jinja2.TemplateError): ...
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -209,7 +196,6 @@ def _compile(source: str, environment: ChatEnvironment) -> jinja2.Template:
 
 
 def _words(error: Exception) -> str:
-    """The error's words on one line."""
     message = error.message if isinstance(error, jinja2.TemplateError) else str(error)
     first_line = (message or "").strip().partition("\n")[0]
     return first_line or type(error).__name__

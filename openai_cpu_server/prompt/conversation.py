@@ -1,5 +1,5 @@
-"""Conversations as a template can show them, in one place for all APIs: results stand behind their calls,
-tools are told, and every turn is where the template takes it. Pure; nothing that was said is left out."""
+"""Conversations as a template can show them: results behind their calls, turns where it accepts them.
+Nothing that was said is left out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ Tools = Sequence[Mapping[str, object]]
 _SYSTEM = ("system", "developer")
 _RESULTS = "Results of the functions:"
 _NO_RESULT = "There is no result."
-"""It stands where some calls of a message have results: templates give them to the calls one by one."""
+"""For calls beside others with results, because templates give those to the calls one by one."""
 _SILENT = "..."
-"""What a user says where a template wants a turn that there is not."""
+"""User's text where a template needs a missing turn."""
 _WORD = re.compile("[A-Za-z0-9]{4,64}")
 _LOOKED_AT = 512
-"""A word of a message is looked for among so many of its first characters."""
 
 
 # -- results belong to calls -----------------------------------------------------------------------------
@@ -40,14 +39,12 @@ _LOOKED_AT = 512
 class PlacedMessage(NamedTuple):
     message: Message
     place: int
-    """Where it stood in what the client sent."""
+    """Index in the client's messages."""
     is_stray: bool = False
-    """It was the result of a call that is not there, and has become a user's turn."""
+    """True for a result without a call, which became a user's turn."""
 
 
 class _Call:
-    """A call and, once it is found, its result."""
-
     def __init__(self, call: Mapping[str, Any], call_id: str) -> None:
         self.call = {**call, "id": call_id}
         self.result: PlacedMessage | None = None
@@ -62,15 +59,12 @@ class _Call:
 
 
 class _OpenCalls:
-    """The calls that wait for results."""
-
     def __init__(self) -> None:
         self._by_id: dict[object, list[deque[_Call]]] = {}
         self._latest: list[_Call] = []
         self._ids: dict[str, int] = {}
 
     def of(self, calls: Sequence[Mapping[str, Any]]) -> list[_Call]:
-        """The calls of one message, each with an id of its own."""
         self._latest = [_Call(call, self._own_id(str(call.get("id") or ""))) for call in calls]
         new: dict[object, deque[_Call]] = {}
         for sent, call in zip(calls, self._latest, strict=True):
@@ -80,8 +74,7 @@ class _OpenCalls:
         return self._latest
 
     def taken(self, result: Message) -> _Call | None:
-        """The call that this is the result of: of those with its id the latest message's, in their order. A
-        result without an id is that of the latest message's next call, if it does not name another one."""
+        """A result without an id belongs to the latest message's next call, unless it names another."""
         call_id, name = result.get("tool_call_id"), result.get("name")
         if call_id:
             return self._next_of(call_id)
@@ -103,11 +96,7 @@ class _OpenCalls:
 
 
 def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
-    """The messages, with the results behind their calls and in the calls' order, whatever order they came in.
-
-    Each result is taken once, also where ids or results repeat. It gets its function's name. A result whose
-    call is not there is told in words.
-    """
+    """Move each result behind its call, with the function's name. A result without a call becomes text."""
     open_calls, found = _OpenCalls(), list[tuple[PlacedMessage, Sequence[_Call]]]()
     for place, message in enumerate(messages):
         if message.get("role") != "tool":
@@ -141,8 +130,7 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def in_words(shape: TemplateShape) -> TemplateShape:
-    """What any template can show that shows a chat at all: users and answers in turn, and all else in their
-    words."""
+    """Return the shape that any chat template can show."""
     return msgspec.structs.replace(
         shape,
         system=SystemPlace.NOWHERE,
@@ -161,8 +149,8 @@ def adapted(
     *,
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
-    """The messages as the template can show them, and the tools that are left for it to show. Results are
-    bound already. Raises InvalidRequest for content that is no text."""
+    """Return bound messages as the template can show them, and the tools left for it to show. Raises
+    InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
     said = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
     said, tools = _with_tools(said, tools, shape, form)
@@ -176,8 +164,7 @@ def adapted(
 
 
 def lost(messages: Sequence[Message], text: str) -> int:
-    """How many texts and calls of the messages are nowhere in the rendered text. A word of each is looked
-    for, the longest, for templates trim texts, and some write results as JSON."""
+    """Count missing texts and calls by their longest words, because templates trim texts and write JSON."""
     num_lost = at = 0
     for said in (said for message in messages for said in _said(message)):
         word = max(_WORD.findall(said), key=len, default="")
@@ -209,7 +196,6 @@ def _is_empty(message: Message, shows_thoughts: bool) -> bool:
 def _with_tools(
     messages: list[Message], tools: Tools, shape: TemplateShape, form: ToolFormat
 ) -> tuple[list[Message], Tools]:
-    """The template shows them, or the system message has them: as a field, or in words."""
     if not tools or (shape.shows_tools and not form.replaces_template):
         return messages, tools
     head, rest = (messages[:1], messages[1:]) if _is_system(messages[:1]) else ([], messages)
@@ -239,8 +225,7 @@ def _is_system(messages: Sequence[Message]) -> bool:
 
 
 def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
-    """Those at the head become one where the template takes no more. Those that it does not take where they
-    stand are said by the user: with what it has just said, else with what it says next, else alone."""
+    """Rejected system messages are said by the user, joined to the last text, else to the next."""
     if place is SystemPlace.ANYWHERE:
         return messages
     head = [*takewhile(lambda message: message["role"] == "system", messages)]
@@ -266,12 +251,9 @@ def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
 
 
 class _Exchange(NamedTuple):
-    """A message, with the results behind it: of its calls, or of those that its marked text has."""
-
     message: Message
     results: Sequence[Message]
     is_asked_on: bool
-    """A user says something at once behind it."""
     is_last: bool
 
 
@@ -290,9 +272,8 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
 def _told(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
 ) -> Iterator[Message]:
-    """Templates in which turns must alternate do not count calls and results among them: what a user says
-    directly behind those would be one turn too many, as would an answer of its own before them. There the
-    calls become an answer in words, and the results what a user says."""
+    """Alternating templates do not count calls and results, so a user's text behind them is one turn too
+    many. There both become text."""
     message, results, is_asked_on, is_last = exchange
     calls = _calls(message)
     if not calls:
@@ -348,7 +329,6 @@ def _told_results(results: Sequence[Message]) -> Message:
 
 
 def _taking_turns(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role are one message, and a user begins."""
     told = _joined(messages)
     first = next((at for at, message in enumerate(told) if message["role"] != "system"), len(told))
     if told and (first == len(told) or told[first]["role"] != "user"):
@@ -357,7 +337,7 @@ def _taking_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """An answer and the calls directly behind it become one message, too."""
+    """An answer joins the calls directly behind it, too."""
     told: list[Message] = []
     for message in messages:
         joins = bool(told) and told[-1]["role"] == message["role"] != "tool" and not _calls(told[-1])
@@ -366,7 +346,6 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _both(one: Message, other: Message) -> Message:
-    """Two messages of one role as one."""
     fields = {**one, **other}
     for name, between in (("content", "\n\n"), ("reasoning_content", "\n")):
         texts = [str(text) for text in (one.get(name), other.get(name)) if text]

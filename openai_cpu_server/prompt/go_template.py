@@ -1,8 +1,6 @@
-"""Ollama's templates, which are Go's (`text/template`): what turns a conversation into a prompt there.
-
-The part of the language that such templates use: fields, variables, `if`, `range`, `with`, pipelines, and the
-functions below. Source: Go's documentation of text/template, and Ollama's of its templates.
-"""
+"""Ollama's templates, which are Go's (`text/template`): fields, variables, `if`, `range`, `with`,
+pipelines, and the functions below. Source: Go's documentation of text/template, and Ollama's of its
+templates."""
 
 from __future__ import annotations
 
@@ -17,19 +15,17 @@ from openai_cpu_server.errors import wrong
 
 _MOST_LENGTH = 65_536
 _MOST_STEPS = 50_000
-"""Loops within loops over a long conversation end here. Each node and each value takes a step, and so do
-each `_CHARS_A_STEP` characters of a value that is looked at or made."""
+"""Nodes, values, and every `_CHARS_A_STEP` characters of a value."""
 _CHARS_A_STEP = 1024
 _MOST_DEPTH = 50
 _MOST_DIGITS = 20
 _MOST_CHARS = 16 * 2**20
-"""No context has room for more."""
+"""More than any context has room for."""
 _ACTION = re.compile(
     r"""(?P<left>-(?=\s))?(?:(?P<comment>\s?/\*(?:[^*]|\*(?!/))*\*/\s?)
     |(?P<body>(?:"(?:[^"\\\n]|\\.)*"|`[^`]*`|[^"`}-]|}(?!})|-(?!}}))*))(?P<right>-)?}}""",
     re.X,
 )
-"""What stands behind `{{`, up to its end."""
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)|(?P<number>-?\d+(?:\.\d+)?)
     |(?P<name>[A-Za-z_]\w*)|(?P<path>\$\w*(?:\.\w+)*|(?:\.\w+)+|\.)|(?P<sign>:=|\)(?:\.\w+)*|[=|(,]))""",
@@ -79,7 +75,7 @@ class _Set(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """`if`, `with`, or `range`; `variables` are set to what is looked at, of a range its place before it."""
+    """`variables` get the value, in a range also its index."""
 
     word: str
     variables: tuple[str, ...]
@@ -91,15 +87,14 @@ class _Branch(NamedTuple):
 _Node = Union[str, _Print, _Set, _Branch]
 
 
-class _ResponseIsNext(Exception):
-    """The prompt ends here: the model goes on."""
+class _ResponseIsNext(Exception): ...
 
 
 class GoTemplate:
-    """`path` is what is blamed for faults of the template."""
+    """`path`: parameter named in errors."""
 
     def __init__(self, source: str, path: str) -> None:
-        """Raises InvalidRequest for what is no such template, or uses what is not known here."""
+        """Parse a template. Raises InvalidRequest."""
         if len(source) > _MOST_LENGTH:
             raise wrong(f"Invalid template: it is longer than {_MOST_LENGTH} characters.", path)
         self._path = path
@@ -115,8 +110,8 @@ class GoTemplate:
     def prompt(
         self, messages: Sequence[Mapping[str, str]], suffix: str = "", *, most_chars: int = _MOST_CHARS
     ) -> str:
-        """Write messages with `role` and `content` up to where the model is to go on. Raises InvalidRequest,
-        also for a value or a prompt of more than `most_chars`."""
+        """Write the prompt up to the model's answer. Raises InvalidRequest, also for more than
+        `most_chars`."""
         run, turns = _Run(self._path, min(most_chars, _MOST_CHARS)), _collated(messages)
         system = "\n\n".join(text for role, text in turns if role == "system")
         values: dict[str, object] = {
@@ -147,12 +142,11 @@ class GoTemplate:
 
 
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
-"""Of templates that write one turn."""
+"""For templates that write one turn."""
 _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
 
 
 def _collated(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """Roles and what they say; neighbours of one role are one."""
     by_role = itertools.groupby(messages, lambda message: message["role"])
     return [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
 
@@ -173,7 +167,6 @@ class _Parser:
         return wrong(f"Invalid template: {what}.", self._path)
 
     def _split(self, source: str) -> Iterator[str | list[_Token]]:
-        """Texts, and actions as tokens."""
         at, is_trimmed = 0, False
         while (opened := source.find("{{", at)) >= 0:
             action = _ACTION.match(source, opened + 2)
@@ -200,7 +193,6 @@ class _Parser:
         return tokens
 
     def _block(self) -> tuple[list[_Node], list[_Token]]:
-        """Nodes up to `end` or `else`, which come back; nothing: up to the end of all."""
         nodes: list[_Node] = []
         for piece in self._pieces:
             if isinstance(piece, str):
@@ -252,7 +244,7 @@ class _Parser:
         return value
 
     def _pipeline(self, rest: list[_Token], depth: int) -> _Expression:
-        """What stands before a `|` is the last argument of what stands behind it."""
+        """The value before a `|` is the last argument of what stands behind it."""
         if depth > _MOST_DEPTH:
             raise self._wrong("its brackets are nested too deep")
         value: _Expression | None = None
@@ -310,7 +302,6 @@ class _Parser:
 
 
 def _assigned(tokens: list[_Token]) -> tuple[tuple[str, ...], list[_Token]]:
-    """Names before `:=` or `=`, and what stands behind."""
     at = next((at for at, token in enumerate(tokens) if token.text in (":=", "=")), None)
     if at is None:
         return (), tokens
@@ -318,8 +309,6 @@ def _assigned(tokens: list[_Token]) -> tuple[tuple[str, ...], list[_Token]]:
 
 
 class _Run:
-    """One conversation."""
-
     def __init__(self, path: str, most_chars: int) -> None:
         self._written: list[str] = []
         self._num_chars = 0
@@ -334,7 +323,6 @@ class _Run:
         return "".join(self._written)
 
     def turn(self, nodes: Sequence[_Node], values: Mapping[str, object], *, ends: bool) -> None:
-        """`ends`: at the response."""
         self._variables, self._ends = {"$": values}, ends
         with contextlib.suppress(_ResponseIsNext):
             self.nodes(nodes, values)
@@ -355,7 +343,6 @@ class _Run:
                     self._branch(node, self._value(value, dot), dot)
 
     def _step(self, num_chars: int) -> None:
-        """Raises InvalidRequest."""
         self._steps += 1 + num_chars // _CHARS_A_STEP
         if self._steps > _MOST_STEPS:
             raise wrong("Invalid template: it takes too long.", self._path)
@@ -421,7 +408,6 @@ class _Run:
 
 
 def _num_chars(value: object) -> int:
-    """At least so many characters stand for it."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

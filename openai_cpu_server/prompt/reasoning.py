@@ -1,5 +1,4 @@
-"""Thoughts in front of an answer: how families of models mark them, where a prompt ends among them, and how a
-template is given them and told of them. Pure."""
+"""Thoughts before an answer: marks of model families, and how a template takes them."""
 
 from __future__ import annotations
 
@@ -12,31 +11,31 @@ from openai_cpu_server.prompt.template import Message, PromptTemplate, content_t
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """One family's marks. White space around them belongs to neither thoughts nor answer."""
+    """White space around the marks belongs to neither thoughts nor answer."""
 
     name: str
-    """The name in `--reasoning-format`."""
+    """Value of `--reasoning-format`."""
     begin: str
     end: str
     signs: tuple[str, ...]
-    """A chat template that has all of these teaches the format."""
+    """Texts in a template of this format."""
     answer_begin: str = ""
-    """A mark between `end` and the answer."""
+    """Mark between `end` and the answer."""
     answer_alone: str = ""
-    """The mark of an answer without thoughts before it."""
+    """Mark of an answer without thoughts."""
     turn_begin: str = ""
-    """What stands between `end` and anything else that follows, such as calls."""
+    """Stands before anything but the answer, such as calls."""
     answer_end: str = ""
     gap: str = "\n\n"
-    """What a model is used to write between the marks and the answer."""
+    """Written by models before the answer."""
     efforts: tuple[str, ...] = ()
-    """How hard the model can think, if it cannot do without; (): it can."""
+    """Levels of a model that cannot stop thinking, or ()."""
     has_channels: bool = False
-    """The tool format of these models has thoughts of its own, between calls too."""
+    """True if the tool format has thoughts of its own, also between calls."""
 
     @property
     def empty(self) -> str:
-        """A block without thoughts, as the prompt of a model that is not to think ends with it."""
+        """Empty thoughts, at the end of a prompt that forbids thinking."""
         return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
 
 
@@ -113,24 +112,21 @@ REASONING_FORMATS = {each.name: each for each in _ALL}
 
 
 def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
-    """The format that the chat template teaches; None: the model does not think, as far as that tells."""
+    """Return the format that the template teaches, or None."""
     source = template.source
     return next((each for each in _ALL if all(sign in source for sign in each.signs)), None)
 
 
 class ThinkingStage(enum.Enum):
-    """Where an output begins."""
-
     BEFORE = "before"
-    """It may begin with thoughts, or with the answer."""
+    """Thoughts or the answer may come."""
     WITHIN = "within"
     """The prompt has opened the thoughts."""
     BEHIND = "behind"
-    """The prompt has closed the thoughts, or the answer has begun."""
+    """The thoughts are closed, or the answer has begun."""
 
 
 def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
-    """The stage behind a prompt that ends where the assistant's turn begins."""
     text = prompt.rstrip()
     if text.endswith(form.begin):
         return ThinkingStage.WITHIN
@@ -138,8 +134,8 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 
 
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
-    """What an answer that has begun already adds to a prompt of this stage. Text without thoughts is behind
-    them; thoughts without text go on."""
+    """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
+    on."""
     if form.begin in content or form.end in content:  # whoever writes the marks knows what they do
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
@@ -151,7 +147,7 @@ def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: Reaso
 
 
 def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> ThinkingStage:
-    """The stage behind what an answer begins with, in a prompt that was of this stage before."""
+    """Return the stage behind a begun answer."""
     text = begun.lstrip()
     if stage is ThinkingStage.BEFORE and text:
         stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
@@ -162,25 +158,23 @@ _NEEDLE = "needle 7c2e"
 
 
 class ThoughtsField(enum.Enum):
-    """Where a template looks for the thoughts of a message. Of which turns, it decides."""
+    """Field in which a template looks for thoughts."""
 
     REASONING_CONTENT = "reasoning_content"
     THINKING = "thinking"
     REASONING = "reasoning"
     PARTS = "parts"
-    """Among the parts of the content."""
     NOWHERE = "nowhere"
 
 
 def echo_of(template: PromptTemplate) -> ThoughtsField:
-    """Found out by trying, with an answer and with a tool call."""
+    """Try an answer and a tool call."""
     tried = (echo for echo in ThoughtsField if echo is not ThoughtsField.NOWHERE)
     return next((echo for echo in tried if _shows(template, echo)), ThoughtsField.NOWHERE)
 
 
 def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
-    """A message as templates expect it, with its `reasoning_content` where the template wants that, or
-    without."""
+    """Move a message's `reasoning_content` to where the template looks, or drop it."""
     fields = dict(message)
     reasoning = fields.pop("reasoning_content", None)
     if not isinstance(reasoning, str) or not reasoning or echo is ThoughtsField.NOWHERE:
@@ -212,35 +206,28 @@ def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
 
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
-    """A template whose model thinks."""
-
     form: ReasoningFormat
     echo: ThoughtsField
     has_switch: bool
-    """It can be told to think, and not to."""
+    """True if thinking can be switched on and off."""
     thinks_unasked: bool
-    """It can be told not to, and thinks otherwise."""
+    """True if the model thinks unless switched off."""
     reads_effort: bool
-    """It tells the model how hard to think."""
 
     def wants_thoughts(self, prompt: str) -> bool:
-        """Whether the model surely begins with thoughts behind a prompt that has not opened them.
-
-        A prompt with the mark in it has taught the model to write it.
-        """
+        """Return True if the model surely thinks first. A mark in the prompt teaches it to."""
         return self.thinks_unasked or self.form.begin in prompt
 
 
 def switch(on: bool) -> dict[str, object]:
-    """The variables that make templates think or not, under all their names."""
+    """Return the variables that switch thinking, under all their names."""
     return {"enable_thinking": on, "thinking": on, "reasoning": on}
 
 
 def template_reasoning(
     template: PromptTemplate, form: ReasoningFormat | None = None
 ) -> TemplateReasoning | None:
-    """`form`: the user's choice, which goes before what the template teaches. None: the model does not
-    think."""
+    """Return None if the model does not think. `form`: the user's choice, or None."""
     form = form or reasoning_format_for(template)
     if form is None:
         return None

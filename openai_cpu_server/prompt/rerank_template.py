@@ -1,4 +1,4 @@
-"""The prompt of a reranker that answers yes or no. It is compiled once and rendered for every document."""
+"""Prompt of a reranker that answers yes or no."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ _QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
 
 
 class RerankTemplate:
-    """Asks whether a document fits a query. Several threads may render at once."""
+    """For any thread."""
 
     def __init__(self, source: str | PromptTemplate) -> None:
-        """`source`: text with `{query}` and `{document}`, as llama.cpp has it, or a chat template that shows
-        messages of the roles `query` and `document`, as vLLM has it."""
+        """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
+        (vLLM)."""
         self._parts = _PLACE.split(source) if isinstance(source, str) else None
         self._template = None if isinstance(source, str) else source
         answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))
         self.yes, self.no = (answers[1], answers[2]) if answers else ("yes", "no")
-        """The words that it wants for an answer."""
 
     def render(self, query: str, document: str) -> str:
-        """The prompt's text, for `encode` with `parse_special`. Raises TemplateFailed."""
+        """Return the prompt's text, for `encode` with `parse_special`. Raises TemplateFailed."""
         if self._parts is not None:
             texts = {"{query}": query, "{document}": document}
             return "".join(texts.get(part, part) for part in self._parts)
@@ -38,8 +37,7 @@ class RerankTemplate:
 
 
 class RerankPrompts(Protocol):
-    """Asks one model whether documents fit a query. It takes milliseconds: do not call it in an event
-    loop."""
+    """Not for event loops, because prompts take milliseconds."""
 
     @property
     def yes(self) -> str: ...
@@ -48,7 +46,7 @@ class RerankPrompts(Protocol):
     def no(self) -> str: ...
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        """The prompt's tokens for each document. Raises TemplateFailed."""
+        """Return the tokens for each document. Raises TemplateFailed."""
 
 
 class TemplatePrompts:
@@ -72,14 +70,14 @@ class TemplatePrompts:
 
 
 def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTemplate | None:
-    """`own`: the file's template for reranking, which goes before `chat`. None: neither is for reranking."""
+    """Return None if neither reranks. `own`: the file's template, preferred to `chat`."""
     if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
         return RerankTemplate(own)
     return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
 
 
 def _asks_yes_or_no(template: PromptTemplate) -> bool:
-    """Many chat templates show any role; one of a reranker says beside that what may be answered."""
+    """Only a reranker's template names the answers."""
     messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
     text = tried(lambda: template.render(messages))
     return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None

@@ -1,4 +1,4 @@
-"""Bounds on what a template makes. They raise before an operation that would exceed them."""
+"""Bounds on a template, checked before an operation that would exceed them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARS = 64 * 1024 * 1024
-"""The most characters (or items) of the prompt, and of every value on the way to it."""
+"""Characters (or items) of the prompt and of every value."""
 _MAX_INT_BITS = 4096
 _PERCENT_SPEC = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
 _BRACE_SPEC = re.compile(r"\{[^{}]*:([^{}]*\{?)")
 
 
-class LimitExceeded(jinja2.TemplateRuntimeError):
-    """The template does too much work, or makes too much text."""
+class LimitExceeded(jinja2.TemplateRuntimeError): ...
 
 
 def check_size(size: int) -> None:
@@ -65,7 +64,7 @@ def check_brace_format(template: str) -> None:
 
 
 def _check_widths(specs: list[str]) -> None:
-    """Check the widths in `%9d` or `{:>9}`. Widths that come as arguments are refused."""
+    """Computed widths are rejected."""
     if any("*" in spec or "{" in spec for spec in specs):
         raise LimitExceeded("a format with a computed width")
     check_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))
@@ -85,13 +84,11 @@ BINOP_CHECKS: dict[str, Callable[[object, object], None]] = {
 
 
 MAX_STEPS = 2_000_000
-"""The most loop iterations of one rendering, which is seconds of work."""
+"""Loop iterations, seconds of work."""
 _STEPS_OF_A_CALL = 10
 
 
 class _Steps:
-    """The steps that are left to one rendering."""
-
     def __init__(self, steps: int) -> None:
         self._left = steps
 
@@ -102,7 +99,7 @@ class _Steps:
 
 
 class StepContext(Context):
-    """The variables of one rendering, and its steps. The contexts of blocks share these steps."""
+    """Contexts of blocks share the steps."""
 
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
@@ -116,13 +113,9 @@ class StepContext(Context):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The language of Hugging Face's chat templates.
-    Threads share it, because it has no state of a rendering.
-
-    A template comes with a model file, so it is somebody else's program. jinja2's sandbox keeps it from our
-    objects; the bounds here stop runaway loops and simple size bombs, which jinja2 lets pass. They are no
-    limit on memory: whoever serves a model trusts its maker not to be that inventive.
-    """
+    """Language of Hugging Face's templates, shared by threads. Templates are untrusted: jinja2's sandbox
+    protects our objects, and the bounds stop runaway loops and simple size bombs. They do not limit
+    memory."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext
@@ -140,7 +133,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Compile a template with its loops bounded. Raises jinja2.TemplateError."""
+        """Bound the loops and compile. Raises jinja2.TemplateError."""
         return self.from_string(_Bounds().visit(self.parse(source)))
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
@@ -167,7 +160,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """Refuse at once. jinja2 would wait until something is done with the value."""
+        """Raise at once, because jinja2 would wait until the value is used."""
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -178,7 +171,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant said, for training. Here it stands for its body."""
+    """`{% generation %}` marks answers for training, and is replaced by its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -188,8 +181,6 @@ class GenerationTag(Extension):
 
 
 class _Bounds(NodeTransformer):
-    """Routes every loop through `counted` and every `~` through `joined`."""
-
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
@@ -220,7 +211,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON. jinja2's own filter escapes for HTML and sorts keys."""
+    """Write plain JSON, because jinja2's own filter escapes for HTML and sorts keys."""
     return json.dumps(
         value,
         default=_listed,
@@ -232,7 +223,6 @@ def to_json(
 
 
 def _listed(value: object) -> object:
-    """What a filter such as `map` gives is a list to templates."""
     if isinstance(value, types.GeneratorType):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

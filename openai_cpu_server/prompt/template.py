@@ -1,7 +1,4 @@
-"""What the rest of the house knows of a model's chat template, and messages as templates expect them.
-
-Who only knows this runs no jinja2.
-"""
+"""Interface of a chat template. Importing this does not load jinja2."""
 
 from __future__ import annotations
 
@@ -21,21 +18,17 @@ Message = Mapping[str, object]
 
 
 class CallShape(NamedTuple):
-    """How a template wants earlier calls."""
-
     text_arguments: bool = False
-    """Their arguments as JSON text, as OpenAI writes them; else as an object."""
+    """True for arguments as JSON text, as OpenAI writes them; False for an object."""
     no_content: bool = False
-    """A message without text has None for content; else "" ."""
+    """True for content None in a message without text, False for ""."""
     one_by_one: bool = False
-    """A message has one call at most."""
+    """True for at most one call per message."""
     text_apart: bool = False
-    """A message is shown to call or to say something, not both."""
+    """True if a message with calls does not show its text."""
 
 
 class SystemPlace(enum.Enum):
-    """Where a template takes the system's messages, and shows them."""
-
     NOWHERE = "nowhere"
     FIRST = "one, at the head"
     HEAD = "several, at the head"
@@ -43,50 +36,42 @@ class SystemPlace(enum.Enum):
 
 
 class TemplateShape(msgspec.Struct, frozen=True):
-    """What a template shows and takes, which was found out by trying."""
+    """Found by trial renderings."""
 
     wants_parts: bool = False
-    """It shows a message's text only if the content is a list of parts."""
+    """True if content must be a list of parts."""
     shows_tools: bool = False
-    """It tells the model which tools there are."""
     shows_system_tools: bool = False
-    """It shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
+    """True if the system message has tools as JSON in a field (Phi-4-mini's)."""
     system: SystemPlace = SystemPlace.NOWHERE
     alternates: bool = False
-    """Users and answers must take turns, a user first. Calls and their results do not count."""
+    """True if users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
-    """An answer may be empty."""
+    """True if an answer may be empty."""
     calls: CallShape | None = None
-    """How it wants earlier calls; None: it does not show them, or not their results."""
+    """Form of earlier calls, or None if it does not show calls or results."""
 
 
 def to_json(value: object) -> str:
-    """JSON as models read and write it: every letter is itself."""
+    """Write JSON with every letter as itself, as models do."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def template_messages(
     messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
-    """The messages as templates expect them.
-
-    `developer` becomes `system`. The parts of a content become one text (with `as_parts`, a text becomes one
-    part). Arguments of calls become an object, or its JSON where the template wants text. Fields that are
-    None are left out.
-
-    Raises InvalidRequest for content that is no text.
-    """
+    """Return the messages as templates expect them: `developer` as `system`, content joined, arguments in
+    the form of `shape`, fields of None dropped. Raises InvalidRequest."""
     shape = shape or CallShape()
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
 
 MEDIA_MARK = re.compile(r"(?:picture|sound)[0-9a-f]{30}")
-"""What stands for a picture or a sound in a text."""
+"""Stands for a picture or a sound."""
 
 
 def joined(texts: Iterable[str]) -> str:
-    """The parts of a content as one text. Line breaks join texts, as in llama-server and vLLM; models were
-    taught none around pictures and sounds."""
+    """Line breaks join texts, as in llama-server and vLLM; models learned none around media."""
     pieces, breaks = list[str](), False
     for part in texts:
         is_item = MEDIA_MARK.fullmatch(part) is not None
@@ -96,7 +81,7 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def content_text(content: object, param: str = "messages") -> str:
-    """The text of a content. Raises InvalidRequest."""
+    """Return the text of a content. Raises InvalidRequest."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -138,11 +123,8 @@ def _tool_call(call: object, shape: CallShape) -> object:
 
 
 def arguments_object(arguments: object) -> Mapping[str, object]:
-    """The arguments of an earlier call as an object, whatever a client or a model has made of them.
-
-    OpenAI writes them as JSON text. Nothing (blank text, null) is an empty object; what is no object, such as
-    text that was cut, stands under a name that says so.
-    """
+    """Return the arguments of an earlier call as an object. Blank text and null become {}, and other
+    values, such as cut JSON, get the name `arguments`."""
     parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
     if isinstance(parsed, Mapping):
         return parsed
@@ -150,7 +132,6 @@ def arguments_object(arguments: object) -> Mapping[str, object]:
 
 
 def _parsed(text: str) -> object:
-    """The JSON value; the text itself if it is none, or too much of it; None if there is nothing."""
     if not text.strip():
         return None
     try:
@@ -177,11 +158,11 @@ class PromptTemplate(Protocol):
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt's text. Raises TemplateFailed."""
+        """Return the prompt's text. Raises TemplateFailed."""
 
 
 def tried(rendering: Callable[[], str]) -> str:
-    """What a template makes of messages by which is found out what it shows; "": it refuses them."""
+    """Return "" if the template rejects the trial."""
     try:
         return rendering()
     except TemplateFailed:
@@ -189,5 +170,5 @@ def tried(rendering: Callable[[], str]) -> str:
 
 
 def fim_tokens(prefix: Sequence[int], suffix: Sequence[int], fim: FimTokens) -> tuple[int, ...]:
-    """The prompt in the order prefix, suffix, middle: what the model generates then is the middle."""
+    """Order the prompt as prefix, suffix, middle, so that the model generates the middle."""
     return (fim.prefix, *prefix, fim.suffix, *suffix, fim.middle)

@@ -1,8 +1,8 @@
-"""The process that reads what clients send and what is in models' files, with native code, and may die.
+"""Processes that parse clients' input and model files with native code, and may die of it.
 
-The API process has a `ReaderPool` and calls it from worker threads, never from its event loop: tokens of
-texts and conversations, grammars, and the vocabularies of files come from there. Each process works on one
-piece of work at a time, so whoever kills one is known. It dies, and another takes its place within half a
-second; the piece of work is tried once more, and blamed if it kills again. All others never notice.
-`messages` is what both sides know, `process` and `work` are the child, `pool` and `model` are the client.
+The API process calls a `ReaderPool` from worker threads, never from its event loop. A process handles one
+piece of work at a time, so the work that kills it is known. The work is tried once more and rejected if it
+kills again; a replacement starts within half a second, and other clients notice nothing.
+
+`messages` is shared by both sides, `process` and `work` are the child, `pool` and `model` the client.
 """

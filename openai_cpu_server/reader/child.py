@@ -1,5 +1,4 @@
-"""A reader process, from its start to its end. It imports little: a server starts one before all else, so
-that both import side by side."""
+"""Reader process, seen from its parent. Imports little, so that parent and child import side by side."""
 
 from __future__ import annotations
 
@@ -17,14 +16,13 @@ from openai_cpu_server.contract.framing import framed, read_frame
 _MODULE = "openai_cpu_server.reader.process"
 PATIENCE_S = 60.0
 _PROGRESS = 1 / 60
-"""A process that computes for less than this part of the time is stopped, or waits for a disk. One that
-computes may be slow beside others, and ends by itself when it has used its share."""
+"""Least CPU share of a live process. One that computes less is stopped or waits for a disk."""
 _END_S = 5.0
 SILENCE = "silence"
 
 
 class ReaderDied(Exception):
-    """`cause`: a signal's name, `exit_1` and the like, `silence`."""
+    """`cause`: a signal's name, `exit_1` and the like, or `silence`."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -32,11 +30,10 @@ class ReaderDied(Exception):
 
 
 class ReaderChild:
-    """Owns the process and the socket to it. The thread that makes one must live as long: the kernel ends the
-    process with it."""
+    """Owns the process and its socket. The kernel ends the process with the thread that created it."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s`: the time without any progress that means silence. Raises OSError."""
+        """`patience_s`: time without progress that counts as silence. Raises OSError."""
         self._patience_s = patience_s
         ours, theirs = socket.socketpair()
         with theirs:
@@ -55,14 +52,14 @@ class ReaderChild:
         return self._process.pid
 
     def send(self, message: bytes) -> None:
-        """Raises ReaderDied."""
+        """Send a message. Raises ReaderDied."""
         try:
             self._socket.sendall(framed(message))
         except OSError as error:
             raise self._death(error) from None
 
     def receive(self) -> bytes:
-        """The next message. Raises ReaderDied."""
+        """Return the next message. Raises ReaderDied."""
         try:
             self._wait()
             message = read_frame(self._stream)
@@ -73,7 +70,6 @@ class ReaderChild:
         return message
 
     def _wait(self) -> None:
-        """Returns when there is something to read. Raises TimeoutError for a process that does nothing."""
         computed_s = self._computed_s()
         while not select.select([self._socket], [], [], self._patience_s)[0]:
             before_s, computed_s = computed_s, self._computed_s()
@@ -91,7 +87,7 @@ class ReaderChild:
         self._process.kill()
 
     def close(self) -> None:
-        """It ends with its socket. Returns when it is gone."""
+        """Close the socket, and wait until the process has ended."""
         with suppress(OSError):
             self._stream.close()
             self._socket.close()
@@ -102,7 +98,6 @@ class ReaderChild:
             self._process.wait()
 
     def _death(self, error: OSError | None = None) -> ReaderDied:
-        """`error`: of the socket; None: it has ended."""
         if isinstance(error, TimeoutError):
             self._process.kill()
             self.close()

@@ -1,9 +1,6 @@
-"""Decodes pictures, sounds and documents of clients. Whatever reads what it is sent may hang or die of it: so
-a reader does it.
-
-The libraries for pictures and sounds are loaded only where they are taken, that for documents with the first
-of them.
-"""
+"""Decoders of clients' pictures, sounds and documents, which may hang or die of their input. Libraries for
+pictures and sounds are loaded only in processes that decode them, the one for documents with the first
+document."""
 
 from __future__ import annotations
 
@@ -28,11 +25,12 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _INVALID = "invalid_image"
 _SCAN = b"\xff\xda"
-"""Each scan of a JPEG file begins so, and nothing that is in one."""
+"""Begins each scan of a JPEG file."""
 _MOST_SCANS = 20
-"""Of the largest picture; encoders make 10. Each takes a pass over all pixels, however few bytes it has."""
+"""Scans of the largest picture; encoders make 10. Each takes a pass over all pixels, however few bytes it
+has."""
 _SHOWN_PIXELS = 2048 * 2048
-"""Larger pictures are scaled down to this. Qwen's encoders see most, 4,096 patches of 32 x 32 pixels."""
+"""Larger pictures are scaled down. Qwen's encoders see the most, 4,096 patches of 32 x 32 pixels."""
 _ROUNDING = 1e-6
 _ORIENTATION = 0x112
 _TURNS = {
@@ -48,7 +46,7 @@ _GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 
 
 def load_decoders() -> None:
-    """All of them: a process that is confined can load nothing more."""
+    """Load all libraries, because a confined process cannot."""
     import miniaudio
     from PIL import (
         BmpImagePlugin,
@@ -68,9 +66,11 @@ def load_decoders() -> None:
 
 
 def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
-    """The first frame, turned as its EXIF data say, over white where it is transparent, and no larger than
-    encoders see. Raises InvalidRequest; a picture of more pixels is refused before any of them is decoded.
-    `most_side`: a longer side is made so long, 0: none is."""
+    """Return the first frame, upright, over white, and no larger than encoders see. Raises InvalidRequest,
+    for too many pixels before decoding.
+
+    `most_side`: longest side, or 0 for no limit.
+    """
     load_decoders()
     from PIL import Image, UnidentifiedImageError
 
@@ -106,7 +106,7 @@ def _shown_size(width: int, height: int, most_side: int) -> tuple[int, int]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Of all EXIF data one number counts; where others are wrong, browsers show the picture too."""
+    """Other EXIF data may be damaged, as in browsers."""
     from PIL import Image
 
     orientation: object = None
@@ -129,7 +129,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """The library itself cuts greys of 16 bits off at 255."""
+    """PIL itself clips 16-bit greys at 255."""
     _, brightest = image.getextrema()
     most = 65_535.0 if isinstance(brightest, (int, float)) and brightest > 255 else 255.0
     return image.convert("F").point(lambda level: level * (255.0 / most)).convert("L")
@@ -140,15 +140,17 @@ _NO_SOUND = "invalid_audio"
 _TOO_LONG_A_SOUND = "audio_too_large"
 _FRAMES_AT_ONCE = 16_384
 _LOUDEST = 1e8
-"""Samples of floats may lie beyond 1, and stay as they are, as llama.cpp has it: some write whole numbers so.
-Their spectrum is far from what overflows."""
+"""Samples beyond 1 are kept, as in llama.cpp, because some files hold integers as floats. Their spectrum
+is far from an overflow."""
 _SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
 
 
 def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    """One channel at this rate, in pieces that follow each other and have at most `most_at_once` samples each
-    (0: it is one piece), cut where it is quiet. Raises InvalidRequest, for more samples as soon as they are
-    decoded, whatever the file says of its length."""
+    """Return one channel at this rate, in pieces that are cut where it is quiet. Raises InvalidRequest, for
+    too many samples as soon as they are decoded.
+
+    `most_at_once`: samples of the longest piece, or 0 for one piece.
+    """
     samples = np.frombuffer(_samples(data, rate, most_samples), np.float32)
     if not samples.size:
         raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
@@ -181,7 +183,6 @@ def _samples(data: bytes, rate: int, most_samples: int) -> bytearray:
 
 
 def _pieces(samples: np.ndarray, rate: int, most_at_once: int) -> Iterator[np.ndarray]:
-    """Each ends within the quietest of the last moments that it may have."""
     within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
     while most_at_once and len(samples) > most_at_once:
         last = min(most_at_once, len(samples) - shortest)
@@ -192,7 +193,6 @@ def _pieces(samples: np.ndarray, rate: int, most_at_once: int) -> Iterator[np.nd
 
 
 def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
-    """The middle of the quietest stretch so wide between these."""
     stretches = (last - first) // width
     if stretches < 1:
         return last
@@ -210,8 +210,7 @@ _NO_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\x1b")
 
 
 def document_text(data: bytes, *, most_chars: int) -> str:
-    """The text of a PDF, page by page, or of a file of text. Raises InvalidRequest for one that has none, or
-    more."""
+    """Return the text of a PDF or of a text file. Raises InvalidRequest."""
     text = "\n\n".join(_pages(data, most_chars)) if _PDF in data[:_PDF_WITHIN] else _plain_text(data)
     if len(text) > most_chars:
         raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
@@ -243,7 +242,6 @@ def _pages(data: bytes, most_chars: int) -> Iterator[str]:
 
 
 def _plain_text(data: bytes) -> str:
-    """In UTF-8, in what a byte order mark says, or in what Windows writes."""
     mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
     try:
         text = data.decode("utf-8" if mark is None else _BYTE_ORDER_MARKS[mark])

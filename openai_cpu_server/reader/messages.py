@@ -1,4 +1,4 @@
-"""What the API process and a reader process tell each other."""
+"""Messages between the API process and a reader process."""
 
 from __future__ import annotations
 
@@ -14,25 +14,21 @@ from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
 
 SHARE_S = 10.0
-"""Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
+"""CPU seconds for one piece of work. The longest that should pass takes two."""
 
 
 class ReaderStart(msgspec.Struct, frozen=True):
-    """The first message."""
-
     readable: Union[Sequence[str], None]
-    """The folders that models are in; None: the process is not confined to them."""
+    """Folders with models, or None for no confinement."""
     opens_media: bool = False
     share_s: float = SHARE_S
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be read of a model."""
-
     path: str
     generates: bool
     chat_template: str | None = None
-    """In place of the file's own."""
+    """Replaces the file's own template."""
     tool_format: str = "auto"
     reasoning_format: str = "auto"
 
@@ -41,12 +37,12 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Raises StartupError."""
+    """Open a model. Raises StartupError."""
 
     key: int
     source: ModelSource
     is_known: bool
-    """The facts have been told before: their digest is enough."""
+    """True if the client has the facts and needs only their digest."""
 
 
 class CloseModel(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +57,7 @@ class EncodeTexts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Raises InvalidRequest, TemplateFailed."""
+    """Render a conversation. Raises InvalidRequest, TemplateFailed."""
 
     key: int
     conversation: bytes
@@ -70,15 +66,15 @@ class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     thinks_not: bool
     most_tokens: int | None
     template: str = ""
-    """The name of a further one; "": the one for chats."""
+    """Name of a further template, or "" for the one for chats."""
     begins_answer: bool = True
     has_marks: Union[bool, None] = None
     shown: Mapping[str, Sequence[int]] = {}
-    """These three as of `Conversation`."""
+    """Same as in `Conversation`, like the two fields above."""
 
 
 class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Raises TemplateFailed."""
+    """Render prompts for reranking. Raises TemplateFailed."""
 
     key: int
     query: str
@@ -86,12 +82,12 @@ class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class WriteTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Raises InvalidRequest."""
+    """Render a client's template. Raises InvalidRequest."""
 
     template: str
-    """Of Ollama's language. A client has sent it."""
+    """Written in Ollama's language."""
     messages: Union[Sequence[Mapping[str, str]], None]
-    """With `role` and `content`; None: the template is only checked."""
+    """Messages with `role` and `content`, or None to check the template only."""
     suffix: str
     most_chars: int
 
@@ -102,39 +98,39 @@ class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenPicture(msgspec.Struct, frozen=True, tag=True):
-    """Raises InvalidRequest."""
+    """Decode a picture. Raises InvalidRequest."""
 
     data: bytes
     most_pixels: int
     most_side: int
-    """A larger one is made smaller; 0: none is."""
+    """Longest side in pixels to scale down to, or 0 for no limit."""
 
 
 class OpenSound(msgspec.Struct, frozen=True, tag=True):
-    """Raises InvalidRequest."""
+    """Decode a sound. Raises InvalidRequest."""
 
     data: bytes
     rate: int
-    """Samples a second that it is made to have."""
+    """Samples per second of the result."""
     most_samples: int
     most_at_once: int
-    """So many samples one piece has at most; 0: it is one piece."""
+    """Samples of the longest piece, or 0 for one piece."""
 
 
 class ReadDocument(msgspec.Struct, frozen=True, tag=True):
-    """Raises InvalidRequest."""
+    """Extract the text of a document. Raises InvalidRequest."""
 
     data: bytes
     most_chars: int
 
 
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What `tune` has found for this file here, over these options."""
+    """Apply the profile of `tune`."""
 
     options: EngineOptions
     profile_dir: str
     given: frozenset[str]
-    """Options that the user has chosen."""
+    """Options set by the user, which stay."""
 
 
 Work = Union[
@@ -156,16 +152,12 @@ Work = Union[
 
 
 class ReadTemplate(msgspec.Struct, frozen=True):
-    """How a model writes that is given this chat template."""
-
     tool_format: str
     reasoning: TemplateReasoning | None
     source: str
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A vocabulary, and what its chat template says and shows."""
-
     vocab_size: int
     bos: int | None
     eos: int | None
@@ -176,23 +168,21 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     marks: SequenceMarks
     end_tokens: frozenset[int]
     pieces: bytes
-    """The bytes of all tokens, one behind the other."""
+    """Bytes of all tokens."""
     piece_ends: bytes
-    """Where each of them ends: native unsigned integers of 4 bytes."""
+    """Ends in `pieces`: native unsigned integers of 4 bytes."""
     silent: bytes
-    """The tokens that are no text, likewise."""
+    """Tokens without text, in the same encoding."""
     longest_piece: int | None
     template: ReadTemplate | None
-    """What its chat template says; None: it has none."""
     named: Mapping[str, ReadTemplate]
-    """What its further ones say, such as `tool_use`."""
+    """Further templates, such as `tool_use`."""
     rerank_answers: tuple[str, str] | None
-    """Yes and no, as the template for reranking wants them; None: it has none."""
+    """Yes and no in the words of the reranking template."""
 
 
 class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     digest: bytes
-    """Equal for equal facts."""
     facts: VocabularyFacts | None = None
 
 
@@ -222,15 +212,14 @@ class DocumentRead(msgspec.Struct, frozen=True, tag=True):
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
-    """The profile in words; None: there is none."""
+    """Profile in words."""
 
 
-class ModelClosed(msgspec.Struct, frozen=True, tag=True):
-    """There is nothing to tell."""
+class ModelClosed(msgspec.Struct, frozen=True, tag=True): ...
 
 
 class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """An exception of `errors.py`, by the name of its class."""
+    """Exception of `errors.py`, by the name of its class."""
 
     kind: str
     message: str
@@ -255,4 +244,4 @@ Result = Union[
 class WorkReply(msgspec.Struct, frozen=True):
     result: Result
     is_last: bool = False
-    """The process has grown, and ends: another is to take its place."""
+    """True if the process ends after this reply because it has grown."""

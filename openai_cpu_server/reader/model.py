@@ -1,4 +1,4 @@
-"""A model as the API process knows it: what was told of it once, and the way to the readers for the rest."""
+"""A model's facts, and access to the readers for everything else."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ from openai_cpu_server.reader.messages import (
 from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkKind
 
 _LONG_CHARS = 128 * 1024
-"""Tokenising this takes 20 to 60 ms, and more takes more."""
+"""Tokenizing this takes 20 to 60 ms."""
 _LONGEST_PIECE = 256
 _SHORT_WORD = 64
 _WORDS = 1024
 
 
 class ReadModel:
-    """One model's `Tokenizer`, `Prompts`, `RerankPrompts` and `GrammarMaker`. Any thread may use it, but for
-    `piece`, `decode` and facts, which are at hand, no event loop: the rest waits for a reader, and raises
-    what `ReaderPool.do` raises."""
+    """`Tokenizer`, `Prompts`, `RerankPrompts` and `GrammarMaker` of a model, for any thread.
+
+    Only `piece`, `decode` and facts are for event loops. The rest waits for a reader, and raises what
+    `ReaderPool.do` raises.
+    """
 
     def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
-        """Opens it. Raises StartupError."""
+        """Open the model in a reader. Raises StartupError."""
         self._pool = pool
         self._key, self.facts = pool.open(source)
         self.tokenizer = ReadTokenizer(pool, self._key, self.facts)
@@ -57,19 +59,19 @@ class ReadModel:
         self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
-        """What `decoded` makes of a client's file. Raises InvalidRequest, and what `ReaderPool.do` raises."""
+        """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
         result = self._pool.do(OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
         assert isinstance(result, PictureOpened)
         return result.picture
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-        """What `decoded_sounds` makes of a client's file. Raises as `picture`."""
+        """Decode a client's sound. Raises the same as `picture`."""
         result = self._pool.do(OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
         assert isinstance(result, SoundOpened)
         return result.pieces
 
     def document(self, data: bytes, most_chars: int) -> str:
-        """The text of a file of a client's. Raises as `picture`."""
+        """Return the text of a client's file. Raises the same as `picture`."""
         result = self._pool.do(ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
         assert isinstance(result, DocumentRead)
         return result.text
@@ -77,8 +79,10 @@ class ReadModel:
     def write_template(
         self, template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
     ) -> str:
-        """The prompt that a client's template of Ollama's language writes of messages with `role` and
-        `content`; None: the template is only checked. Raises as `picture`."""
+        """Render messages with a client's template in Ollama's language. Raises the same as `picture`.
+
+        `messages`: None to check the template only.
+        """
         longest_piece = self.facts.longest_piece or _LONGEST_PIECE
         work = WriteTemplate(
             template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
@@ -92,8 +96,6 @@ class ReadModel:
 
 
 class ReadTokenizer:
-    """The contract's `Tokenizer`."""
-
     def __init__(self, pool: ReaderPool, key: OpenedKey, facts: VocabularyFacts) -> None:
         self._pool = pool
         self._key = key
@@ -101,7 +103,7 @@ class ReadTokenizer:
         self._ends = array("I", facts.piece_ends)
         self._silent = frozenset(array("I", facts.silent))
         self._encoded_word = functools.lru_cache(_WORDS)(self._encoded)
-        """The tokens of the latest short texts: the server asks for the same marks over and over."""
+        """Cached, because the server encodes the same marks over and over."""
         self.vocab_size, self.end_tokens = facts.vocab_size, facts.end_tokens
         self.bos_text, self.eos_text = facts.bos_text, facts.eos_text
         self.bos, self.adds_bos = facts.bos, facts.adds_bos
@@ -130,7 +132,7 @@ class ReadTokenizer:
         return [list(tokens) for tokens in result.tokens]
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Raises InvalidRequest for a number that is no token."""
+        """Return the bytes of a token. Raises InvalidRequest for a number that is not a token."""
         if not 0 <= token < self._facts.vocab_size:
             message = f"{token} is no token: the vocabulary has {self._facts.vocab_size}."
             raise InvalidRequest(message, param="tokens")
@@ -149,8 +151,6 @@ class ReadTokenizer:
 
 
 class ReadPrompts:
-    """`Prompts` that a reader makes."""
-
     def __init__(self, pool: ReaderPool, key: OpenedKey, *, has_template: bool) -> None:
         self._pool = pool
         self._key = key
@@ -175,8 +175,6 @@ class ReadPrompts:
 
 
 class ReadRerank:
-    """`RerankPrompts` that a reader makes."""
-
     def __init__(self, pool: ReaderPool, key: OpenedKey, yes: str, no: str) -> None:
         self._pool = pool
         self._key = key
@@ -193,15 +191,13 @@ class ReadRerank:
 
 
 class ReadGrammars:
-    """The contract's `GrammarMaker`."""
-
     def __init__(self, pool: ReaderPool, key: OpenedKey) -> None:
         self._pool = pool
         self._key = key
 
     def __call__(self, order: GrammarOrder) -> GrammarAnswer:
-        """Raises what `ReaderPool.do` raises, but for a grammar that kills the reader or uses up its share:
-        that is refused like one that is wrong."""
+        """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
+        rejected like a wrong one."""
         try:
             work = MakeGrammar(self._key.number, order)
             result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
@@ -212,7 +208,7 @@ class ReadGrammars:
 
 
 def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: frozenset[str]) -> Profiled:
-    """The options with what `tune` has found for their model here, but for those that are given."""
+    """Return the options with the profile of `tune`, except those in `given`."""
     result = pool.do(FindProfile(options=options, profile_dir=profile_dir, given=given))
     assert isinstance(result, Profiled)
     return result
@@ -223,7 +219,7 @@ def _kind_of(num_chars: int) -> WorkKind:
 
 
 def _sound(text: str) -> str:
-    """Lone halves of surrogate pairs (JSON can spell them) become U+FFFD."""
+    """Lone surrogates, which JSON can spell, become U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

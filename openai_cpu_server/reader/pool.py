@@ -1,4 +1,4 @@
-"""The API process's side of its reader processes: lends them out, replaces the dead, blames who killed."""
+"""Pool of reader processes: lends them, replaces dead ones, and finds the work that killed them."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 2
 _KILLED_S = 15.0
-"""So long a piece of work is tried again whose processes somebody else kills."""
+"""Work whose processes are killed from outside is retried this long."""
 _EXPLAINED = frozenset({"SIGXCPU"})
-"""It took too long: once more would take as long."""
+"""CPU limit exceeded: a retry would take as long."""
 _NO_LIBRARY = f"exit_{UNLOADABLE}"
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
@@ -62,21 +62,18 @@ _replies = msgspec.msgpack.Decoder(WorkReply)
 
 
 class ReadersUnusable(EngineUnavailable):
-    """The processes cannot load llama.cpp."""
-
     def __init__(self) -> None:
         super().__init__("llama.cpp cannot be loaded on this machine: the server's log says why.", _AGAIN_S)
 
 
 class WorkKind(enum.Enum):
-    """How long work takes. Each kind has places of its own, so that none waits for a longer one."""
+    """Kind of work by its duration, with places of its own."""
 
     QUICK = "quick"
     """Conversations and texts of ordinary length."""
     PROGRAM = "program"
-    """Schemas, grammars and templates of clients, and long texts."""
+    """Clients' schemas, grammars and templates, and long texts."""
     MEDIA = "media"
-    """Pictures, sounds and documents."""
 
 
 class WorkLoad(NamedTuple):
@@ -85,7 +82,7 @@ class WorkLoad(NamedTuple):
 
 
 class OpenedKey(NamedTuple):
-    """A model as the readers know it. It is opened in each process when it is first needed there."""
+    """Key of a model, which each process opens when it first needs it."""
 
     number: int
     source: ModelSource
@@ -93,17 +90,15 @@ class OpenedKey(NamedTuple):
 
 
 class _Reader:
-    """A process, and what is open in it. Whoever has borrowed it may use it."""
+    """Process, used by the thread that has borrowed its place."""
 
     def __init__(self, child: ReaderChild, start: ReaderStart) -> None:
-        """Raises ReaderDied."""
         self.child = child
         self.known: set[int] = set()
-        """Numbers of the models that are open in it."""
+        """Models open in the process."""
         child.send(_encoder.encode(start))
 
     def do(self, work: Work) -> WorkReply:
-        """Raises ReaderDied, and whatever keeps the work from being told."""
         self.child.send(_encoder.encode(work))
         try:
             return _replies.decode(self.child.receive())
@@ -114,37 +109,35 @@ class _Reader:
 
 
 class _Place:
-    """A process, or the place where one will be started, and the kinds of work that it takes."""
+    """Process, or the place for one."""
 
     def __init__(self, *kinds: WorkKind) -> None:
         self.kinds = kinds
         self.reader: _Reader | None = None
         self.is_lent = False
         self.closed_models = set[int]()
-        """Numbers of models that its process need not keep open any more."""
+        """Models that the process can close."""
 
     def takes(self, kind: WorkKind) -> bool:
-        """A process is started for the first of its kinds only."""
+        """Only the first kind of work starts a process."""
         return kind is self.kinds[0] or (kind in self.kinds and self.reader is not None)
 
 
 class _Ticket:
-    """A thread that waits for a place."""
-
     def __init__(self) -> None:
         self.place: _Place | None = None
 
 
 _PROGRAM_PLACES = _MEDIA_PLACES = 2
-"""One client holds at most one of each kind, so its slowest piece never keeps another client waiting."""
+"""Twice the places of one client, whose slow work thus never blocks other clients."""
 _MOST_OF_CLIENT = {WorkKind.QUICK: 1 + _PROGRAM_PLACES, WorkKind.PROGRAM: 1, WorkKind.MEDIA: 1}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
-"""A refusal that took longer is remembered: the same work is refused at once."""
+"""A slower rejection is remembered, and repeated at once for the same work."""
 
 
 class ReaderPool:
-    """Some processes. Any thread may call its methods; all of them block. Clients take turns."""
+    """Pool of reader processes in which clients take turns. Any thread may call its methods, which block."""
 
     def __init__(
         self,
@@ -154,14 +147,12 @@ class ReaderPool:
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
-        `children`: processes that are there already, two at most, and are the pool's from here on. All others
-        are started when they are needed, the first one at once. `opens_media`: they may be asked to.
-        `share_s`: seconds of computing that one piece of work may take."""
+        """`readable`: folders with models, or None for no sandbox. `children`: up to two running
+        processes, which the pool takes over; the others start on demand. `share_s`: CPU seconds for one
+        piece of work."""
         self.deaths = 0
-        """Counts processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
-        """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
+        """Called in any thread, with a cause as in `ReaderDied`."""
         self._folders = None if readable is None else sorted({str(path) for path in readable})
         self._opens_media = opens_media
         self._share_s = share_s
@@ -185,7 +176,6 @@ class ReaderPool:
             self._starter.submit(self._start, programs[0], second)
 
     def load(self) -> dict[str, WorkLoad]:
-        """Pieces of work that wait and run, by kind."""
         with self._changed:
             return {kind.value: WorkLoad(len(queue), queue.num_held) for kind, queue in self._queues.items()}
 
@@ -194,7 +184,7 @@ class ReaderPool:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, VocabularyFacts]:
-        """Raises StartupError."""
+        """Open a model. Raises StartupError."""
         number = next(self._numbers)
         work = OpenModel(key=number, source=source, is_known=False)
         try:
@@ -214,14 +204,13 @@ class ReaderPool:
         return key, opened.facts
 
     def forget(self, key: OpenedKey) -> None:
-        """Nobody needs the model any more. Returns at once."""
+        """Let the processes close the model later."""
         for place in self._places:
             place.closed_models.add(key.number)
 
     def do(self, work: Work, *, model: OpenedKey | None = None, kind: WorkKind = WorkKind.QUICK) -> Result:
-        """Raises what the work raises; DeadlyInput where it kills the process again and again; ReaderLost
-        where somebody else does; EngineUnavailable where there is none. The same work is refused at once
-        where a refusal was dear."""
+        """Return the result. Raises what the work raises; DeadlyInput if it kills its process repeatedly;
+        ReaderLost if the process is killed from outside; EngineUnavailable if no process can be had."""
         if self._refusals and (refusal := self._refusals.get(_digest(work))) is not None:
             raise refusal.with_traceback(None)
         start_s = time.monotonic()
@@ -241,7 +230,7 @@ class ReaderPool:
                 self._refusals.popitem(last=False)
 
     def close(self) -> None:
-        """End all processes. What they do is lost."""
+        """Kill all processes. Running work is lost."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -261,7 +250,6 @@ class ReaderPool:
 
     @contextmanager
     def _borrowed(self, kind: WorkKind) -> Iterator[_Place]:
-        """Lend a place when it is the client's turn. Raises EngineUnavailable if the server ends first."""
         caller, ticket, queue = CALLER.get(), _Ticket(), self._queues[kind]
         with self._changed:
             queue.add(caller, ticket)
@@ -280,7 +268,6 @@ class ReaderPool:
                 self._grant()
 
     def _grant(self) -> None:
-        """Give free places to those who are next."""
         for place in self._places:
             for kind in place.kinds:
                 if place.is_lent or not place.takes(kind):
@@ -292,7 +279,6 @@ class ReaderPool:
                         self._start_spare()
 
     def _start_spare(self) -> None:
-        """Have a process ready for the next client's program before there is one."""
         for place in self._places:
             is_missing = place.reader is None and not place.is_lent
             if WorkKind.PROGRAM in place.kinds and is_missing and not self._is_closing:
@@ -323,7 +309,6 @@ class ReaderPool:
         raise DeadlyInput(_verdict(causes[-1]))
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
-        """Raises ReaderDied, and what `do` raises."""
         reader = place.reader or self._started(place)
         for number in self._taken(place) & reader.known:
             reader.known.discard(number)
@@ -345,7 +330,6 @@ class ReaderPool:
         return numbers
 
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
-        """Raises EngineUnavailable where the file is another by now."""
         result = reader.do(OpenModel(key=model.number, source=model.source, is_known=True)).result
         if isinstance(result, ModelOpened) and result.digest == model.digest:
             reader.known.add(model.number)
@@ -356,14 +340,13 @@ class ReaderPool:
         raise EngineUnavailable(message, _AGAIN_S)
 
     def _started(self, place: _Place) -> _Reader:
-        """Raises what `_start` raises."""
         try:
             return self._starter.submit(self._start, place).result()
         except (CancelledError, RuntimeError):  # `close` came first
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
 
     def _start(self, place: _Place, child: ReaderChild | None = None) -> _Reader:
-        """Runs on the one thread that starts processes. Raises EngineUnavailable, ReaderDied."""
+        """Runs on the one thread that starts processes, because the kernel ends a child with its thread."""
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:
@@ -390,7 +373,6 @@ def _raised(refused: WorkRefused) -> ServerError:
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:
-    """Whether the work is not tried again, after deaths of these causes within so many seconds."""
     if not causes:
         return False
     if causes[-1] in _FROM_OUTSIDE:

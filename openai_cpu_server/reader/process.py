@@ -1,8 +1,8 @@
-"""A reader process: `python -m openai_cpu_server.reader.process FD`.
+"""Reader process: `python -m openai_cpu_server.reader.process FD`.
 
-It reads one piece of work after the other from its socket, within bounds of memory and computing time, on a
-thread with a large stack: the splitters of some tokenizers recurse for each character of a long word, and the
-grammar library for each rule of a chain. Beyond these bounds the process dies, which is what it is for.
+Work comes from the socket, one piece at a time. Beyond its limits of memory and CPU time the process dies.
+The stack is large, because the splitters of some tokenizers recurse for each character of a long word, and
+the grammar library for each rule of a chain.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from openai_cpu_server.reader.messages import (
 from openai_cpu_server.reader.work import ReaderWorker
 
 STACK_BYTES = 512 * 2**20
-"""Only what is used of it takes memory."""
+"""Only the used part takes memory."""
 _DATA_BYTES = 2 * 2**30
-"""What else the process may have. A vocabulary of 260,000 tokens takes some 100 MB."""
+"""Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
 _GROWTH_BYTES = 256 * 2**20
-"""A process that has grown by so much since it last opened a model gives it back by ending."""
+"""A process that has grown by this since it last opened a model ends to return the memory."""
 _MODEL_S = 60.0
-"""For reading a model's file, which is not the input of a client."""
+"""CPU time for opening a model, whose file is not a client's input."""
 _NATIVE_S = 5
-"""Native code that has not returned so much later ends with the process."""
+"""Native code gets this much longer until the process is killed."""
 
 _works: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
 _start: msgspec.msgpack.Decoder[ReaderStart] = msgspec.msgpack.Decoder(ReaderStart)
@@ -55,11 +55,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class _ShareUsed(BaseException):
-    """Raised within a piece of work that has computed for too long. Libraries do not catch it."""
+    """BaseException, because libraries do not catch it."""
 
 
 class _Bounds:
-    """Bounds on memory and computing time. Made on the thread that works."""
+    """Limits of memory and CPU time, created on the worker thread."""
 
     def __init__(self, share_s: float) -> None:
         self.share_s = share_s
@@ -67,7 +67,7 @@ class _Bounds:
         self._usual_bytes = 0
         self._is_working = False
         self.has_interrupted = False
-        """Some work was left in the middle of what it did: the process is of no more use."""
+        """True if work was aborted halfway, which makes the process unusable."""
         self._thread = threading.get_ident()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
@@ -75,11 +75,11 @@ class _Bounds:
         _limit(resource.RLIMIT_CORE, 0)  # a death is no accident here, and its core would have prompts in it
 
     def open(self) -> None:
-        """What it has now is what it needs."""
+        """Take the present memory as the baseline."""
         self._usual_bytes = self._own.memory_info().rss
 
     def begin(self, work: Work) -> None:
-        """Python code is interrupted when the share is used up. Native code dies a little later."""
+        """Python code is interrupted when the share is used up; native code dies a little later."""
         share_s = _MODEL_S if isinstance(work, OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
         self._is_working = True
@@ -92,7 +92,7 @@ class _Bounds:
             _raise_in(self._thread, None)
 
     def interrupt(self, number: int, frame: object) -> None:
-        """The handler of SIGPROF, which runs on the main thread."""
+        """SIGPROF handler, on the main thread."""
         if self._is_working:
             self.has_interrupted = True
             _raise_in(self._thread, _ShareUsed)
@@ -103,8 +103,7 @@ class _Bounds:
 
 
 def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise it in this thread before its next instruction of Python. None: what has not been raised yet is
-    taken back."""
+    """Raise the exception before the thread's next Python instruction; None cancels one that is pending."""
     raised = ctypes.py_object(exception) if exception else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
@@ -115,7 +114,6 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: SimpleQueue[_Bounds]) -> None:
-    """Until the other side is gone. The bounds are handed to the main thread."""
     bounds = _Bounds(share_s)
     has_bounds.put(bounds)
     worker = ReaderWorker()
@@ -140,7 +138,7 @@ def _encoded(result: Result, *, is_last: bool) -> bytes:
 
 
 def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
-    """A panic of Rust code arrives as a BaseException."""
+    """Rust panics arrive as BaseException."""
     try:
         try:
             bounds.begin(work)

@@ -1,4 +1,4 @@
-"""Does what a reader process is asked to do, one piece of work after the other."""
+"""Work of a reader process."""
 
 from __future__ import annotations
 
@@ -55,8 +55,6 @@ from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
 
 
 class _Template:
-    """A chat template, and what it says of the model."""
-
     def __init__(
         self, source: ModelSource, template: ChatTemplate | None, vocabulary: Vocabulary, names: ControlNames
     ) -> None:
@@ -68,10 +66,7 @@ class _Template:
 
 
 class OpenedModel:
-    """A vocabulary and its templates."""
-
     def __init__(self, source: ModelSource) -> None:
-        """Raises StartupError."""
         self.vocabulary = Vocabulary.open(Path(source.path))
         try:
             try_out(self.vocabulary)
@@ -91,8 +86,8 @@ class OpenedModel:
 
     @functools.cached_property
     def make_grammar(self) -> MakesGrammar:
-        """Made when it is first needed: most models meet no grammar, and for a large vocabulary it takes a
-        second. Raises InvalidRequest for a vocabulary that can follow none."""
+        """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
+        for a vocabulary without end tokens."""
         trial = grammar_trial(self.vocabulary)
         return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
 
@@ -122,13 +117,11 @@ class OpenedModel:
 
 
 class ReaderWorker:
-    """Has the models that are open."""
-
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
 
     def do(self, work: Work) -> Result:
-        """What comes of it, failures too. Only a panic of native code is raised."""
+        """Return the result or the failure. Raises only panics of native code."""
         try:
             return self._done(work)
         except ServerError as error:
@@ -217,13 +210,12 @@ def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> PictureOpened | So
 
 
 def _kind(error: ServerError) -> str:
-    """The class that the other side raises: what it does not know is a wrong request."""
+    """Subclasses count as their base, which the client knows."""
     known: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
     return next((each.__name__ for each in known if isinstance(error, each)), type(error).__name__)
 
 
 def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | None:
-    """The user's template, else the model's; None for a model that has none, or generates nothing."""
     text = (source.chat_template or vocabulary.chat_template) if source.generates else None
     if text is None:
         return None
@@ -231,13 +223,11 @@ def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | Non
 
 
 _OTHERS = ("default", "rerank")
-"""Names of templates that are no further ones for chats."""
+"""Not for chats."""
 _MOST_TEMPLATES = 16
 
 
 def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[tuple[str, ChatTemplate]]:
-    """Those that stand in the file by names, where it is not the user who has chosen. One that does not
-    compile is none."""
     if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
         return
     names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
@@ -249,7 +239,7 @@ def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[
 
 
 def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:
-    """None: the model does not think, or what it writes is to be shown as it is."""
+    """Return None if thoughts are absent, or shown as they are."""
     if template is None or name == "none":
         return None
     return template_reasoning(template, REASONING_FORMATS.get(name))

@@ -1,4 +1,4 @@
-"""Asks something that may be away, and leaves it alone for a while when it is."""
+"""Circuit breaker around a service that may be down."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSE_S = 5.0
-"""For what clients wait for: in so many seconds one of them waits in vain."""
+"""Pause for calls that clients wait for."""
 
 
 class NotAnswering(Exception):
-    """It has failed, or has done so a moment ago and was not asked."""
+    """The call has failed, or was skipped during a pause."""
 
 
 class CircuitBreaker:
-    """One line in the log tells that it fails, and one that it is back. All methods belong to one event
-    loop's thread.
+    """Logs one line when calls begin to fail and one when they work again. All methods belong to the thread
+    of one event loop.
 
     `fails`, `back`: these lines; the first has a %s for the reason.
-    `failure`: the reason that an exception gives; None: it does not mean that it is away.
-    `answer_s`: what it gets to answer; None: as long as it takes.
-    `pause_s`: so long it is not asked after a failure.
+    `failure`: returns the reason of an exception, or None if it does not mean that the service is down.
+    `answer_s`: timeout of a call, or None for no limit.
+    `pause_s`: time after a failure in which calls are skipped.
     """
 
     def __init__(
@@ -50,20 +50,19 @@ class CircuitBreaker:
         self._is_failing = False
 
     async def ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Raises NotAnswering."""
+        """Call unless paused. Raises NotAnswering."""
         if self._clock() < self._asks_again_s:
             raise NotAnswering
         return await self.insist(work, self._answer_s)
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """None: it does not answer."""
         try:
             return await self.ask(work)
         except NotAnswering:
             return None
 
     async def insist(self, work: Callable[[], Awaitable[T]], answer_s: float | None) -> T:
-        """Asks even what has failed a moment ago. Raises NotAnswering."""
+        """Call even during a pause. Raises NotAnswering."""
         try:
             with anyio.move_on_after(answer_s):
                 answer = await work()
@@ -90,5 +89,4 @@ class CircuitBreaker:
         self._is_failing = False
 
 
-class _Late(Exception):
-    """It has not answered in time."""
+class _Late(Exception): ...

@@ -1,5 +1,4 @@
-"""A database behind SQLAlchemy: how SQLite is opened, transactions whose failures their owner names, and the
-threads that talk to it: an event loop never waits for a disk."""
+"""SQLite and other databases behind SQLAlchemy, and the threads that keep disk waits off the event loop."""
 
 from __future__ import annotations
 
@@ -24,33 +23,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 3
-"""A long conversation that is read keeps one of them busy, and nobody else waits."""
+"""Several readers, because reading a long conversation keeps one of them busy."""
 _READS = "openai_cpu_server_reads"
 
 
 class SqliteOptions(NamedTuple):
     lock_timeout_s: float
-    """What a transaction waits for one of another process."""
+    """Longest wait for a transaction of another process."""
     synchronous: str
-    """FULL: a power loss takes nothing that is committed. NORMAL: it may take the last commits, but kill -9
-    takes none."""
+    """FULL: a power loss loses no commit. NORMAL: a power loss may lose the last ones, kill -9 none."""
     has_one_connection: bool = False
-    """Then reads wait for writes, and one thread does both."""
+    """If True, reads wait for writes and one thread does both."""
     check: Callable[[sqlite3.Connection], None] = lambda _: None
-    """Sees the file before anything is changed in it."""
+    """Inspects the file before it is changed."""
 
 
 class Database:
-    """One thread writes to it."""
-
     def __init__(self, engine: Engine, named: Callable[[SQLAlchemyError], Exception | None]) -> None:
-        """`named`: what is raised for a failure of the database; None: what SQLAlchemy raises."""
+        """`named`: translates a failure of the database; None raises SQLAlchemy's own."""
         self._engine = engine
         self._named = named
 
     @property
     def folder(self) -> Path | None:
-        """Where its file lies; None: it has none, or is elsewhere."""
+        """Return None for a database in memory or on a server."""
         url = self._engine.url
         if url.get_backend_name() != "sqlite" or _is_in_memory(url):
             return None
@@ -58,7 +54,6 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction: committed at the end, rolled back by an exception."""
         with self._named_failures(), self._engine.begin() as connection:
             yield connection
 
@@ -69,7 +64,6 @@ class Database:
 
     @property
     def reads_beside_writes(self) -> bool:
-        """Whether other threads may read meanwhile."""
         return not isinstance(self._engine.pool, StaticPool)
 
     def close(self) -> None:
@@ -87,10 +81,8 @@ class Database:
 
 
 class DatabaseThreads:
-    """One thread writes, some read without waiting for it.
-
-    `name`: that of the threads. They raise RuntimeError once they are closed.
-    """
+    """One thread that writes, and some that read without waiting for it. Methods raise RuntimeError after
+    `close`."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -101,24 +93,22 @@ class DatabaseThreads:
         )
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that writes, in the order of the calls.
-        Work that has begun ends even if its caller is cancelled."""
+        """Call a function that writes, in the order of calls. Once begun, it completes even if its caller
+        is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that only reads. It sees what is committed."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, partial(work, *args, **kwargs))
 
     async def close(self) -> None:
-        """Wait until all work that has begun is done."""
         for executor in (self._writer, self._readers):
             await asyncio.to_thread(executor.shutdown)
 
 
 def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
-    """SQLite in WAL mode, in a file that is this user's alone. Raises OSError; whoever uses it first gets
+    """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises
     what `check` raises."""
     if not _is_in_memory(url):
         path = _file(url)
@@ -136,12 +126,10 @@ def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """What the driver has raised, where it has."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
 def _file(url: URL) -> Path:
-    """The database may be named as SQLite's own URI, too: `sqlite:///file:PATH?uri=true`."""
     name = url.database or ""
     return Path(unquote(urlsplit(name).path) if name.startswith("file:") and "uri" in url.query else name)
 
@@ -151,7 +139,7 @@ def _is_in_memory(url: URL) -> bool:
 
 
 def _set_up_sqlite(options: SqliteOptions, connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    """Replace the driver's BEGIN, which takes the write lock too late."""
+    """Disable the driver's own BEGIN, which takes the write lock too late."""
     assert isinstance(connection, sqlite3.Connection)
     connection.isolation_level = None
     try:
@@ -164,6 +152,6 @@ def _set_up_sqlite(options: SqliteOptions, connection: DBAPIConnection, _: Conne
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Lock at the start of a transaction that will write: what it read cannot change before it writes."""
+    """An early write lock keeps what a transaction reads from changing before it writes."""
     is_reading = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")

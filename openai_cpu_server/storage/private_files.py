@@ -1,8 +1,5 @@
-"""Files that hold what people wrote, or that native code will read: only this user may read and write them.
-
-Whoever keeps one on disk makes it here: the jobs database, the cache of answers, the prefix cache, what was
-measured. A file of another user is refused, because that user reads along and may change it under us.
-"""
+"""Files with users' texts, or with data that native code will read: only this user may access them. A file
+of another user is rejected, because that user can read it and change it at any time."""
 
 from __future__ import annotations
 
@@ -21,21 +18,19 @@ from typing import BinaryIO
 logger = logging.getLogger(__name__)
 
 _OWNERS = 0o700
-"""The bits that the owner alone has."""
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _DRAFT = ".draft"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal")
-"""What SQLite puts beside a database. New ones get the database's mode, old ones are taken as they are."""
+"""Files that SQLite keeps beside a database. New ones get the database's mode, existing ones keep theirs."""
 
 
 class ForeignFile(OSError):
-    """It belongs to another user, or is no plain file; the message says so in one line."""
+    """The file belongs to another user, or is not of the right kind. The message is one line."""
 
 
 def keep_private(path: Path) -> None:
-    """There is such a file afterwards, an empty one if need be, that is nobody else's.
-    Raises OSError, `ForeignFile` for one of another user."""
+    """Make a file private, or create it empty. Raises OSError, and `ForeignFile` for another user's file."""
     if path.is_symlink():
         _require_own(path, path.lstat(), path.parent)
         path = path.resolve()
@@ -46,7 +41,7 @@ def keep_private(path: Path) -> None:
 
 
 def keep_database_private(path: Path) -> None:
-    """The same for a file of SQLite, before SQLite opens it, and for its log. Raises OSError."""
+    """Make a SQLite database and its logs private, before SQLite opens it. Raises OSError."""
     keep_private(path)
     real = path.resolve()
     for ending in _BESIDE_SQLITE:
@@ -56,10 +51,8 @@ def keep_database_private(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """The folder, which only this user can have filled; made if need be.
-
-    For places that others can guess and write to, such as the folder for temporary files. Raises OSError.
-    """
+    """Create a folder, or check that only this user can have filled it. For guessable places in folders
+    that others can write to, such as /tmp. Raises OSError."""
     path.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -70,8 +63,8 @@ def private_folder(path: Path) -> Path:
 
 
 def claim(path: Path, descriptor: int) -> None:
-    """For an open file that is going to be believed: this user's is private afterwards, root's may be read by
-    all. Raises `ForeignFile` for anybody else's, OSError."""
+    """Check an open file that will be trusted, and make it private; root's may be readable by all. Raises
+    OSError, and `ForeignFile` for another owner."""
     found = os.fstat(descriptor)
     if found.st_uid == os.geteuid():
         _take_from_others(path, found)
@@ -81,10 +74,10 @@ def claim(path: Path, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces the old one, on disk as well, if nothing fails: nobody ever sees half
-    of one. Drafts of processes that were killed meanwhile are removed, for they can have gigabytes.
+    """Yield a new file that atomically replaces the old one, synced to disk, if nothing fails. Drafts left by
+    killed processes are removed, because they can have gigabytes.
 
-    `mode`: 0o666 for what is made for a user, whose umask then says who reads it.
+    `mode`: 0o666 for a file whose readers the user's umask determines.
     """
     _remove_orphans(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT}")
@@ -103,15 +96,15 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 class SoleWriter:
-    """Of the processes that would write one file one does: the first that asks, until it ends."""
+    """Election of the one process that may write a file: the first that asks, until it ends."""
 
     def __init__(self, path: Path) -> None:
         self._lock = path.with_name(f".{path.name}.lock")
         self._descriptor: int | None = None
-        """Open as long as this process lives, if it is the one."""
+        """Holds the lock, or None."""
 
     def may_write(self) -> bool:
-        """Asks anew where another process was the one. Where nothing can be locked, everybody may."""
+        """Return True if this process is elected. Also true on file systems without locks."""
         if self._descriptor is not None:
             return True
         try:
@@ -136,8 +129,8 @@ class SoleWriter:
 
 
 def _make_private(path: Path) -> None:
-    """Looks by name and opens nothing: closing a file takes the locks from whoever has it open in this
-    process, as SQLite may."""
+    """Examines the file by name, because closing it would drop locks that this process (SQLite) holds on
+    it."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ForeignFile(f"{path} is not a plain file")
@@ -161,14 +154,14 @@ def _require_own(path: Path, found: os.stat_result, folder: Path) -> None:
 
 
 def _owner_of_new_files(folder: Path) -> int | None:
-    """Some file systems of networks know one owner only, whoever writes; None: nothing can be written."""
+    """Some network file systems report one owner for all files."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         return os.fstat(probe.fileno()).st_uid
     return None
 
 
 def _lock(descriptor: int) -> bool:
-    """False: somebody has the lock. A file system without locks gives none to anybody."""
+    """Return False if the lock is held elsewhere, or the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -177,7 +170,6 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove_orphans(path: Path) -> None:
-    """A draft that nobody has locked is nobody's any more."""
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
-"""JSON Schema, regular expressions, lists of choices and GBNF -> one grammar, made once. Pure.
+"""Grammars of JSON Schema, regular expressions, lists of choices, GBNF and Lark.
 
-A reader process calls `maker` for each grammar that it has not made yet: the schema becomes rules of
-expressions (`compiler`), and these become the Lark text that llguidance runs (`lark`). It crosses to the
-engine ready to run. Users' own GBNF comes in through `gbnf`; `openai-cpu-server grammar` prints what a schema
-becomes. It promises a grammar with exactly the values of the schema, or an error that names what cannot be
-enforced; limits are counted, not timed. All of it is imported by module: no other process pays for it.
+A reader process calls `compiler.grammar_maker` for each new grammar: a schema becomes rules of expressions,
+and these become the Lark text that llguidance runs. The grammar allows exactly the values of the schema, or
+an error names what cannot be enforced. Limits are counted, not timed. Modules are imported directly, so that
+other processes do not load them.
 """

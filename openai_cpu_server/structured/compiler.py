@@ -1,5 +1,4 @@
-"""JSON Schema, patterns, choices and GBNF -> one grammar, ready to run. A schema's possible values become
-rules."""
+"""Compilation of JSON Schema, patterns, choices, GBNF and Lark to a grammar that is ready to run."""
 
 from __future__ import annotations
 
@@ -66,22 +65,22 @@ from openai_cpu_server.structured.writing.json_text import Punctuation
 from openai_cpu_server.structured.writing.tool_text import tool_text
 
 _MOST_LISTED = 400
-"""The most values of which unique items may be."""
+"""Values from which unique items may be chosen."""
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
     rules: Rules
     unenforced: tuple[Unenforced, ...] = ()
-    """Keywords that were left out: where the options allow that, and formats that others contradict."""
+    """Left out because the options allow it; and formats that contradict other keywords."""
     share: float = 0.0
-    """What a schema cost, as a share of what one may cost."""
+    """Cost as a share of the limits."""
     is_raw: bool = False
-    """Texts stand raw in a call, not as JSON strings."""
+    """True if texts are raw in a call, not JSON strings."""
 
 
 def compile_schema(schema: Json, options: Options | None = None, pointer: str = "") -> CompiledGrammar:
-    """A grammar that takes exactly the values of the schema, or of the one at a pointer into it, as far as
-    the order of properties allows. Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    """Return a grammar of exactly the values of the schema, or of the one at a pointer into it. Raises
+    UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
     options = options or Options()
     try:
         return _Compiler(schema, options).compile(pointer)
@@ -134,19 +133,17 @@ class _Compiler:
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
     def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
-        """The innermost schema that must be fitted and that no value fits; None: some value fits the schema
-        at the pointer, or that is not plain."""
+        """Innermost needed schema that no value fits, or None if that is not plain."""
         if pointer in seen or self._goals.satisfiable(((self._normaliser.at(pointer), True),)):
             return None
         inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
         return next((each for each in inner if each is not None), pointer)
 
     def _paths(self) -> dict[str, str]:
-        """By rule: the place in the schema of what the rule is for."""
         return {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
-        """The rule for a value that fits the goal. It is written later, so that nesting costs no stack."""
+        """Write the rule later, because nesting must not use the stack."""
         if goal not in self._rules:
             self._rules[goal] = self._grammar.reserve("any" if goal == () else hint)
             self._waiting.append((goal, self._rules[goal]))
@@ -213,7 +210,6 @@ class _Compiler:
         return bool(self._shapes.shapes(branch))
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
-        """All values of a goal, if they are a few scalars, each with all its spellings; else None."""
         found: dict[object, Expr] = {}
         for kind in JsonKind:
             for branch in self._goals.branches(goal, kind):
@@ -226,7 +222,6 @@ class _Compiler:
         return list(found.values()) if len(found) <= _MOST_LISTED else None
 
     def _listed_in(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
-        """The spellings by the values."""
         if kind is JsonKind.NULL:
             return {None: Text("null")}
         if kind is JsonKind.BOOLEAN:
@@ -240,7 +235,6 @@ class _Compiler:
         return {x: self._lexemes.number(spelled(x), "number") for x in self._numbers.listed(branch)}
 
     def _unlisted(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
-        """All values that no list names but that are few: short strings of a pattern. None for any others."""
         if kind is not JsonKind.STRING:
             return None
         texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
@@ -255,7 +249,6 @@ def _booleans(branch: Branch) -> list[bool]:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 ANY_OBJECT: dict[str, Json] = {"type": "object"}
-"""`response_format: {"type": "json_object"}`."""
 
 
 MakesGrammar = Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]
@@ -267,9 +260,11 @@ def grammar_maker(
     *,
     has_own_numbers: bool = False,
 ) -> MakesGrammar:
-    """The contract's `GrammarMaker`. `check` raises InvalidRequest for Lark that cannot be executed, on a
-    vocabulary that can write `known_bytes`. If that `has_own_numbers`, control tokens have them there, too;
-    else they come behind `BYTES_AND_END`."""
+    """Return the contract's `GrammarMaker`.
+
+    `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
+    `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
+    """
     unknown = of_bytes(set(range(256)).difference(known_bytes))
 
     def make(order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
@@ -310,14 +305,14 @@ _CALLED = {
 
 
 def _named(error: InvalidRequest, source: GrammarSource) -> InvalidRequest:
-    """Limits are told of what the client has sent."""
+    """Name the client's input in limits, because it may not be a schema."""
     if isinstance(error, SchemaTooLarge) and source in _CALLED:
         return GrammarTooLarge(_CALLED[source], error)
     return error
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
-    """`unknown`: characters that cannot be written. In JSON they have escapes."""
+    """`unknown`: characters that cannot be written, except as escapes in JSON."""
     whitespace = Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT
     options = Options(whitespace=whitespace, strict=order.is_strict)
     match order.source:
@@ -349,7 +344,6 @@ def _of_client(gbnf: str) -> Rules:
 
 
 def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
-    """The text that a tool takes, as it stands in a call. Raises InvalidGrammar if there is none."""
     if order.source is GrammarSource.LARK:
         rules = lark_rules(order.text)
     else:
@@ -363,13 +357,13 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
 
 
 def regex_rules(pattern: str) -> Rules:
-    """The grammar of texts that match the pattern as a whole, anchors or not.
-    Raises InvalidPattern, SchemaTooLarge."""
+    """Return the grammar of texts that match as a whole, anchored or not. Raises InvalidPattern,
+    InvalidSchema, SchemaTooLarge."""
     return language_rules(full_language(pattern, Limits()), pattern)
 
 
 def language_rules(language: Expr, pattern: str) -> Rules:
-    """The grammar of a pattern's texts. Raises SchemaTooLarge; InvalidSchema if there are none."""
+    """Return the grammar of a language. Raises SchemaTooLarge, or InvalidSchema if it is empty."""
     budget = Budget(Limits())
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     if plain.is_empty(language):
@@ -381,7 +375,6 @@ def language_rules(language: Expr, pattern: str) -> Rules:
 
 
 def choice_rules(choices: list[str]) -> Rules:
-    """The grammar of these texts, word for word. Raises InvalidSchema if there are none, SchemaTooLarge."""
     if not choices:
         raise InvalidSchema("", "there must be at least one choice")
     budget = Budget(Limits())

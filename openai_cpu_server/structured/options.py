@@ -1,4 +1,4 @@
-"""What the caller may choose, what a schema may cost, and why one cannot be compiled or enforced in full."""
+"""Options of the caller, limits on the cost of a schema, and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_cpu_server.structured.languages.rules import MOST_LEVELS
 
 
 class UnsupportedSchema(InvalidRequest):
-    """A keyword that no grammar can enforce here. `path` is a JSON pointer to the schema that contains it."""
+    """`path`: JSON pointer to the schema with the keyword."""
 
     def __init__(self, path: str, keyword: str, reason: str = "cannot be enforced by a grammar") -> None:
         super().__init__(f"{path or '/'}: '{keyword}' {reason}.", code="unsupported_schema")
@@ -23,7 +23,7 @@ class UnsupportedSchema(InvalidRequest):
 
 
 class InvalidSchema(InvalidRequest):
-    """The schema is no JSON Schema, or no value can satisfy it."""
+    """Not a JSON Schema, or no value can satisfy it."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path or '/'}: {message}.", code="invalid_schema")
@@ -31,8 +31,7 @@ class InvalidSchema(InvalidRequest):
 
 
 class SchemaTooLarge(InvalidRequest):
-    """A limit of `Limits` was exceeded; `limit` is the name of its field.
-    `path` is a JSON pointer, where the place is known."""
+    """`limit`: field of `Limits`. `path`: JSON pointer, or None if the place is unknown."""
 
     def __init__(self, limit: str, value: int, path: str | None = None) -> None:
         named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
@@ -44,7 +43,7 @@ class SchemaTooLarge(InvalidRequest):
 
 
 class GrammarTooLarge(InvalidRequest):
-    """The same for what is no schema: `what` names it."""
+    """Too large, but not a schema. `what` names the input."""
 
     def __init__(self, what: str, found: SchemaTooLarge) -> None:
         named, advice = _OTHERS.get(found.limit, (_LIMITS[found.limit][0], "make it smaller"))
@@ -85,7 +84,7 @@ _LIMITS = {
     "rules": ("rules of the grammar", "use smaller 'minItems', 'minProperties' and 'minContains'"),
     "grammar": ("characters of the grammar", "remove properties, or split the schema into several requests"),
 }
-"""By the limit's name: what it counts, and what to change."""
+"""Counted thing and advice, by limit."""
 
 
 _OTHERS = {
@@ -99,7 +98,7 @@ _OTHERS = {
 
 
 class InvalidPattern(InvalidRequest):
-    """A regular expression that is broken or not regular; `position` counts characters."""
+    """Broken, or not regular."""
 
     def __init__(self, pattern: str, position: int, message: str) -> None:
         shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
@@ -109,7 +108,7 @@ class InvalidPattern(InvalidRequest):
 
 
 class InvalidGrammar(InvalidRequest):
-    """GBNF that is broken or exceeds a limit; line and column count characters from 1."""
+    """Line and column count characters from 1."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(f"grammar, line {line}, column {column}: {message}.", code="invalid_grammar")
@@ -120,52 +119,48 @@ class InvalidGrammar(InvalidRequest):
 
 class Whitespace(enum.Enum):
     COMPACT = "compact"
-    """No white space between tokens: `{"a":1}`."""
+    """Like `{"a":1}`."""
     FLEXIBLE = "flexible"
     """Up to 40 blanks and line ends around punctuation."""
 
 
 class PropertyOrder(enum.Enum):
-    """The order in which an object's declared properties may stand. Additional ones come after them."""
+    """Order of an object's declared properties, which usually precede additional ones."""
 
     SCHEMA = "schema"
-    """The order of `properties`, then names that only `required` mentions.
+    """Order of `properties`, then names that only `required` mentions.
 
-    If `properties` are sorted by name and `required` names them in another order, then that order too: a
-    program has sorted them, so that only `required` tells which order the author meant.
+    If `properties` are sorted by name and `required` has another order, that too, because then a program has
+    sorted them and only `required` shows the author's order.
     """
     ANY = "any"
-    """Any order for up to five properties; for more, the order of `properties`, or that of `required` first.
-
-    Additional properties may stand anywhere. This is for checking what others wrote, not for writing.
-    """
+    """Any order for up to five properties; more keep the order of `properties` or of `required`.
+    Additional ones may stand anywhere. Used to check JSON of others, not to write."""
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits are counted, not timed, so that a schema passes or fails on every machine."""
 
     containers: int = 60_000
-    """Objects and lists in the document, for whatever use."""
+    """Objects and lists in the document."""
     schemas: int = 12_000
-    """Subschemas that are looked at."""
     depth: int = 48
-    """Levels of nested subschemas, of values in a `const`, and of groups in a pattern."""
+    """Nested subschemas, values of a `const`, and groups of a pattern."""
     references: int = 200
-    """References in a row that lead from one value to the same value, as `allOf` with a `$ref` does."""
+    """References in a row to the same value, as by `allOf` with a `$ref`."""
     levels: int = MOST_LEVELS
-    """Levels of rules within one another (`languages.order`) where rules lead back to themselves."""
+    """Nested levels of rules in a cycle (`languages.rules.order`)."""
     values: int = 2_000
     """Values of one `enum`, or names of one `properties`."""
     text: int = 200_000
-    """Characters of all names, values and patterns together."""
+    """Characters of all names, values and patterns."""
     branches: int = 6_000
-    """Alternatives that merging makes of `anyOf`, `oneOf`, `not` and their like, over the whole schema."""
+    """Alternatives from merging, over the whole schema."""
     unfolded: int = 60_000
-    """Steps of that merging."""
     regex_states: int = 1_500
     """States of one automaton."""
     regex_work: int = 80_000
-    """Transitions of all automata together."""
+    """Transitions of all automata."""
     rules: int = 10_000
     grammar: int = 600_000
     """Characters of the finished text."""
@@ -175,26 +170,24 @@ class Options(msgspec.Struct, frozen=True):
     whitespace: Whitespace = Whitespace.COMPACT
     order: PropertyOrder = PropertyOrder.SCHEMA
     strict: bool = True
-    """Whether keywords that cannot be enforced are refused; else they are left out and reported."""
+    """True rejects keywords that cannot be enforced; False reports them."""
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
 _WORK = ("schemas", "text", "branches", "unfolded", "regex_work", "rules", "grammar")
-"""These limits are about time."""
+"""Limits that are about time."""
 
 
 class Budget:
-    """The rest of each limit while one schema is compiled."""
-
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
         self.path: str | None = None
-        """The place in the schema that is being looked at, as a JSON pointer."""
+        """Current place in the schema, as a JSON pointer."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
-        """Count a cost. Raises SchemaTooLarge once the sum exceeds the limit of that name."""
+        """Count a cost. Raises SchemaTooLarge if the sum exceeds the limit."""
         spent = self._spent[limit] = self._spent.get(limit, 0) + amount
         if spent > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path)
@@ -204,17 +197,17 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """What was spent, as a share of all that may be: 1 is about a second."""
+        """Return the cost as a share of the limits; 1 is about a second."""
         return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
-        """Raises SchemaTooLarge, which names `path`, a pointer into the schema; None: what is looked at."""
+        """Check an amount that is not summed. Raises SchemaTooLarge. `path`: None for the current place."""
         if amount > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path if path is None else path)
 
     @contextmanager
     def looking_at(self, path: str) -> Iterator[None]:
-        """Limits that are exceeded in the block name this place."""
+        """Name this place in errors. Raises SchemaTooLarge for a RecursionError."""
         before, self.path = self.path, path
         try:
             yield
@@ -225,8 +218,6 @@ class Budget:
 
 
 class Unenforced(msgspec.Struct, frozen=True):
-    """A keyword that was left out of the grammar."""
-
     path: str
     keyword: str
 
@@ -237,13 +228,13 @@ class UnenforcedReport:
         self._found: dict[Unenforced, None] = {}
 
     def refuse(self, path: str, keyword: str, reason: str) -> None:
-        """Refuse a keyword. Raises UnsupportedSchema, unless unenforced keywords are only to be noted."""
+        """Note a keyword, or reject it if strict. Raises UnsupportedSchema."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
         self.note(path, keyword)
 
     def note(self, path: str, keyword: str) -> None:
-        """Note a keyword that the standard lets give way."""
+        """For a keyword that the standard lets give way."""
         self._found[Unenforced(path, keyword)] = None
 
     @property

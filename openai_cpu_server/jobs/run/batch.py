@@ -1,5 +1,4 @@
-"""Runs one batch to its end, in the process that holds its lease: reads its rows, runs them and commits their
-results."""
+"""Runs one batch to its end, in the process that holds its lease."""
 
 from __future__ import annotations
 
@@ -43,7 +42,6 @@ class FileReader:
             last = found[-1][0]
 
     async def lines(self, file_id: str) -> AsyncIterator[list[InputLine]]:
-        """Yield the lines that end in each group of parts."""
         splitter = LineSplitter()
         async for part in self.parts(file_id):
             yield await anyio.to_thread.run_sync(splitter.feed, part)
@@ -54,7 +52,7 @@ Commit = Callable[[Sequence[RowResult]], Awaitable[None]]
 
 
 class RowRecorder:
-    """After an exception of `commit` it must not be used again, because other rows' results are lost too."""
+    """Unusable after an exception of `commit`, because other rows' results are lost too."""
 
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
@@ -62,7 +60,7 @@ class RowRecorder:
         self._lock = anyio.Lock()
 
     async def record(self, result: RowResult) -> None:
-        """Returns when the result is committed."""
+        """Return when the result is committed."""
         self._waiting.append(result)
         async with self._lock:
             if self._waiting and self._holds(result):
@@ -70,30 +68,26 @@ class RowRecorder:
                 await self._commit(taken)
 
     def _holds(self, result: RowResult) -> bool:
-        """Whether the result still waits. The lock's last holder took all that waited then."""
         return any(waiting is result for waiting in self._waiting)
 
 
 _EXPIRED_AT_ONCE = 500
-"""The rows in one transaction."""
 _LONGEST_RETRY_S = 10.0
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 5.0
-"""A batch whose owner has to wait for longer makes room for others."""
+"""A batch whose owner must wait longer makes room for others."""
 _INLINE_BYTES = 64 * 1024
-"""A line of this size is read or written within a fraction of a millisecond, which a thread costs."""
+"""Size that is read or written in a fraction of a millisecond, about the cost of a thread."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class StopReason(enum.Enum):
-    """Why a run ends early. The run itself notices when the completion window ends."""
-
     CANCELLED = "cancelled"
     LEASE_LOST = "lease lost"
 
 
 class BatchPaused(ServerError):
-    """Its owner has used up what it may. All rows that have ended are committed."""
+    """Raised for an owner's limits, when all finished rows are committed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"no row can run for {wait_s:g} s")
@@ -101,8 +95,6 @@ class BatchPaused(ServerError):
 
 
 class BatchParts(NamedTuple):
-    """What all batches of a process share."""
-
     files: FileStore
     ledger: BatchLedger
     reader: FileReader
@@ -113,7 +105,7 @@ class BatchParts(NamedTuple):
 
 
 class BatchRun:
-    """`slots` limits how many rows of all batches run at once. A cancelled `run` can be resumed."""
+    """`slots` limits the running rows of all batches. A cancelled `run` can be resumed."""
 
     def __init__(
         self, batch: BatchRecord, parts: BatchParts, run_row: RunRow, slots: anyio.Semaphore
@@ -126,20 +118,17 @@ class BatchRun:
         self._scope = anyio.CancelScope()
         self._stop: StopReason | None = None
         self._pause_s: float | None = None
-        """No row can run for so long."""
         self._put_back: list[BatchRow] = []
-        """Rows that were to run then."""
         self._errors: list[LineError] = []
         self._recorder = RowRecorder(self._commit)
 
     def stop(self, why: StopReason) -> None:
-        """Ask the run to end. Only the first reason counts."""
         if self._stop is None:
             self._stop = why
             self._scope.cancel()
 
     async def run(self) -> BatchStatus | None:
-        """Run the batch. Returns how it ended; None if another process has it now. Raises BatchPaused."""
+        """Return how it ended, or None if another process has it now. Raises BatchPaused."""
         try:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
@@ -174,7 +163,6 @@ class BatchRun:
         return BatchStatus.COMPLETED
 
     async def _checked(self) -> tuple[int, list[LineError]]:
-        """The number of rows, and the errors in them."""
         check = InputCheck(
             self._batch.endpoint,
             max_rows=self._parts.options.max_rows,
@@ -185,7 +173,7 @@ class BatchRun:
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
-        """Raises BatchPaused if none can run for long. A short time is waited out, without any slot."""
+        """Short pauses are waited out without slots. Raises BatchPaused for long ones."""
         async with aclosing(self._open_rows()) as rows:
             while True:
                 await self._run_until_pause(rows)
@@ -207,7 +195,6 @@ class BatchRun:
                 group.start_soon(self._row, row)
 
     async def _open_rows(self) -> AsyncGenerator[BatchRow, None]:
-        """The rows without a committed result, in order. Only a part of the file is in memory."""
         ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
         async for lines in self._parts.reader.lines(self._batch.input_file_id):
             for line in lines:
@@ -215,7 +202,6 @@ class BatchRun:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: BatchRow) -> None:
-        """It has a slot."""
         try:
             answer = await self._answer(row)
             if answer.pauses:
@@ -228,8 +214,7 @@ class BatchRun:
             self._slots.release()
 
     async def _answer(self, row: BatchRow) -> RowAnswer:
-        """Run a row. It is tried again as long as it is not to blame:
-        the queue is full, or the engine restarts."""
+        """Retry while the row is not to blame: the queue is full, or the engine restarts."""
         while True:
             answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
             if answer.retry_after_s is None or answer.pauses:
@@ -244,8 +229,7 @@ class BatchRun:
             self.stop(StopReason.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
-        """End a batch whose window is over.
-        What is committed decides: the window may end in the middle of a move."""
+        """The committed state decides, because the window may end in the middle of a move."""
         status = await self._threads.read(self._ledger.status, self._batch.id)
         if status is BatchStatus.FINALIZING:
             return BatchStatus.COMPLETED
@@ -256,7 +240,6 @@ class BatchRun:
         return BatchStatus.EXPIRED
 
     async def _expire_rest(self) -> None:
-        """Write the rows that have not run into the error file."""
         results: list[RowResult] = []
         async for row in self._open_rows():
             results.append(expired(self._batch.id, row))
@@ -274,7 +257,6 @@ class BatchRun:
 
 
 async def _off_loop(num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does work on so many bytes without keeping the event loop."""
     if num_bytes <= _INLINE_BYTES:
         return work(*args, **kwargs)
     return await anyio.to_thread.run_sync(partial(work, *args, **kwargs))

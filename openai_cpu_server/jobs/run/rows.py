@@ -1,4 +1,4 @@
-"""The rows of an input file: its lines, what they ask for, what is answered, and what is wrong with them."""
+"""Rows of an input file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _BOM = b"\xef\xbb\xbf"
 
 class InputLine(msgspec.Struct, frozen=True):
     number: int
-    """The line's number from 1; blank lines count."""
     content: bytes
 
 
 class LineSplitter:
-    """Keeps the part of a line that is not complete yet. Blank lines are counted and left out."""
+    """Blank lines are skipped, but counted."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -39,7 +38,6 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[InputLine]:
-        """The last line, if no line end follows it."""
         return self._line(b"".join(self._open)) if self._open else []
 
     def _line(self, content: bytes) -> list[InputLine]:
@@ -58,30 +56,23 @@ class BatchRow(msgspec.Struct, frozen=True):
     line: int
     custom_id: str
     body: bytes
-    """The request's body as it stands in the file."""
 
 
 class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row's request would have got over HTTP."""
-
     status: int
     request_id: str
     body: bytes
-    """JSON."""
     retry_after_s: float | None = None
-    """Seconds after which to try again: the row was not to blame. None: the answer is final."""
+    """Time until a retry, or None if the answer is final."""
     pauses: bool = False
-    """No row of this owner can run for so long: its batch makes room for others meanwhile."""
+    """True if the owner's other rows must wait as well."""
 
 
 RunRow = Callable[[str, bytes, str], Awaitable[RowAnswer]]
-"""Runs a request to this URL, with this body, at batch priority, for the batch's owner. Raises nothing but
-cancellation."""
+"""Runs a request (URL, body, owner) at batch priority. Raises only cancellation."""
 
 
 class BadLine(ServerError):
-    """A line of an input file is no request for its batch."""
-
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
@@ -111,8 +102,6 @@ class _CachedTokens(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The Responses API has names of its own for the same."""
-
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: Union[_CachedTokens, None] = None
@@ -122,8 +111,6 @@ class _Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The fields of an answer that we read; the rest is passed on."""
-
     usage: Union[_Usage, None] = None
 
 
@@ -145,12 +132,12 @@ def parse_row(line: InputLine, endpoint: str) -> BatchRow:
 
 
 def url_of(line: InputLine) -> str:
-    """The URL of a line's request. Raises BadLine."""
+    """Return the request's URL. Raises BadLine."""
     return _text(_fields(line.content), "url")
 
 
 def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
-    """The row's result: 2xx goes to the output file, all else to the error file."""
+    """2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
     usage = (_answer.decode(answer.body).usage if is_ok else None) or _Usage()
@@ -221,7 +208,7 @@ def _body(fields: dict[str, msgspec.Raw]) -> bytes:
 
 
 def _row_id(batch_id: str, row: BatchRow) -> str:
-    """The row's id. It is the same if the row is computed again."""
+    """Stable if the row is computed again."""
     return "batch_req_" + hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
 
 
@@ -230,12 +217,10 @@ def _encoded(line: _OutputLine) -> bytes:
 
 
 MAX_ERRORS = 100
-"""The most errors that are reported: the first ones show what is wrong."""
+"""Reported errors. The first ones show what is wrong."""
 
 
 class InputCheck:
-    """Reads all lines of a file in order."""
-
     def __init__(self, endpoint: str, *, max_rows: int, max_line_bytes: int) -> None:
         self.num_rows = 0
         self._endpoint = endpoint
@@ -253,7 +238,6 @@ class InputCheck:
                 self._note(LineError(bad.code, str(bad), bad.param, line.number))
 
     def errors(self) -> list[LineError]:
-        """At most `MAX_ERRORS` errors. Ask for them after the last line."""
         if self.num_rows == 0:
             self._note(LineError("empty_file", "The input file is empty."))
         if self.num_rows > self._max_rows:

@@ -1,4 +1,4 @@
-"""Finds batches that nobody runs, and runs them. It renews the leases of those that it has."""
+"""Finds free batches, runs them, and renews their leases."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 _RENEWALS_A_LEASE = 4
 _SWEEP_S = 600.0
 _LONGEST_PAUSE_S = 600.0
-"""Limits may be raised, and files deleted, before a batch could go on by itself."""
+"""Limits may be raised, and files deleted, earlier than expected."""
 _AFTER_FAILURE_S = 5.0
-"""Seconds before the next try: a full disk, or a database that cannot be reached, may come back."""
 
 
 class BatchRunner:
@@ -40,8 +39,7 @@ class BatchRunner:
         self._news = anyio.Event()
 
     async def run(self, run_row: RunRow) -> None:
-        """Run batches until this is cancelled.
-        Then they can be resumed, by other processes after `release`."""
+        """Run batches until cancelled. Then they can be resumed, by other processes after `release`."""
         slots = anyio.Semaphore(self._options.concurrency)
         async with anyio.create_task_group() as group:
             group.start_soon(self._repeat, self._renew, self._renewal_s)
@@ -53,23 +51,21 @@ class BatchRunner:
                     await self._news.wait()
 
     def wake(self) -> None:
-        """Look for batches now, because there is a new one."""
         self._news.set()
 
     def resume(self) -> None:
-        """Try batches that are paused: there may be room again."""
         self._paused_until.clear()
         self.wake()
 
     def cancel(self, batch_id: str) -> None:
-        """End a batch now, if it runs here. It is CANCELLING in the database already."""
+        """End a batch that runs here and is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
         if run is not None:
             run.stop(StopReason.CANCELLED)
         self.wake()
 
     async def release(self) -> None:
-        """Give up all leases. A lease that cannot be given up runs out."""
+        """Leases that cannot be given up expire."""
         for batch_id in list(self._runs):
             await self._attempt(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
@@ -88,8 +84,6 @@ class BatchRunner:
                 group.start_soon(self._run_to_end, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
-        """Whether there is room for a batch. One that only has to be ended needs none, one that is paused
-        takes none."""
         if batch.status is BatchStatus.CANCELLING or batch.expires_at <= self._clock():
             return True
         is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
@@ -117,8 +111,7 @@ class BatchRunner:
         self._paused_until = {**still, batch.id: now_s + min(wait_s, _LONGEST_PAUSE_S)}
 
     async def _renew(self) -> None:
-        """Renew the leases. Others may have cancelled batches that run here,
-        or taken them while this process slept."""
+        """Others may have cancelled batches that run here, or taken them while this process slept."""
         held = await self._threads.write(self._ledger.renew, self._clock())
         for batch_id in held.keys() - self._runs.keys():  # its release failed
             await self._threads.write(self._ledger.release, batch_id)
@@ -138,7 +131,6 @@ class BatchRunner:
             await anyio.sleep(every_s)
 
     async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Go on after a failure of the database, which may work the next time. It is logged once."""
         try:
             await self._breaker.attempt(work)
         except Exception:
@@ -154,7 +146,6 @@ def _log_stop(batch: BatchRecord, error: Exception) -> None:
 
 
 def _database_away(error: BaseException) -> JobsUnavailable | None:
-    """The failure of the database, if nothing else went wrong, in several rows at once perhaps; else None."""
     if isinstance(error, JobsUnavailable):
         return error
     parts = getattr(error, "exceptions", ())  # of a group, for which Python 3.10 has no name

@@ -1,5 +1,4 @@
-"""Batches in the database: as their owners see them, and as the process that runs them does, which holds
-their leases. The methods are synchronous, and each is one transaction."""
+"""Batches in the database."""
 
 from __future__ import annotations
 
@@ -32,17 +31,17 @@ from openai_cpu_server.storage.database import Database
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19
-"""Position of `starttime` in /proc/PID/stat, counted behind the name of the program."""
+"""Field of /proc/PID/stat, counted behind the program's name."""
 
 
 def new_holder() -> str:
-    """`NODE PID START NONCE` for this process; the nonce tells apart two runners in it."""
+    """Return `NODE PID START NONCE`. The nonce distinguishes two runners of this process."""
     return f"{_node()} {os.getpid()} {_start_of(os.getpid())} {secrets.token_hex(4)}"
 
 
 def is_left_behind(holder: str, lease_until: float | None, now_s: float) -> bool:
-    """Whether the holder does not go on with its work. A process on this node is looked up, because a clock
-    that is set ends no process. Leases of others run out."""
+    """Return True if the holder has stopped. A process on this node is looked up, because a changed clock
+    ends no process; leases of others expire."""
     node, pid, start, _ = holder.split(" ")
     if node != _node():
         return lease_until is not None and lease_until <= now_s
@@ -53,8 +52,7 @@ def is_left_behind(holder: str, lease_until: float | None, now_s: float) -> bool
 
 
 def _start_of(pid: int) -> str:
-    """When the process began, in a form that stays the same when the machine's clock is set. Raises OSError,
-    psutil.NoSuchProcess."""
+    """Unaffected by changes of the machine's clock. Raises OSError, psutil.NoSuchProcess."""
     if not _BOOT_ID.exists():  # not Linux
         return f"{psutil.Process(pid).create_time():.2f}"
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -62,7 +60,7 @@ def _start_of(pid: int) -> str:
 
 
 def _node() -> str:
-    """The host and the container: process ids have a meaning only within both."""
+    """Host and container, because process ids are unique only within both."""
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = f"/{_PID_NAMESPACE.stat().st_ino}"
@@ -74,7 +72,7 @@ class BatchStore:
         self._database = database
 
     def create(self, batch: BatchRecord) -> BatchRecord:
-        """Create a batch. Raises JobObjectNotFound if this owner has no such input file."""
+        """Create a batch. Raises JobObjectNotFound if the owner has no such input file."""
         is_input = and_(
             files.c.id == batch.input_file_id,
             files.c.owner == batch.owner,
@@ -88,7 +86,7 @@ class BatchStore:
         return batch
 
     def get(self, owner: str, batch_id: str) -> BatchRecord:
-        """One batch. Raises JobObjectNotFound."""
+        """Return one batch. Raises JobObjectNotFound."""
         query = select(batches).where(batches.c.id == batch_id, batches.c.owner == owner)
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
@@ -97,7 +95,7 @@ class BatchStore:
         return record_of(BatchRecord, row)
 
     def page(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        """One page of batches, and whether there are more."""
+        """Return a page of batches, and True if there are more. Raises JobObjectNotFound."""
         query = select(batches).where(batches.c.owner == owner)
         last = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
         with self._database.read() as connection:
@@ -107,8 +105,7 @@ class BatchStore:
         return found
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
-        """Ask for a cancellation; the runner ends the batch.
-        Raises JobObjectNotFound, and BatchConflict if it is too late."""
+        """Ask the runner to cancel. Raises JobObjectNotFound, or BatchConflict if it is too late."""
         mine = and_(batches.c.id == batch_id, batches.c.owner == owner)
         with self._database.write() as connection:
             row = connection.execute(select(batches).where(mine).with_for_update()).mappings().first()
@@ -133,11 +130,8 @@ class LeaseLost(ServerError):
 
 
 class BatchLedger:
-    """Every write names the holder of the lease. If another process has taken it, LeaseLost is raised and
-    nothing is written.
-
-    `holder` comes from `new_holder`. `lease_s` is how long others wait for a vanished host.
-    """
+    """Writes raise LeaseLost if another process has the lease. `holder` comes from `new_holder`, and
+    others wait `lease_s` for a vanished host."""
 
     def __init__(self, database: Database, *, holder: str, lease_s: float) -> None:
         self._database = database
@@ -145,8 +139,7 @@ class BatchLedger:
         self._lease_s = lease_s
 
     def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
-        """Batches that nobody runs, the oldest first:
-        those of this model, and those that only have to be ended."""
+        """Return free batches of this model, and any that only have to be ended, oldest first."""
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,
@@ -158,7 +151,7 @@ class BatchLedger:
         return [batch for batch in found if _is_free(batch, now_s)]
 
     def claim(self, batch: BatchRecord, now_s: float) -> bool:
-        """Take the lease. False if the batch has ended or another process was faster."""
+        """Take the lease. Returns False if the batch has ended or another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
         lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}
@@ -166,7 +159,7 @@ class BatchLedger:
             return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
 
     def renew(self, now_s: float) -> dict[str, BatchStatus]:
-        """Renew our leases. Returns all batches whose lease is still ours, with their states."""
+        """Return the states of the batches whose lease is still ours."""
         ours = batches.c.lease_holder == self._holder
         with self._database.write() as connection:
             connection.execute(update(batches).where(ours).values(lease_until=now_s + self._lease_s))
@@ -174,23 +167,22 @@ class BatchLedger:
             return {batch_id: BatchStatus(status) for batch_id, status in found}
 
     def release(self, batch_id: str) -> None:
-        """Give up the lease, so that others, or a later start, go on with the batch."""
         free = {"lease_holder": None, "lease_until": None}
         with self._database.write() as connection:
             connection.execute(update(batches).where(self._held(batch_id)).values(free))
 
     def begin(self, batch_id: str, *, num_rows: int, now_s: float) -> bool:
-        """Say that the input is valid. False if somebody has cancelled the batch meanwhile."""
+        """Return False if the batch was cancelled. Raises LeaseLost."""
         moved = {"status": "in_progress", "in_progress_at": int(now_s), "total": num_rows}
         return self._move(batch_id, BatchStatus.VALIDATING, moved)
 
     def begin_end(self, batch_id: str, *, now_s: float) -> bool:
-        """Say that all rows are committed. False if somebody has cancelled the batch meanwhile."""
+        """Return False if the batch was cancelled. Raises LeaseLost."""
         moved = {"status": "finalizing", "finalizing_at": int(now_s)}
         return self._move(batch_id, BatchStatus.IN_PROGRESS, moved)
 
     def status(self, batch_id: str) -> BatchStatus:
-        """The batch's state. Raises LeaseLost."""
+        """Read the state. Raises LeaseLost."""
         with self._database.read() as connection:
             found = connection.execute(select(batches.c.status).where(self._held(batch_id))).scalar()
         if found is None:
@@ -198,13 +190,12 @@ class BatchLedger:
         return BatchStatus(found)
 
     def ended_rows(self, batch_id: str) -> set[int]:
-        """The numbers of lines whose results are committed."""
         with self._database.read() as connection:
             query = select(results.c.line).where(results.c.batch_id == batch_id)
             return set(connection.execute(query).scalars())
 
     def record(self, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
-        """Commit results of rows; only the first for each line counts. Raises LeaseLost."""
+        """Commit results, only the first for each line. Raises LeaseLost."""
         with self._database.write() as connection:
             counted = connection.execute(update(batches).where(self._held(batch.id)).values(_counts(rows)))
             if counted.rowcount != 1:
@@ -215,10 +206,7 @@ class BatchLedger:
     def finish(
         self, batch_id: str, ending: BatchStatus, *, now_s: float, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
-        """End the batch, or cancel it if that was asked for meanwhile. Committed rows become its files.
-
-        Raises LeaseLost.
-        """
+        """End the batch, or cancel it if requested, and publish its rows. Raises LeaseLost."""
         with self._database.write() as connection:
             query = select(batches).where(self._held(batch_id)).with_for_update()
             row = connection.execute(query).mappings().first()
@@ -240,7 +228,6 @@ class BatchLedger:
         return ending
 
     def _move(self, batch_id: str, before: BatchStatus, moved: Mapping[str, object]) -> bool:
-        """Change the state. Raises LeaseLost."""
         with self._database.write() as connection:
             held = self._held(batch_id)
             change = update(batches).where(held, batches.c.status == before.value).values(moved)
@@ -274,7 +261,6 @@ def _part(batch: BatchRecord, row: RowResult) -> dict[str, object]:
 
 
 def _publish(connection: Connection, batch: BatchRecord, now_s: float) -> None:
-    """Make files for clients of the parts that rows have left."""
     outputs = ((batch.output_id, "output", batch.completed), (batch.error_id, "error", batch.failed))
     for file_id, kind, num_rows in outputs:
         if num_rows == 0:

@@ -1,5 +1,4 @@
-"""The database of jobs: its tables, and how it is opened: SQLite in WAL mode, or PostgreSQL, with the same
-statements."""
+"""Tables, on SQLite in WAL mode or PostgreSQL, with the same statements."""
 
 from __future__ import annotations
 
@@ -27,13 +26,9 @@ from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of
 R = TypeVar("R", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 5
-"""The version of the tables. It grows with every change.
-
-`database` brings older databases forward and refuses newer ones. Version 2 added the tables of responses,
-version 3 that of what keys use, version 4 those of conversations, version 5 what sound keys have used.
-"""
+"""Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound. Older
+databases are migrated, newer ones rejected."""
 OLDER = (1, 2, 3, 4)
-"""Versions that become this one when the tables and columns are created that they lack."""
 _LACK_SECONDS = (3, 4)
 
 metadata = sa.MetaData()
@@ -62,13 +57,9 @@ parts = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-"""A file's content is the concatenation of its parts, in the order of their numbers.
-
-Content lives in the database, not in a directory: then a file and its record, a row's result and its count
-are one transaction, and two servers on one PostgreSQL see the same files. An upload has parts of 256 KiB;
-an output file has one part per row, numbered by the input's line, written while the batch runs: when the
-last row is committed the file is complete and in order, and nothing is copied.
-"""
+"""Parts of a file, in the order of the numbers. Content lives in the database, so that it and its record
+are one transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output
+file has a part per row, numbered by the input's line, so it is complete and in order without copying."""
 
 batches = sa.Table(
     "batches",
@@ -112,7 +103,7 @@ results = sa.Table(
     sa.Column("batch_id", sa.String(64), primary_key=True),
     sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
 )
-"""The rows of running batches that have ended. The key makes a second result of a row impossible."""
+"""Finished rows of running batches. The key prevents a second result of a row."""
 
 responses = sa.Table(
     "responses",
@@ -143,7 +134,6 @@ response_items = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
     sa.Index("response_items_by_id", "id"),
 )
-"""What went into a response, and what came out of it, but not what it got from earlier responses."""
 
 response_events = sa.Table(
     "response_events",
@@ -151,7 +141,6 @@ response_events = sa.Table(
     sa.Column("response_id", sa.String(64), primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-"""The stream of a background response that has ended, for clients that come back to it."""
 
 conversations = sa.Table(
     "conversations",
@@ -179,7 +168,7 @@ conversation_items = sa.Table(
     sa.Column("vocabulary", sa.Text, nullable=False),
     sa.Index("conversation_items_by_id", "id"),
 )
-"""Copies of what responses have: a conversation lives on when they are deleted."""
+"""Copies, because a conversation outlives responses."""
 
 usage = sa.Table(
     "usage",
@@ -197,7 +186,6 @@ usage = sa.Table(
     sa.Column("recalled_output_tokens", sa.BigInteger, nullable=False),
     sa.Column("audio_seconds", sa.Float(53), nullable=False, server_default="0"),
 )
-"""The fields of `Amounts`, added up by all servers."""
 
 
 _learning = threading.Lock()
@@ -205,11 +193,8 @@ _learned: set[type[msgspec.Struct]] = set()
 
 
 def learned(kind: type[R]) -> type[R]:
-    """The kind, which several threads may read from now on.
-
-    msgspec finds out how a struct is read when it is read first, and marks it as known before it is: a second
-    thread that reads one meanwhile crashes the process.
-    """
+    """Prepare a struct for threads. msgspec marks a struct as known before it has inspected it, and a
+    second thread then crashes the process."""
     if kind not in _learned:
         with _learning:
             msgspec.json.Decoder(kind)
@@ -218,13 +203,12 @@ def learned(kind: type[R]) -> type[R]:
 
 
 def record_of(kind: type[R], row: sa.RowMapping) -> R:
-    """The columns of its fields' names."""
     kind = learned(kind)
     return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
 def storable(text: str) -> str:
-    """The text without NUL, which PostgreSQL cannot store; no id of ours has one."""
+    """Replace NUL, which PostgreSQL cannot store. Our own ids have none."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -240,11 +224,8 @@ def page_of(
     page: PageQuery,
     last: sa.Select[Any],
 ) -> tuple[list[R], bool] | None:
-    """One page of a query, in the order of this column, and whether there is more. `last`: the number of the
-    row with `page.after`.
-
-    None: there is no such row.
-    """
+    """Return a page in the order of `number`, and True if there are more; or None if `page.after` is
+    unknown, whose number `last` selects."""
     if page.after is not None:
         after = connection.execute(last).scalar()
         if after is None:
@@ -256,9 +237,8 @@ def page_of(
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
-"""NORMAL would survive kill -9 as well (what is written to the WAL stays when the process dies), but after a
-power loss it may forget the last commits, and with them files and batches that a client knows of. A sync per
-commit is cheap beside a row that takes 100 ms and more, and rows that end together share one."""
+"""NORMAL survives kill -9 too, but a power loss may undo commits that clients know of. A sync per commit
+is cheap beside a row of 100 ms, and rows that end together share one."""
 _POSTGRES = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -266,16 +246,14 @@ _POSTGRES = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""libpq's settings unless the URL says otherwise: they notice a host that has vanished."""
+"""Detect a vanished host, unless the URL says otherwise."""
 _UNAVAILABLE = (OperationalError, InterfaceError, InternalError, PoolTimeout)
-"""No connection, a full disk, a read-only replica. The rest are mistakes of ours."""
+"""No connection, a full disk, a read-only replica. Other errors are our bugs."""
 
 
 def open_database(where: str) -> Database:
-    """`where` is a URL, or the path of a SQLite file. Raises StartupError with one line.
-
-    Every use of it raises JobsUnavailable while the database cannot be reached.
-    """
+    """Open a URL or a path. Raises StartupError; later uses raise JobsUnavailable while the database is
+    away."""
     url = _url(where)
     shown = url.render_as_string(hide_password=True)
     try:
@@ -290,7 +268,7 @@ def open_database(where: str) -> Database:
 
 
 def away(error: Exception) -> str | None:
-    """Why the database cannot be used, in one line; None: it is not to blame."""
+    """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 
 
@@ -320,7 +298,6 @@ def _engine(url: sa.URL) -> sa.Engine:
 
 
 def _prepare(engine: sa.Engine) -> None:
-    """Create the tables, or check that existing ones are ours."""
     try:
         _create(engine)
     except (IntegrityError, ProgrammingError):  # another server was creating them just now
@@ -336,7 +313,6 @@ def _prepare(engine: sa.Engine) -> None:
 
 
 def _bring_forward(connection: sa.Connection, version: int) -> None:
-    """Tables that it lacks were created just now. Where several servers do so, one adds the column."""
     this = schema_version.c.version == version
     moved = connection.execute(sa.update(schema_version).where(this).values(version=SCHEMA_VERSION))
     if moved.rowcount and version in _LACK_SECONDS:
@@ -352,5 +328,4 @@ def _create(engine: sa.Engine) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The error's cause on one line."""
     return " ".join(str(cause_of(error)).split())

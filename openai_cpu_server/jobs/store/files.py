@@ -1,7 +1,4 @@
-"""Files in the database, and uploads that go into it piece by piece, so that others write between.
-
-The stores' methods are synchronous, and each is one transaction.
-"""
+"""Files in the database. Uploads go in piece by piece, so that others can write in between."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
-"""So many are read or deleted in one go: others get their turn between."""
+"""Others get their turn in between."""
 _PARTIAL = FilePurpose.PARTIAL.value
 
 
@@ -30,13 +27,13 @@ class FileStore:
         self._database = database
 
     def begin(self, record: FileRecord, *, until_s: int) -> None:
-        """Begin an upload. What is not complete by then is swept away."""
+        """An upload that is not complete by `until_s` is deleted."""
         partial = msgspec.structs.replace(record, purpose=FilePurpose.PARTIAL, expires_at=until_s)
         with self._database.write() as connection:
             connection.execute(insert(files).values(**msgspec.to_builtins(partial)))
 
     def append(self, file_id: str, content: Sequence[bytes], *, first: int) -> None:
-        """Add parts to an upload; `first` is the number of the first one."""
+        """`first`: number of the first part."""
         rows = [
             {"file_id": file_id, "number": number, "content": part}
             for number, part in enumerate(content, first)
@@ -45,7 +42,7 @@ class FileStore:
             connection.execute(insert(parts), rows)
 
     def complete(self, record: FileRecord) -> None:
-        """End an upload: from now on the file is there. Raises JobObjectNotFound if it was swept away."""
+        """Publish an upload. Raises JobObjectNotFound if it was deleted."""
         begun = and_(files.c.id == record.id, files.c.purpose == _PARTIAL)
         with self._database.write() as connection:
             change = update(files).where(begun).values(**msgspec.to_builtins(record))
@@ -53,7 +50,7 @@ class FileStore:
                 raise file_not_found(record.id)
 
     def get(self, owner: str, file_id: str, now_s: float) -> FileRecord:
-        """One file's record. Raises JobObjectNotFound."""
+        """Return a file's record. Raises JobObjectNotFound."""
         with self._database.read() as connection:
             row = connection.execute(select(files).where(_visible(owner, file_id, now_s))).mappings().first()
         if row is None:
@@ -63,7 +60,7 @@ class FileStore:
     def page(
         self, owner: str, page: PageQuery, now_s: float, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """One page of files, and whether there are more."""
+        """Return a page of files, and True if there are more. Raises JobObjectNotFound."""
         query = select(files).where(files.c.owner == owner, is_there(now_s))
         if purpose is not None:
             query = query.where(files.c.purpose == purpose.value)
@@ -75,15 +72,15 @@ class FileStore:
         return found
 
     def parts(self, file_id: str, after: int) -> list[tuple[int, bytes]]:
-        """The next parts after number `after` (the first is 1), at most 4 MB of an upload; [] at the end."""
+        """Return at most 4 MB of parts after number `after` (the first is 1), or []."""
         query = select(parts.c.number, parts.c.content).where(parts.c.file_id == file_id)
         query = query.where(parts.c.number > after).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
         with self._database.read() as connection:
             return [(number, content) for number, content in connection.execute(query)]
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
-        """Delete a file; `prune` then removes its parts. Raises JobObjectNotFound, and FileInUse for the
-        input of a batch that has not ended."""
+        """Hide a file until `prune`. Raises JobObjectNotFound, or FileInUse for the input of an unfinished
+        batch."""
         with self._database.write() as connection:
             seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
             if connection.execute(seen).first() is None:
@@ -96,15 +93,14 @@ class FileStore:
             connection.execute(update(files).where(files.c.id == file_id).values(gone))
 
     def expired(self, now_s: float) -> list[str]:
-        """Files to prune: all that have expired but for the inputs of batches that have not ended."""
+        """Return expired files that no unfinished batch reads."""
         used = select(batches.c.input_file_id).where(batches.c.status.in_(ACTIVE))
         old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
         with self._database.read() as connection:
             return list(connection.execute(old).scalars())
 
     def prune(self, file_id: str) -> bool:
-        """Remove some parts of a file that nobody sees any more, and after the last one its record.
-        Returns whether there is more."""
+        """Remove some parts of a hidden file, and return True if there are more."""
         own = parts.c.file_id == file_id
         some = select(parts.c.number).where(own).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
         with self._database.write() as connection:
@@ -121,7 +117,6 @@ def file_not_found(file_id: str, *, param: str = "id") -> JobObjectNotFound:
 
 
 def is_there(now_s: float) -> ColumnElement[bool]:
-    """Whether a file is seen: whole, and not expired."""
     return and_(files.c.purpose != _PARTIAL, or_(files.c.expires_at.is_(None), files.c.expires_at > now_s))
 
 
@@ -131,7 +126,7 @@ def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
 
 _PARTS_A_PIECE = 8
 _LONGEST_S = 3600
-"""What a server that died has left of an upload is swept away after so long."""
+"""After that, the rest of a dead server's upload is deleted."""
 
 
 class UploadSource(Protocol):
@@ -141,7 +136,7 @@ class UploadSource(Protocol):
 async def upload(
     files: FileStore, threads: DatabaseThreads, record: FileRecord, content: UploadSource
 ) -> FileRecord:
-    """Returns the record with the size. Of an upload that fails nothing is left."""
+    """Return the record with the size. A failed upload leaves nothing."""
     await threads.write(files.begin, record, until_s=record.created_at + _LONGEST_S)
     try:
         num_bytes, num_parts = 0, 0
@@ -159,13 +154,11 @@ async def upload(
 
 
 async def prune(files: FileStore, threads: DatabaseThreads, file_id: str) -> None:
-    """Removes a file that nobody sees any more, piece by piece."""
     while await threads.write(files.prune, file_id):
         pass
 
 
 def _piece(content: UploadSource) -> list[bytes]:
-    """The next parts; [] at the end."""
     found: list[bytes] = []
     while len(found) < _PARTS_A_PIECE and (part := content.read(PART_BYTES)):
         found.append(part)

@@ -1,5 +1,4 @@
-"""Room for what is stored: of each owner's limits, counted in the tables, and of the disk, of which a part
-stays free."""
+"""Storage limits of owners, and free space on the disk."""
 
 from __future__ import annotations
 
@@ -34,8 +33,6 @@ class SizeStore:
         self._database = database
 
     def stored(self, owner: str, now_s: float) -> StoredAmount:
-        """Files, results of batches that still run, responses and conversations, as far as they have not
-        expired."""
         own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
         with self._database.read() as connection:
             num_files, file_bytes = connection.execute(own).one()
@@ -45,7 +42,6 @@ class SizeStore:
 
 
 def _results(owner: str) -> Select[Any]:
-    """Rows of batches that have not ended; then they are files."""
     running = (batches.c.owner == owner, batches.c.status.in_(ACTIVE))
     outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
     of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
@@ -64,7 +60,6 @@ def _responses(owner: str, now_s: float) -> list[Select[Any]]:
 
 
 def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
-    """Each counts for something itself: an empty one takes room, too."""
     kept = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
     ids, items = select(conversations.c.id).where(*kept), conversation_items.c
     return [
@@ -76,7 +71,7 @@ def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
 
 
 CONVERSATION_BYTES = 1024
-"""What a conversation without its items counts for. Its metadata may take more, or nothing."""
+"""Counted per conversation, without its items."""
 
 
 def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
@@ -85,17 +80,15 @@ def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
 
 _MIB = 1024 * 1024
 _FREE_SHARE, _FREE_BYTES = 0.05, 1024 * _MIB
-"""The smaller of the two stays free: databases, logs and other programs need some room to go on."""
+"""The smaller of the two stays free for databases, logs and other programs."""
 _OLD_S = 60.0
-"""After so long what is stored is counted anew: other servers store and delete, and things expire."""
+"""Time until a new count, because other servers store and delete, and objects expire."""
 _FRESH_S = 1.0
-"""Nobody is refused by figures older than that."""
+"""Rejections need a newer count."""
 _DISK_S = 1.0
 
 
 class DiskSpace(NamedTuple):
-    """What a disk has, in bytes."""
-
     total: int
     free: int
 
@@ -111,7 +104,7 @@ def disk_space(folder: Path) -> DiskSpace:
 
 
 class StorageRoom:
-    """All methods belong to one event loop's thread."""
+    """For one event loop."""
 
     def __init__(
         self,
@@ -121,26 +114,23 @@ class StorageRoom:
         clock: Callable[[], float] = time.time,
         space: Callable[[Path], DiskSpace] = disk_space,
     ) -> None:
-        """`space`: that of the disk with this folder."""
         self._folder = database.folder
         self._sizes = SizeStore(database)
         self._threads = threads
         self._clock = clock
         self._space = space
         self._figures: dict[str, _Figure] = {}
-        """What owners with limits have stored."""
         self._coming: dict[str, StoredAmount] = {}
-        """Uploads that have not ended, by owner."""
         self._left: tuple[float, int] | None = None
-        """When the disk was looked at, and what it had left for us."""
+        """Time of the check, and bytes left for us."""
 
     async def check(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
-        """Raises StorageFull, DiskFull if there is no room for so much more."""
+        """Check that so much more may be stored. Raises StorageFull, DiskFull."""
         await self.check_disk(asked.num_bytes)
         await self._check_limits(owner, limits, asked)
 
     async def check_disk(self, num_bytes: int = 0) -> None:
-        """Raises DiskFull. A database elsewhere looks after its disk itself."""
+        """Check the database's disk, unless it is elsewhere. Raises DiskFull."""
         if self._folder is None:
             return
         if self._left is None or self._clock() - self._left[0] >= _DISK_S:
@@ -151,7 +141,7 @@ class StorageRoom:
 
     @asynccontextmanager
     async def reserved(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> AsyncIterator[None]:
-        """Meanwhile others find so much less room. Raises StorageFull, DiskFull."""
+        """Reserve room during the block. Raises StorageFull, DiskFull."""
         before = self._coming.get(owner, StoredAmount())
         self._coming[owner] = before + asked  # before the first wait: who comes at once is seen
         try:
@@ -165,13 +155,11 @@ class StorageRoom:
             self.changed(owner)
 
     def grew(self, owner: str, num_bytes: int) -> None:
-        """So much more is stored."""
         figure = self._figures.get(owner)
         if figure is not None:
             self._figures[owner] = figure._replace(stored=figure.stored + StoredAmount(num_bytes=num_bytes))
 
     def changed(self, owner: str) -> None:
-        """It is counted anew when somebody asks."""
         self._figures.pop(owner, None)
         self._left = None
 

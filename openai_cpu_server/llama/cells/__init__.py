@@ -1,7 +1,6 @@
-"""KV cells: where they are computed, stored, copied and saved.
+"""KV cells: computing, storing, copying and saving them.
 
-`llama.steps` lays out a `TokenBatch` and decodes it in a `Context`; `llama.slots` shares, saves and
-restores cells as the scheduler's verbs say. Which cells belong to whom the scheduler knows; llama.cpp
-places them.
-Promises: an interrupted decode can be trimmed; a block that is restored gives the logits that it gave.
+`llama.steps` decodes a `TokenBatch` in a `Context`; `llama.slots` shares, saves and restores cells on the
+scheduler's verbs. The scheduler keeps the ledger of cells, llama.cpp places them. An interrupted decode can
+be trimmed, and a restored block yields the same logits as before.
 """

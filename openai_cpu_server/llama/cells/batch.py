@@ -1,4 +1,4 @@
-"""Steps laid out as llama.cpp wants them."""
+"""Batches in llama.cpp's layout."""
 
 from __future__ import annotations
 
@@ -14,53 +14,49 @@ from openai_cpu_server.llama.bindings import llama_cpp
 
 
 class OutputRows(NamedTuple):
-    """The rows of the step's logits that belong to one span:
-    those of its targets, and those to sample from."""
+    """Rows of logits of one span."""
 
     targets: range
     samples: range
-    """One row for the last token and one for each draft token; empty if nothing is sampled."""
+    """One row for the last token and for each draft token, or empty."""
 
     def behind(self, num_rows: int) -> OutputRows:
-        """The same behind so many other rows."""
         return OutputRows(*(range(own.start + num_rows, own.stop + num_rows) for own in self))
 
 
 class BatchLayout(NamedTuple):
-    """Which rows of logits each span gets, and how many rows there are."""
-
     rows: list[OutputRows]
     num_outputs: int
 
 
 class SlotSequences(NamedTuple):
-    """The sequence ids that llama.cpp knows a slot by: its number, and that of its guard if it has one.
+    """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
-    llama.cpp takes over a cell that a window has passed if exactly one sequence owns it. The guard is a
-    second, silent owner, so that the cell stays: for others that begin like this sequence, and for itself
-    where its end is taken back. It costs nothing but its number.
+    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second,
+    silent owner that keeps the cell, for other sequences with the same prefix and for rollback. It costs only
+    its number.
     """
 
     num_guarded: int = 0
-    """Slots, the first ones, that have a guard."""
+    """Leading slots that have a guard."""
     first_guard: int = 0
-    """The guard of slot 0."""
+    """Guard of slot 0."""
 
     def of(self, slot: int) -> tuple[int, ...]:
         return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
 
     def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-        """(tokens, 2): behind each token's slot write its guard; (tokens,): how many it has."""
+        """Add guards to `slots` (tokens, 2), and the number of sequences to `counts` (tokens,)."""
         if self.num_guarded:
             slots[:, 1] = slots[:, 0] + self.first_guard
             counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
 
 
 class TokenBatch:
-    """A `llama_batch` whose arrays belong to numpy, so that there is nothing to free."""
+    """`llama_batch` whose arrays belong to numpy."""
 
     def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
-        """`sequences`: of slots that are guarded; None: none is."""
+        """`sequences`: None if no slot is guarded."""
         self.capacity = capacity
         self._sequences = sequences or SlotSequences()
         self._tokens = np.zeros(capacity, np.int32)
@@ -79,7 +75,6 @@ class TokenBatch:
         )
 
     def fill(self, spans: Sequence[Span]) -> BatchLayout:
-        """Replace the content of the batch by these spans."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -110,22 +105,20 @@ class TokenBatch:
 
 
 class PlacedRows(NamedTuple):
-    """Consecutive rows of one slot."""
-
     slot: int
     values: npt.NDArray[np.float32]
-    """(rows, width)."""
+    """(rows, width)"""
     places: npt.NDArray[np.int32]
-    """(4, rows): their positions, in each dimension that the model knows."""
+    """(4, rows): positions in each dimension of the model."""
     is_whole: bool = False
-    """They attend to all of themselves, and are computed apart."""
+    """True if the rows attend to all of themselves."""
 
 
 class RowBatch:
-    """A `llama_batch` of rows that stand for tokens, such as those of pictures. Nobody samples from it."""
+    """`llama_batch` of embeddings, such as those of pictures, without outputs."""
 
     def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
-        """`width`: numbers in a row."""
+        """`width`: numbers per row."""
         self.capacity = capacity
         self._sequences = sequences
         self._rows = np.zeros((capacity, width), np.float32)
@@ -144,7 +137,6 @@ class RowBatch:
         )
 
     def fill(self, parts: Sequence[PlacedRows]) -> None:
-        """Replace the content of the batch by these."""
         count = sum(len(part.values) for part in parts)
         assert 0 < count <= self.capacity, f"{count} rows in a step of at most {self.capacity}"
         np.concatenate([part.values for part in parts], out=self._rows[:count])
@@ -163,8 +155,7 @@ def _native_batch(**arrays: npt.NDArray[np.generic]) -> llama_cpp.llama_batch:
 
 
 def _num_outputs(span: Span) -> int:
-    """The number of rows of logits that the span needs.
-    The last token's row may serve a target and the sample."""
+    """The last token's row may serve a target and the sample."""
     samples = span.sample and len(span.targets) < len(span.tokens)
     return len(span.targets) + samples + len(span.draft)
 
@@ -182,8 +173,7 @@ def _wants(span: Span) -> list[int]:
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """The span's rows; `first` is its first row.
-    The sample comes from the last token's row, a target's or its own."""
+    """The sample uses the last token's row, which may also be a target's."""
     scored = len(span.targets)
     sampled = first + min(scored, len(span.tokens) - 1)
     end = sampled + 1 + len(span.draft) if span.sample else sampled

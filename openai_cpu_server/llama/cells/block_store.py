@@ -1,4 +1,4 @@
-"""The bytes of the prefix cache's blocks: in host memory, and between two runs in a file."""
+"""Bytes of the prefix cache's blocks, in host memory and in a file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ from openai_cpu_server.storage.private_files import claim, replacing
 Bytes = npt.NDArray[np.uint8]
 
 _SPARE_BYTES = 64 * 2**20
-"""Memory of dropped blocks that is kept for new ones.
-Faulting in fresh memory takes six times as long as copying into it."""
+"""Memory of dropped blocks that is reused for new ones. Faulting in fresh memory takes six times as long
+as copying into it."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _HUGE_PAGE = 2 * 2**20
 
 
 def _fresh(num_bytes: int) -> Bytes:
-    """Memory in pages of its own.
-    They go back to the system with the array; memory from malloc often does not."""
+    """Pages of their own return to the system when freed; memory from malloc often does not."""
     if not num_bytes:
         return np.empty(0, np.uint8)
     try:
@@ -50,13 +49,11 @@ def _fresh(num_bytes: int) -> Bytes:
 
 
 class SavedCells(NamedTuple):
-    """Cells of consecutive positions in llama.cpp's format, in one or more parts one after the other; or a
-    state, in one."""
+    """Cells of consecutive positions in llama.cpp's format, in parts, or a state in one part."""
 
     data: Bytes
-    """The bytes of all parts. It is read-only where it is a view of a mapped file."""
+    """Read-only if it is a view of a mapped file."""
     sizes: tuple[int, ...]
-    """The bytes of each part; their sum is the length of `data`."""
 
     def part(self, index: int) -> Bytes:
         start = sum(self.sizes[:index])
@@ -64,18 +61,14 @@ class SavedCells(NamedTuple):
 
 
 class BlockStore:
-    """Owns saved cells by the number of their block."""
-
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
         self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
-        """By number of bytes, the size last that was asked for last: whole blocks have one, and so have
-        states."""
+        """Spare memory by number of bytes, the most recently requested last."""
         self.spare_bytes = 0
-        """Memory of dropped blocks that is kept for the next ones."""
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Memory for a block or a state. Its content is undefined."""
+        """Return memory with undefined content."""
         spares = self._spares.setdefault(num_bytes, [])
         self._spares.move_to_end(num_bytes)
         if not spares:
@@ -92,7 +85,7 @@ class BlockStore:
         return self._blocks[number]
 
     def drop(self, number: int) -> None:
-        """Free a block. Its memory is kept for new ones of its size, as far as there is a place for that."""
+        """Free a block, and keep its memory for the next one of its size, within a limit."""
         data = self.get(number).data
         del self._blocks[number]
         if not data.flags.writeable:
@@ -117,23 +110,22 @@ _MAGIC = b"OCS-KV\r\n"
 _VERSION = 2
 _HEAD = struct.Struct("<8sIIQQQ")
 _SEALED_FROM = 16
-"""The checksum covers head and index from this byte on."""
+"""First byte of the head under the checksum."""
 _PAGE = 4096
 _SYNC_BYTES = 64 * 2**20
-"""Who has only so much time waits for the disk now and then: else all would be written when time is up."""
+"""Limited writes are synced now and then, because else all data would be written when time is up."""
 _FREE_SHARE = 0.5
-"""Of what the disk has left a limited file takes no more."""
+"""Share of the free disk space for a limited file."""
 
 
 class BadCacheFile(ServerError):
-    """The file cannot be used here; the message says why, in a few words."""
+    """The message is the reason in a few words."""
 
 
 class StoredBlock(NamedTuple):
     block: SavedBlock
     cells: SavedCells
     state: SavedCells | None
-    """None: the block has none."""
 
     @property
     def parts(self) -> list[SavedCells]:
@@ -149,22 +141,19 @@ class StoredBlock(NamedTuple):
 
 
 class CacheFile(NamedTuple):
-    """What was in a file of this form:
+    """Content of a prefix cache file:
 
-        head    magic, version, checksum of the rest of head and index, the index's place and bytes, bytes
-                of the file; written last
-        cells   of each block, from the start of a page on, and behind them its state if it has one
-        index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
-
-    The index stands behind the cells, so that who writes can stop at any block.
-
-    The cells are people's prompts: `private_files` writes them whole, for this user alone.
+    head: magic, version, checksum of the rest of head and index, place and bytes of the index, bytes of the
+    file; written last.
+    cells: those of each block, page-aligned, and its state if it has one.
+    index: msgpack of the fingerprint, and each block's tokens, place and checksum. It comes last, so that
+    writing can stop at any block.
     """
 
     blocks: list[StoredBlock]
-    """Parents before children; the cells are views of the mapped file."""
+    """Parents precede children. Cells are views of the mapped file."""
     num_damaged: int
-    """Blocks left out: their cells are not what was written, or they continue such a block."""
+    """Blocks left out because they or an ancestor are damaged."""
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -172,7 +161,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     """Byte of the file at which the cells begin."""
     sizes: tuple[int, ...]
-    """The bytes of each part; the last is the state's, if the block has one."""
+    """Bytes of each part, the state's last."""
     checksum: int
 
 
@@ -184,8 +173,8 @@ class _Index(msgspec.Struct, frozen=True):
 def write_cache_file(
     path: Path, fingerprint: str, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None = None
 ) -> int:
-    """Write the file, with the first of these blocks as far as the limit lets it. Returns how many they are.
-    Raises OSError; then the file is as it was before."""
+    """Write blocks up to the limit, and return their number. Raises OSError and leaves the old file
+    unchanged."""
     with replacing(path) as file:
         file.write(bytes(_PAGE))
         entries = tuple(_written(file, blocks, limit))
@@ -194,7 +183,6 @@ def write_cache_file(
 
 
 def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None) -> Iterator[_Entry]:
-    """Writes blocks, and tells of each where it is."""
     end_s = time.monotonic() + (math.inf if limit is None else limit.seconds)
     most_bytes = math.inf if limit is None else min(limit.num_bytes, _free_bytes(file) * _FREE_SHARE)
     synced = file.tell()
@@ -218,10 +206,10 @@ def _free_bytes(file: BinaryIO) -> int:
 
 
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
-    """Read the file and check every byte.
-    The cells stay in the mapped file. Raises OSError or `BadCacheFile`.
+    """Map the file and check every byte. Raises OSError or `BadCacheFile`.
 
-    Its checksums are no seal, and native code takes the cells as they are: so it has to be of this user.
+    The file must be this user's, because native code trusts the cells, and checksums do not authenticate
+    them.
     """
     with path.open("rb") as file:
         claim(path, file.fileno())
@@ -234,7 +222,6 @@ def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
 
 
 def _seal(file: BinaryIO, index: _Index) -> None:
-    """Writes index and head, with their checksum."""
     body, at = msgspec.msgpack.encode(index), file.tell()
     facts = (at, len(body), at + len(body))
     head = _HEAD.pack(_MAGIC, _VERSION, 0, *facts)
@@ -284,7 +271,7 @@ def _stored(entry: _Entry, data: Bytes) -> StoredBlock:
 
 
 def _mapped(file: BinaryIO) -> memoryview:
-    """The file's bytes, read-only. The mapping goes with the last view of it."""
+    """The mapping lives as long as a view of it."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise BadCacheFile("it is empty")

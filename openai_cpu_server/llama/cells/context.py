@@ -1,4 +1,4 @@
-"""Owns a `llama_context`: the KV pool, the computation of steps, and their end."""
+"""Owner of a `llama_context`, with the KV pool, decoding and interruption."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from openai_cpu_server.llama.model.native import NativeObject, native_log
 
 
 class AbortSwitch:
-    """llama.cpp asks this switch between the nodes of its graph whether to go on; the answer must not need
-    the GIL.
+    """Abort callback of llama.cpp, called between graph nodes without the GIL.
 
-    So the callback is the C library's own `strlen`, and its data a text of length 0 (go on) or 1 (abort):
-    the first of two bytes is the switch. `press` counts only while armed. Who presses has looked at a step a
-    moment before: if that ends meanwhile it may be the next one that is thrown away, and computed again.
+    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort). `press`
+    counts only while armed. A press for a step that has just ended may hit the next one, which is then
+    computed again.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class AbortSwitch:
         self._is_held = False
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
-        """Make the context ask this switch. The context keeps its address: it must not outlive the switch."""
+        """The context must not outlive the switch, whose address it keeps."""
         params.abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 
@@ -54,7 +53,7 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """What is computed inside goes on to its end, and what comes behind that hears of the press."""
+        """Delay a press until the computations inside are complete."""
         self._hold(True)
         try:
             yield
@@ -62,7 +61,7 @@ class AbortSwitch:
             self._hold(False)
 
     def press(self) -> None:
-        """Ask the running step to end. Any thread may call it at any time, also while no step runs."""
+        """Ask the running step to end. Any thread may call this at any time."""
         with self._lock:
             self._is_pressed = self._is_armed
             self._show()
@@ -85,15 +84,14 @@ Logits = npt.NDArray[np.float32]
 
 _STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _NO_POSITION = 2**31 - 2
-"""Where no cell is."""
 
 
 class DecodeFailed(ServerError):
-    """llama.cpp refused or failed, by a bug of ours or of its own. What the pool holds is unknown."""
+    """llama.cpp failed because of a bug, ours or its own. The content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
-    """There are not enough free cells; nothing was changed."""
+    """Too few cells are free. The pool is unchanged."""
 
 
 class DecodeOutcome(enum.Enum):
@@ -110,25 +108,23 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: KVType
     num_slots: int
     num_guarded: int = 0
-    """Slots, the first ones, whose cells stay also where a window has passed them."""
+    """Leading slots that keep cells which a window has passed."""
     copies_whole: bool = False
-    """Only whole sequences can be copied: what they hold is all a state."""
+    """True if only whole sequences can be copied, because their memory is a state."""
     snapshots: int = 0
-    """States before the last tokens of each sequence that are kept, so that it can go back to them."""
+    """States before the last tokens of each sequence, for rollback."""
     batch_tokens: int
-    """The most tokens that one step may have."""
     outputs: int
-    """The most rows of logits of a step, at least one for each sequence id: llama.cpp asserts it."""
+    """Rows of logits of a step; llama.cpp requires one per sequence id."""
     threads: int
-    """The number of threads that compute a single token."""
     threads_batch: int
     flash_attention: bool
     cells_beside_layers: bool = False
-    """Cells and states lie on the device where their layer is; else on the CPU."""
+    """True: cells and states lie on their layer's device; else on the CPU."""
 
 
 class OwnedContext(NativeObject):
-    """A `llama_context`. `model` must outlive it; `abort` and `compute_threads` are kept."""
+    """`llama_context` that `model` must outlive."""
 
     def __init__(
         self,
@@ -137,7 +133,7 @@ class OwnedContext(NativeObject):
         abort: AbortSwitch,
         compute_threads: ComputeThreads,
     ) -> None:
-        """Raises `StartupError`."""
+        """Create the context. Raises `StartupError`."""
         log = native_log().cleared()
         abort.connect(params)
         handle = llama_cpp.llama_init_from_model(model.handle, params)
@@ -148,20 +144,19 @@ class OwnedContext(NativeObject):
         self._abort = abort
         self.compute_threads = compute_threads
         self._threads = int(params.n_threads), int(params.n_threads_batch)
-        """For one token, and for more: at most."""
+        """Most threads for one token, and for more."""
         self._memory = llama_cpp.llama_get_memory(handle)
-        """None: it keeps no cells."""
+        """Memory, or None if the context keeps no cells."""
         self._returns_early = model.places.uses_device
-        """A device goes on computing behind llama.cpp's calls."""
+        """A device computes on after llama.cpp's calls return."""
 
     @property
     def threads(self) -> int:
-        """So many compute a single token where they get their cores."""
         return self._threads[0]
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        """Wrap this around each computation. It is over at the end: else a device's steps would look free."""
+        """Waits for a device, whose steps would seem free otherwise."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
@@ -176,12 +171,11 @@ class Context(OwnedContext):
     def __init__(
         self, model: Model, options: ContextOptions, abort: AbortSwitch, compute_threads: ComputeThreads
     ) -> None:
-        """Raises `StartupError`."""
+        """Create the pool. Raises `StartupError`."""
         super().__init__(model, _params(options), abort, compute_threads)
         self.sequences = SlotSequences(options.num_guarded, options.num_slots)
         self.copies_whole = options.copies_whole
         self.max_outputs = options.outputs
-        """The most rows of logits that one step may have."""
         self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
         if self._memory is None:
             self.close()
@@ -196,9 +190,9 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_n_batch(self.handle))
 
     def decode(self, batch: NativeBatch) -> DecodeOutcome:
-        """Compute a batch; the one place where llama.cpp's return codes are read. Raises `DecodeFailed`.
+        """Compute a batch; the one place that reads llama.cpp's return codes. Raises `DecodeFailed`.
 
-        After an interruption finished parts may have left cells: the caller trims its slots.
+        An interruption may leave cells, so the caller trims its slots.
         """
         log = native_log().cleared()
         with self._computing():
@@ -214,7 +208,7 @@ class Context(OwnedContext):
 
     @contextlib.contextmanager
     def seeing_all(self) -> Iterator[None]:
-        """What is decoded inside attends to all of its own batch, too, and not only to what comes before."""
+        """Decode without a causal mask."""
         llama_cpp.llama_set_causal_attn(self.handle, False)
         try:
             yield
@@ -222,8 +216,7 @@ class Context(OwnedContext):
             llama_cpp.llama_set_causal_attn(self.handle, True)
 
     def logits(self, rows: int) -> Logits:
-        """(rows, vocabulary) of the last decode, in the batch's order:
-        a view that the next decode overwrites."""
+        """View of the last decode's logits, (rows, vocabulary), which the next one overwrites."""
         assert 0 < rows <= self.max_outputs
         pointer = llama_cpp.llama_get_logits(self.handle)
         address = ctypes.addressof(pointer.contents)
@@ -231,7 +224,8 @@ class Context(OwnedContext):
         return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address from the next decode on; None: without."""
+        """Compute with the `llama_adapter_lora` at this address, or without one if None, from the next
+        decode on."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -242,18 +236,17 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove all cells of the slot, and its state. This never fails."""
+        """Remove the slot's cells and state. Never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
     @property
     def snapshots(self) -> int:
-        """As in the options; 0 where the model's memory cannot keep them."""
         return int(llama_cpp.llama_n_rs_seq(self.handle))
 
     def trim(self, slot: int, start: int) -> None:
-        """Remove the cells from position `start` on. A state must stand there, or be able to go back; from 0
-        on it goes, too."""
+        """Remove cells from position `start` on. A state must stand there or be able to roll back; start 0
+        removes it too."""
         for sequence in self.sequences.of(slot):
             if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
                 raise DecodeFailed(
@@ -261,28 +254,26 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` hold the cells of positions start .. end-1 of `source` too, and give it the state of
-        `source` in place of its own. Copies nothing: a state is copied when one of the two changes it."""
+        """Let `slot` also hold the cells of positions start .. end-1 of `source`, and its state. Nothing
+        is copied until one of the two changes the state."""
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_cp(self._live_memory, source, sequence, start, end)
 
     def share_state(self, source: int, slot: int) -> None:
-        """Give `slot` the state of `source` in place of its own; none if that has none."""
+        """Give `slot` the state of `source`, or none if that has none."""
         self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
 
     def cells_bytes(self, slot: int) -> int:
-        """The number of bytes that `read_cells` writes."""
         return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
 
     def state_bytes(self, slot: int) -> int:
-        """The number of bytes that `read_state` writes."""
         return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, _STATE_ONLY))
 
     def read_state(self, slot: int, data: Bytes) -> None:
-        """Copy the slot's state into `data`, which has exactly `state_bytes` bytes. llama.cpp counts cells of
-        windows to it: the slot must have none."""
+        """Copy the state into `data` of `state_bytes`. The slot must have no cells of windows, which
+        llama.cpp would include."""
         log = native_log().cleared()
         pointer, size = _pointer(data), len(data)
         count = llama_cpp.llama_state_seq_get_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
@@ -290,7 +281,6 @@ class Context(OwnedContext):
             raise DecodeFailed(f"Saved {count} bytes instead of {size}: {log.cause() or 'no reason'}.")
 
     def write_state(self, slot: int, data: Bytes) -> None:
-        """Give the slot the state that `read_state` copied."""
         log = native_log().cleared()
         pointer, size = _pointer(data), len(data)
         count = llama_cpp.llama_state_seq_set_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
@@ -298,26 +288,23 @@ class Context(OwnedContext):
             raise DecodeFailed(f"Restored {count} of {size} bytes: {log.cause() or 'no reason'}.")
 
     def read_cells(self, slot: int, data: Bytes) -> None:
-        """Copy all cells of the slot, with their positions, into `data`,
-        which has exactly `cells_bytes` bytes."""
+        """Copy the cells and their positions into `data` of `cells_bytes`."""
         log = native_log().cleared()
         count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
         if count != len(data):
             raise DecodeFailed(f"Saved {count} bytes instead of {len(data)}: {log.cause() or 'no reason'}.")
 
     def write_cells(self, slot: int, data: Bytes) -> None:
-        """Replace the slot's cells by those that `read_cells` copied. They need as many free cells."""
+        """Replace the slot's cells by saved ones, which need as many free cells."""
         log = native_log().cleared()
         count = llama_cpp.llama_state_seq_set_data(self.handle, _pointer(data), len(data), slot)
         if count != len(data):
             raise DecodeFailed(f"Restored {count} of {len(data)} bytes: {log.cause() or 'no reason'}.")
 
     def num_positions(self, slot: int) -> int:
-        """Tokens that the slot holds."""
         return int(llama_cpp.llama_memory_seq_pos_max(self._live_memory, slot)) + 1
 
     def clear(self) -> None:
-        """Free all slots."""
         llama_cpp.llama_memory_clear(self._live_memory, False)
 
     @property
@@ -332,7 +319,6 @@ def _pointer(data: Bytes) -> object:
 
 
 def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:
-    """What all contexts have in common."""
     params = llama_cpp.llama_context_default_params()
     params.kv_unified = True
     params.flash_attn_type = (

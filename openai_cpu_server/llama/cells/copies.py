@@ -1,4 +1,4 @@
-"""Saves cells and states of slots in host memory, and restores them."""
+"""Copies of cells and states in host memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from openai_cpu_server.llama.cells.context import Context
 
 
 class Positions(Protocol):
-    """Where the tokens of a slot stand."""
-
     @property
     def is_even(self) -> bool:
-        """Each at a position of its own."""
+        """True if each token has a position of its own."""
         ...
 
     def position(self, index: int) -> int:
-        """Of the token; its cells, and those before it, stand before."""
+        """Cells of all earlier tokens stand before this position."""
         ...
 
 
 class CellCopies:
-    """Saves cells and states, and restores them. The scratch slot holds a part of the cells during the work,
-    and nothing otherwise.
+    """Saves and restores cells and states through a scratch slot, which is empty otherwise.
 
-    llama.cpp writes cells and state of a sequence together, so the scratch slot holds either cells without a
-    state, or a state without cells. To save takes no free cells. To restore n cells takes as many free ones,
-    rounded up to whole parts (but never more than the block has); what is too many is free again at the end.
+    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them. Saving
+    takes no free cells. Restoring n cells takes as many, rounded up to whole parts within the block; the
+    excess is free again at the end.
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class CellCopies:
         scratch_slot: int,
         empty_slot: int,
     ) -> None:
-        """`window`: as `Model` has it. `empty_slot` holds nothing while cells are copied."""
+        """`window`: see `Model`. `empty_slot`: stays empty."""
         self._context = context
         self._store = store
         self._opened = opened
@@ -52,10 +49,10 @@ class CellCopies:
         # llama.cpp leaves out what a window, or the chunk that it is, hides from the end of a part.
         self._part = gcd(POOL_BLOCK_TOKENS, window)
         self._sizes: dict[int, int] = {}
-        """The bytes of a part, by its number of cells; they never change."""
+        """Bytes of a part, by its number of cells."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
-        """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
+        """Save the cells of positions start .. end-1. Raises `DecodeFailed`."""
         if self._context.copies_whole:  # they are in the state
             return SavedCells(self._store.allocate(0), ())
         parts = self._parts(start, end)
@@ -71,8 +68,8 @@ class CellCopies:
     def save_state(self, slot: int) -> SavedCells:
         """Save the slot's state. Raises `DecodeFailed`.
 
-        Which of its snapshots is the state only the slot itself knows. Where it has none it may have windows,
-        whose cells must not be saved with it.
+        Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
+        windows, which must not be saved with the state.
         """
         if self._context.copies_whole:
             return self._saved(slot, self._context.cells_bytes, self._context.read_cells)
@@ -83,7 +80,7 @@ class CellCopies:
         return state
 
     def restore_state(self, state: SavedCells, slot: int) -> None:
-        """Give the slot a saved state. Its cells must be those of the same tokens. Raises `DecodeFailed`."""
+        """Give the slot a saved state, which must belong to its cells. Raises `DecodeFailed`."""
         if self._context.copies_whole:
             self._context.write_cells(slot, state.data)
             return
@@ -92,8 +89,8 @@ class CellCopies:
         self._context.free_slot(self._scratch)
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block that was saved from position `start` on. The slot has
-        no state behind that. Raises `DecodeFailed`."""
+        """Restore the first end-start cells of a block that begins at position `start`, behind which the
+        slot must have no state. Raises `DecodeFailed`."""
         if self._context.copies_whole:
             return
         parts = self._parts(start, end)
@@ -125,15 +122,11 @@ class CellCopies:
         return size
 
     def _take(self, slot: int, start: int, end: int) -> None:
-        """Put cells of the slot into the scratch slot, without a state."""
         position = self._opened[slot].position
         self._context.share(slot, self._scratch, position(start), position(end))
         self._context.share_state(self._empty, self._scratch)
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
-
-        Parts of at most a ledger block make a restored prefix need, for a moment, no more room than its last
-        block has.
-        """
+        """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
+        cells of a restored prefix to those of its last block."""
         return [(first, min(first + self._part, end)) for first in range(start, end, self._part)]

@@ -1,8 +1,6 @@
-"""GGUF files: what is in them, and how they are quantised.
+"""GGUF files: parsing their headers, and quantizing them.
 
-Models are looked at here before they are loaded: by `server`, which plans memory with it, by the engine,
-and by commands. Adapters are checked, because llama.cpp ends the process for some files that it should
-refuse.
-Promises: a damaged file is one line of an error; headers are read in milliseconds and without native
+Models are inspected here before they are loaded, by `server`, the engine and commands. A damaged file raises
+a one-line error, also where llama.cpp would end the process. Headers are read in milliseconds without native
 code, which only `quantize` loads.
 """

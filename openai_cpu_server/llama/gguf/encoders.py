@@ -1,4 +1,4 @@
-"""What a projector's file says of its encoders, before anything loads it."""
+"""Facts in a projector's file about its encoders."""
 
 from __future__ import annotations
 
@@ -8,42 +8,39 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import file_tensors
 
 _SOUND_RATES = {"mimo_audio": 24_000}
-"""By kind; others take what Whisper does."""
+"""Samples per second; other kinds use Whisper's."""
 _WHISPER_RATE = 16_000
 _HEARS_NOTHING = "gemma3nv"
-"""llama.cpp leaves out the encoder of sounds that lies beside it."""
+"""Kind whose encoder of sounds llama.cpp leaves out."""
 _STACKING = frozenset({"glma", "meralion", "ultravox", "voxtral"})
-"""Several rows of theirs become one."""
+"""Kinds that merge several rows into one."""
 _OF_WHISPER = _STACKING | {"musicflamingo", "qwen2.5o", "qwen2a"}
-"""All that they are given has 3,000 frames, of which the encoder makes half as many places."""
+"""Kinds whose input has 3,000 frames, from which the encoder makes half as many positions."""
 _FRAMES = 3000
 _PLACES = "a.position_embd.weight"
 
 
 class EncoderFacts(msgspec.Struct, frozen=True):
-    """None, where the file does not say."""
+    """Fields are None if the file does not say."""
 
     kind: str | None
-    """How what it takes is prepared and encoded, in llama.cpp's words."""
+    """llama.cpp's name."""
     layers: int | None
     width: int | None
-    """Of its activations."""
     ffn: int | None
     heads: int | None
     rows_width: int | None
     image_size: int | None
-    """The longer side of what it sees at once, in pixels."""
+    """Longer side of one view, in pixels."""
     patch_size: int | None
     num_bands: int | None
-    """Of the spectrum that it hears."""
     stacked: int | None = None
-    """So many rows become one."""
+    """Rows merged into one."""
 
     @property
     def miscounted_rows(self) -> tuple[int, int] | None:
-        """The rows that llama.cpp makes of 30 seconds of sound and those that it expects, where these differ:
-        then it aborts. (It rounds the values up to whole rows as if these had a power of two of them, so that
-        the one or the other comes out by the width.) None: it counts right."""
+        """Rows that llama.cpp makes of 30 seconds of sound and rows that it expects, if these differ and
+        it aborts, else None. It rounds up to whole rows as if their length were a power of two."""
         stacked, width = self.stacked or 1, self.width or 0
         if self.kind not in _STACKING or stacked <= 1 or width < 1:
             return None
@@ -67,19 +64,17 @@ class ProjectorFacts(msgspec.Struct, frozen=True):
 
     @property
     def rows_width(self) -> int | None:
-        """That of the embeddings of models that it goes with."""
         encoder = self.seeing or self.hearing
         return None if encoder is None else encoder.rows_width
 
     @property
     def sound_rate(self) -> int:
-        """As in `ModelInfo`."""
         return 0 if self.hearing is None else _SOUND_RATES.get(self.hearing.kind or "", _WHISPER_RATE)
 
 
 def why_deadly(header: GgufHeader) -> str | None:
-    """Why llama.cpp would abort at the first sound that it is given with this projector, for all that can be
-    read in the file; None: it would not. Raises `StartupError` for a damaged file."""
+    """Return why llama.cpp would abort at the first sound with this projector, or None. Raises
+    `StartupError` for a damaged file."""
     hearing = ProjectorFacts.of(header).hearing
     if hearing is None or hearing.kind not in _OF_WHISPER:
         return None

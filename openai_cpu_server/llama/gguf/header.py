@@ -1,4 +1,4 @@
-"""The metadata at the front of a GGUF file, read without loading it; and what kind of file that makes it."""
+"""Metadata of a GGUF file, and the kind of model that follows from it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
-"""GGUF's number for that type."""
+"""GGUF's type number."""
 _LONGEST_KEPT_ARRAY = 4096
-"""Longer arrays belong to the vocabulary; arrays about layers are shorter."""
+"""Arrays about layers are shorter, those of the vocabulary longer."""
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
 _MOST_PAIRS = 1 << 16
 _MOST_STRINGS = 1 << 23
 _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_STRING = 1 << 26
-"""No model has as much by far (vocabularies have a quarter of a million strings). Whoever believed the
-numbers of a damaged file would read all of it byte by byte."""
+"""Limits far above any model's, because a reader that trusts damaged counts goes through the whole file."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
-    """An array that stays in the file, because it has strings or is long."""
+    """Array of strings, or a long one, left in the file."""
 
     kind: int
-    """GGUF's number for the type of its elements."""
+    """GGUF's type number of the elements."""
     length: int
     start: int
-    """Byte of the file at which its elements begin."""
+    """Byte of the file at which the elements begin."""
 
     @property
     def holds_strings(self) -> bool:
@@ -51,9 +50,9 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """A GGUF file behind its first word. Raises `StartupError` if it cannot be read or is no GGUF file.
+    """Open a GGUF file behind its magic. Raises `StartupError`.
 
-    It is read and not mapped: where a mapped file is cut short by somebody, the kernel ends the process.
+    Not mapped, because the kernel kills a process that reads a mapped file after its truncation.
     """
     try:
         file = path.open("rb")
@@ -70,8 +69,8 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Reads GGUF's basic types (little endian) one after the other, through a window of the file.
-    Raises `StartupError` where there are none."""
+    """Sequential reader of GGUF's basic types through a window of the file. Raises `StartupError` on
+    damage."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -80,14 +79,13 @@ class GgufReader:
         self._window_start = 0
         self.position = position
         self.size = os.fstat(file.fileno()).st_size
-        """Bytes of the file."""
         self.num_tensors = 0
-        """The number of tensors; known after `pairs`."""
+        """Set by `pairs`."""
         self.kinds: dict[str, int] = {}
-        """GGUF's number for the type of each value; known after `pairs`."""
+        """Type number of each value, set by `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
-        """All keys and values. The reader must be at the beginning of the file."""
+        """Return all keys and values, from the beginning of the file."""
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -98,7 +96,7 @@ class GgufReader:
         return dict(self._pair() for _ in range(num_pairs))
 
     def scalar(self, code: str) -> int | float | bool:
-        """One number; `code` is its format in `struct`."""
+        """`code`: format of `struct`."""
         size = struct.calcsize("<" + code)
         at = self._reach(size)
         (value,) = struct.unpack_from("<" + code, self._window, at)
@@ -142,7 +140,7 @@ class GgufReader:
         return code
 
     def _reach(self, num_bytes: int) -> int:
-        """The window has so many bytes from `position` on; returns where in it they begin."""
+        """Return the offset of the next bytes in the window."""
         at = self.position - self._window_start
         if not 0 <= at <= len(self._window) - num_bytes:
             self._skip(num_bytes)
@@ -159,7 +157,6 @@ class GgufReader:
             raise self._damage()
 
     def _skip_strings(self, count: int) -> None:
-        """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
         self._require(count, at_most=_MOST_STRINGS)
         length_of = _LENGTH.unpack_from
         while count:
@@ -180,11 +177,10 @@ class GgufReader:
 
 
 _MOST_LAYERS, _MOST_EXPERTS = 512, 1024
-"""llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS: it ends the process for more."""
+"""LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS, beyond which llama.cpp ends the process."""
 _MOST_PARTS = 99_999
-"""Their numbers have five digits."""
 _MOST_TOKENS = (1 << 31) - 1
-"""No file holds a context, so its size bounds none."""
+"""The size of the file does not limit the context."""
 _WIDTHS = (
     "embedding_length",
     "feed_forward_length",
@@ -195,14 +191,13 @@ _WIDTHS = (
     "attention.value_length",
     "attention.value_length_swa",
 )
-"""Each counts the values in a row of a tensor, or rows."""
+"""Keys that count the values of a row, or rows."""
 _ANY_WIDTH = 1 << 16
-"""This is believed of a file without weights too, such as a vocabulary: it does no harm."""
+"""Harmless even for a file without weights."""
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key.
-    Raises `StartupError` for whatever is not a whole header."""
+    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for a damaged header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -212,14 +207,13 @@ class GgufHeader:
         self._kinds = reader.kinds
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
-        """Byte of the file at which the descriptions of the tensors begin."""
+        """Byte of the file at which the tensor descriptions begin."""
         self.most_values = max(8 * _bytes_on_disk(path), _ANY_WIDTH)
-        """The most values that the model can have: no type takes less than a bit for one."""
+        """Upper bound of the model's values: no type takes less than a bit for one."""
         self._require_counts()
 
     def _require_counts(self) -> None:
-        """Memory is planned by these numbers, and lists are made of such lengths. For some llama.cpp ends the
-        process, where it means to refuse the file."""
+        """Memory and lists are sized by these numbers, and llama.cpp ends the process for some wrong ones."""
         key = self.for_architecture
         self._require_count("split.count", at_most=_MOST_PARTS)
         self._require_count(key("block_count"), at_least=1, at_most=_MOST_LAYERS)
@@ -234,7 +228,6 @@ class GgufHeader:
             self._require_count(key(name), at_most=self.most_values)
 
     def _require_count(self, key: str, *, at_least: int = 0, at_most: int) -> None:
-        """A number, or each of the numbers that the layers have."""
         for count in self.get_ints(key, _MOST_LAYERS if self.array_length(key) else 1) or ():
             if not at_least <= count <= at_most:
                 raise StartupError(
@@ -246,7 +239,7 @@ class GgufHeader:
         return key in self._values
 
     def is_float32(self, key: str) -> bool:
-        """Whether the value is stored as float32: llama.cpp ends the process where it expects that."""
+        """llama.cpp ends the process for another type where it expects float32."""
         return self._kinds.get(key) == FLOAT32
 
     def get_int(self, key: str) -> int | None:
@@ -266,7 +259,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """The first `length` elements of an array, or a scalar repeated; None if it is neither."""
+        """Return `length` elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [element for element in value[:length] if isinstance(element, int)]
@@ -281,9 +274,9 @@ class GgufHeader:
     def get_strings(
         self, key: str, indices: Collection[int] | None = None, *, errors: str = "replace"
     ) -> dict[int, str]:
-        """Elements of an array of strings by index, read from the file now; None: all. {} if it is none.
+        """Read strings of an array by index, all if `indices` is None; {} if it is not such an array.
 
-        `errors`: what is made of bytes that are no UTF-8, as for `bytes.decode`.
+        `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
         """
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or not array.holds_strings:
@@ -304,7 +297,8 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """The files of the model. Raises `StartupError` unless all are there and `header` is the first file's."""
+    """Return the files of the model. Raises `StartupError` if one is missing, or `header` is not the first
+    file's."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -323,7 +317,7 @@ def model_files(header: GgufHeader) -> list[Path]:
 
 
 def files_by_name(path: Path) -> list[Path]:
-    """The files that a model of this name may have, present or not, without a look into any."""
+    """Return the files that a model of this name may have, without opening any."""
     found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     if found is None:
         return [path]
@@ -336,19 +330,18 @@ def total_bytes(files: list[Path]) -> int:
 
 
 def _bytes_on_disk(path: Path) -> int:
-    """All parts count: the first may have no tensors."""
+    """Counts all parts, because the first may have no tensors."""
     return total_bytes([file for file in files_by_name(path) if file.is_file()])
 
 
 class FileType(msgspec.Struct, frozen=True):
     name: str
     number: int
-    """The number in llama.cpp's LLAMA_FTYPE."""
+    """LLAMA_FTYPE."""
     base: str
-    """The tensor type of most weights; "" where they stay as they are."""
+    """Tensor type of most weights, or "" for a copy."""
     remark: str = ""
     needs_importance: bool = False
-    """llama.cpp refuses to make it without an importance matrix."""
 
 
 _MIXED = "some tensors in more bits"
@@ -395,16 +388,14 @@ FILE_TYPES = {
         FileType(_COPY, 0, "", "as they are: makes one file of several parts"),
     )
 }
-"""All types, the best first.
-Types that llama.cpp reads but does not make (nvfp4) are missing, and its short names."""
+"""Types that llama.cpp can make, best first."""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
 _READ_ONLY = {"nvfp4": 39}
 
 
 def file_type_named(name: str) -> FileType:
-    """Find a type: `q4_k` means `q4_k_m`, case does not matter.
-    Raises `StartupError` with the nearest names."""
+    """Find a type; `q4_k` means `q4_k_m`. Raises `StartupError` with the nearest names."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -415,7 +406,6 @@ def file_type_named(name: str) -> FileType:
 
 
 def file_type_name(number: int) -> str | None:
-    """The name of the type that a file states; None for an unknown number."""
     known = {kind.number: kind.name for kind in FILE_TYPES.values() if kind.name != _COPY}
     return (known | {number: name for name, number in _READ_ONLY.items()}).get(number)
 
@@ -425,9 +415,9 @@ def is_copy(kind: FileType) -> bool:
 
 
 _POOLING_NONE, _POOLING_RANK = 0, 4
-"""llama.cpp's LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
+"""LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
 _POOLING_UNSPECIFIED = (-1, (1 << 32) - 1)
-"""llama.cpp's LLAMA_POOLING_TYPE_UNSPECIFIED, and what its own writer makes of that: its key has no sign."""
+"""LLAMA_POOLING_TYPE_UNSPECIFIED, also as an unsigned number, as llama.cpp writes it."""
 ENCODERS = frozenset(
     (
         "bert",
@@ -441,14 +431,14 @@ ENCODERS = frozenset(
         "nomic-bert-moe",
     )
 )
-"""Those for which llama.cpp keeps no cells."""
+"""Architectures for which llama.cpp keeps no cells."""
 _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
-"""llama.cpp's names of architectures that have no head for the next token, or are trained without one."""
+"""Architectures without a head for the next token, or not trained for it."""
 
 
 def pooling_type(header: GgufHeader) -> int | None:
-    """What the file says about pooling; None for no pooling too.
-    Raises `StartupError` for what llama.cpp does not know: it ends the process for that."""
+    """Return the pooling type, or None for none. Raises `StartupError` for an unknown one, for which
+    llama.cpp ends the process."""
     key = header.for_architecture("pooling_type")
     pooling = header.get_int(key)
     if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
@@ -459,11 +449,8 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """A model that pools embeds, whatever its architecture: causal models too. One that ranks reranks.
-
-    Without a word about pooling the architecture decides, or that attention is not causal.
-    Raises `StartupError`.
-    """
+    """Return the kind by the pooling type, else by the architecture or non-causal attention. Raises
+    `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS
@@ -476,7 +463,7 @@ _SIZE_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def description(header: GgufHeader, num_parameters: int) -> str:
-    """The architecture, size and quantisation: `llama 135M q4_1`."""
+    """Return text such as `llama 135M q4_1`."""
     number = header.get_int("general.file_type")
     file_type = None if number is None else file_type_name(number)
     return " ".join(filter(None, (header.architecture, _size_name(num_parameters), file_type)))

@@ -1,7 +1,7 @@
-"""Runs llama.cpp's quantisation of a file, reads in its log what it does, and reads importance matrices.
+"""llama.cpp's quantization of a file: runs it, parses its log, and reads importance matrices.
 
-`llama_model_quantize` tells nothing but 0 or 1, and hears nothing until it ends: progress, the types that it
-has chosen and the reason for a failure are in the log alone, and no callback of it can stop it.
+`llama_model_quantize` only returns 0 or 1 and cannot be stopped, so the log is the only source of progress
+and errors.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Floats = npt.NDArray[np.float32]
 
 
 class Importance(NamedTuple):
-    """How much each column of a matrix matters: the mean square of the values that it is multiplied with."""
+    """Mean squares of the values that each column of a matrix is multiplied with."""
 
     path: Path
     columns: dict[str, Floats]
-    """The values by tensor. Those of experts follow one another."""
+    """Means by tensor, experts concatenated."""
     num_chunks: int | None
-    """The number of texts that it was computed from."""
+    """Texts that the matrix was computed from."""
 
 
 def read_importance(path: Path) -> Importance:
@@ -66,8 +66,7 @@ def _from_gguf(path: Path, data: bytes) -> Importance:
 
 
 def _pairs(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The name of each tensor, its sums and its counts.
-    Each expert has one count and the same number of sums."""
+    """Experts have one count each, and equally many sums."""
     for sums in tensors.values():
         if not sums.name.endswith(_SUMS):
             continue
@@ -89,7 +88,7 @@ def _floats(path: Path, data: bytes, tensor: Tensor) -> Floats:
 
 
 def _means(sums: Floats, counts: Floats) -> Floats:
-    """Divide the sums of each expert by its count. An expert with count 0 gets 1."""
+    """An expert with count 0 gets 1."""
     per_expert = sums.reshape(len(counts), -1)
     seen = counts[:, np.newaxis]
     means = np.divide(per_expert, seen, out=np.ones_like(per_expert), where=seen > 0)
@@ -97,7 +96,6 @@ def _means(sums: Floats, counts: Floats) -> Floats:
 
 
 def _from_legacy(path: Path, data: bytes) -> Importance:
-    """Read entries of name, calls and values. Newer files have the number of chunks behind them."""
     reader = _LegacyReader(data)
     try:
         columns = dict(reader.entry() for _ in range(reader.number()))
@@ -107,7 +105,7 @@ def _from_legacy(path: Path, data: bytes) -> Importance:
 
 
 class _LegacyReader:
-    """Reads the old format. Raises `struct.error` or `ValueError` where the data are something else."""
+    """Reader of the old format. Raises `struct.error` or `ValueError` on other data."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -149,45 +147,40 @@ _NEEDS_IMPORTANCE = "will require an imatrix"
 
 
 class QuantizeFailed(ServerError):
-    """The quantisation failed; the message is llama.cpp's own."""
+    """The message is llama.cpp's own."""
 
 
 class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `llama_model_quantize_params` that we set."""
-
     file_type: int
-    """The number in LLAMA_FTYPE."""
+    """LLAMA_FTYPE."""
     threads: int
     is_copy: bool = False
-    """Tensors stay as they are."""
     is_pure: bool = False
-    """All tensors in one type, no mixture."""
+    """True: all tensors get one type."""
     keeps_output: bool = False
-    """`output.weight` stays as it is."""
+    """True: `output.weight` stays unchanged."""
     output_type: int | None = None
-    """ggml's number of the type for the output tensor; None: llama.cpp's choice."""
+    """`ggml_type`, or None for llama.cpp's choice."""
     embedding_type: int | None = None
     tensor_types: tuple[tuple[str, int], ...] = ()
-    """(regular expression for names, tensor type); the first that matches counts."""
+    """Pairs of a regular expression and a `ggml_type`; the first match decides."""
     importance: str | None = None
     """Path of an importance matrix."""
     allows_requantising: bool = False
-    """Tensors that are quantised already may be quantised again."""
     keeps_parts: bool = False
-    """The output has as many files as the source."""
+    """True: the output has as many files as the source."""
     buffer_bytes: int
-    """Bytes of memory for the rows of one tensor."""
+    """Memory for rows of one tensor."""
 
 
 class PlannedTensor(msgspec.Struct, frozen=True):
     name: str
     source: str
-    """The tensor type in the source."""
     target: str
 
 
 class TypeFallback(msgspec.Struct, frozen=True):
-    """A tensor whose rows are no multiple of the wanted type's blocks."""
+    """Tensor whose rows are not a multiple of the wanted type's blocks."""
 
     name: str
     columns: int
@@ -197,16 +190,15 @@ class TypeFallback(msgspec.Struct, frozen=True):
 
 
 class QuantizePlan(msgspec.Struct, frozen=True):
-    """What llama.cpp would do, from a dry run."""
+    """Result of a dry run."""
 
     tensors: tuple[PlannedTensor, ...]
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
-    """An importance matrix is missing."""
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Ask llama.cpp for its plan: it reads the header only. Raises `QuantizeFailed` or `StartupError`."""
+    """Run a dry run, which reads only the header. Raises `QuantizeFailed` or `StartupError`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -217,10 +209,10 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 
 
 def quantize(source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]) -> None:
-    """Write `target` over what is there. For several parts, `target` is what their names begin with.
+    """Write `target`, which is a prefix of names if there are several parts. Raises `QuantizeFailed` or
+    `StartupError`, and may leave an unfinished file.
 
-    `on_tensor` hears the number of each tensor, from 1, when it begins. Raises `QuantizeFailed` or
-    `StartupError`; then an unfinished file may be there. Nothing can interrupt it.
+    `on_tensor`: called with the number of each tensor, from 1.
     """
     _run(source, target, options, _Transcript(on_tensor), dry_run=False)
 
@@ -240,7 +232,7 @@ def _run(
 
 
 class _NativeParams:
-    """The native struct and everything that it points to: it must live as long as the call."""
+    """Native struct and everything it points to, which must live as long as the call."""
 
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()
@@ -268,7 +260,7 @@ class _NativeParams:
 
 
 def _array(kind: Any, length: int) -> ctypes.Array[Any]:
-    """A native array; an empty element ends it, as it does in all arrays here."""
+    """An empty element ends each of llama.cpp's arrays."""
     array: ctypes.Array[Any] = (kind * (length + 1))()
     return array
 
@@ -281,7 +273,7 @@ def _type_array(pairs: tuple[tuple[str, int], ...]) -> ctypes.Array[llama_cpp.ll
 
 
 def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
-    """It points into the matrix's own memory."""
+    """Points into the matrix's own memory."""
     array = _array(llama_cpp.llama_model_imatrix_data, len(importance.columns))
     for element, (name, values) in zip(array, importance.columns.items(), strict=False):
         element.name, element.size = name.encode(), values.size
@@ -290,7 +282,7 @@ def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_
 
 
 def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_override]:
-    """The notes about the matrix that llama-quantize writes into the file, without the folder."""
+    """Notes that llama-quantize also writes into the file."""
     facts: dict[str, str | int] = {
         "quantize.imatrix.file": importance.path.name,
         "quantize.imatrix.entries_count": len(importance.columns),
@@ -309,11 +301,11 @@ def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_over
 
 
 class _Transcript:
-    """Reads the log of one run. A line comes in pieces: a tensor's name at its beginning, the rest later."""
+    """Parser of a log whose lines arrive in pieces."""
 
     def __init__(self, on_tensor: Callable[[int], None]) -> None:
         self.tensors: list[PlannedTensor] = []
-        """Each tensor with its target type; in a run that is not dry, with its source type."""
+        """Planned types; in a real run `target` equals `source`."""
         self.fallbacks: list[TypeFallback] = []
         self.needs_importance = False
         self.failure: str | None = None
@@ -323,7 +315,6 @@ class _Transcript:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Send the process's log here as long as the block runs."""
         log = native_log()
         llama_cpp.llama_log_set(self._callback, None)
         try:

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, and those of an adapter's."""
+"""Tensors of a GGUF file and of an adapter's file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _PRODUCED = frozenset(
         "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
     )
 )  # fmt: skip
-"""The types that ggml_quantize_chunk makes; it ends the process for any other."""
+"""ggml_quantize_chunk ends the process for other types."""
 
 
 class TensorType(msgspec.Struct, frozen=True):
-    """A row of a table that stands here for the API process, which reads headers and loads no native library.
-    A test compares it with ggml's own."""
+    """Copy of ggml's table for the API process, which loads no native code. A test compares the two."""
 
     number: int
     name: str
@@ -33,11 +32,9 @@ class TensorType(msgspec.Struct, frozen=True):
     block_bytes: int
     is_quantised: bool = True
     needs_importance: bool = False
-    """Whether this type needs an importance matrix."""
 
     @property
     def bits(self) -> float:
-        """The bits of one value."""
         return 8 * self.block_bytes / self.block_values
 
     @property
@@ -45,7 +42,6 @@ class TensorType(msgspec.Struct, frozen=True):
         return self.name in _PRODUCED
 
     def num_bytes(self, num_values: int) -> int:
-        """The bytes of `num_values` values in whole blocks."""
         return num_values // self.block_values * self.block_bytes
 
 
@@ -89,11 +85,11 @@ TENSOR_TYPES = {
         TensorType(42, "q2_0", 64, 18),
     )
 }
-"""By ggml's number."""
+"""Types by `ggml_type`."""
 
 
 def tensor_type_named(name: str) -> TensorType:
-    """Find a type; case does not matter. Raises `StartupError` for types that cannot be made."""
+    """Find a type. Raises `StartupError` for types that cannot be made."""
     made = {kind.name.lower(): kind for kind in TENSOR_TYPES.values() if kind.can_be_made}
     found = made.get(name.lower())
     if found is None:
@@ -108,7 +104,7 @@ _DIMENSIONS_MAX = 4
 class Tensor(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
-    """The dimensions in ggml's order: the values of a row come first."""
+    """ggml's order: the length of a row comes first."""
     type: TensorType
     start: int
     """Byte of its file at which its data begin."""
@@ -123,8 +119,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def model_tensors(header: GgufHeader) -> list[Tensor]:
-    """The tensors of all parts.
-    Raises `StartupError` if a part is missing, damaged, or shorter than its tensors."""
+    """Return the tensors of all parts. Raises `StartupError` if a part is missing, damaged or truncated."""
     first, *others = model_files(header)
     headers = [header, *map(GgufHeader, others)]
     tensors = [tensor for part in headers for tensor in file_tensors(part)]
@@ -135,7 +130,7 @@ def model_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def file_tensors(header: GgufHeader) -> list[Tensor]:
-    """The tensors of this one file. Raises `StartupError` if it is damaged or shorter than its tensors."""
+    """Return the tensors of this file. Raises `StartupError` if it is damaged or truncated."""
     path = header.path
     with opened(path) as file:
         reader = GgufReader(file, path, position=header.tensors_start)
@@ -150,7 +145,7 @@ def file_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def _tensor(reader: GgufReader, path: Path) -> Tensor:
-    """Read one description. `start` still counts from the first byte of the data."""
+    """`start` counts from the first byte of the data."""
     name, num_dimensions = reader.string(), int(reader.scalar("I"))
     if not 1 <= num_dimensions <= _DIMENSIONS_MAX:
         raise StartupError(f"{path} is damaged: tensor {name!r} has {num_dimensions} dimensions.")
@@ -183,7 +178,7 @@ _FLOATS = frozenset(("f32", "f16", "bf16"))
 
 
 class _Pair(msgspec.Struct, frozen=True):
-    """The change of one matrix of the model: B A, with A of (rank, columns) and B of (rows, rank)."""
+    """Change of one matrix of the model: B A, with A of (rank, columns) and B of (rows, rank)."""
 
     name: str
     a: Tensor
@@ -195,7 +190,7 @@ class _Pair(msgspec.Struct, frozen=True):
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
-    """Facts about a file that fits its model."""
+    """Adapter that fits its model."""
 
     path: Path
     num_pairs: int
@@ -204,7 +199,8 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, path: Path, model: GgufHeader) -> AdapterFile:
-        """Raises `AdapterFailed` for all that llama.cpp refuses, ends the process for, or would ignore."""
+        """Check an adapter. Raises `AdapterFailed` for everything that llama.cpp rejects, dies of, or
+        ignores."""
         try:
             header = GgufHeader(path)
             _check_kind(header, model)
@@ -221,7 +217,7 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file, in hex. Raises `AdapterFailed` if it cannot be read."""
+    """Return the file's SHA-256 in hex. Raises `AdapterFailed` if it cannot be read."""
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Looks for the strings after which a grammar begins."""
+"""Follows one output under a constraint: thoughts, opening, free text up to a trigger, grammar."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class TriggerSearch:
-    """Searches text that comes in pieces. A trigger may begin in one piece and end in another."""
+    """Searches streamed text for triggers, which may span pieces."""
 
     def __init__(self, triggers: Sequence[str]) -> None:
-        """There must be at least one trigger. Raises `ConstraintFailed`."""
+        """`triggers`: at least one. Raises `ConstraintFailed`."""
         if not all(triggers):
             raise ConstraintFailed("A trigger is empty.")
         self._triggers = [trigger.encode() for trigger in triggers]
@@ -33,8 +33,7 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """The part of the next piece behind the first trigger that it completes;
-        None if it completes none."""
+        """Return the text behind the first trigger that the piece completes, or None."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None
@@ -46,17 +45,15 @@ class TriggerSearch:
 
 
 Allowed = npt.NDArray[np.bool_]
-"""Whether each token is allowed, (vocabulary,)."""
+"""(vocabulary,): True for allowed tokens."""
 
 _PATIENCE_S = 2.0
-"""CPU seconds for one output: ten times what a long output under a large schema takes."""
+"""CPU seconds for one output: ten times those of a long output under a large schema."""
 MOST_FORCED = 128
-"""So many forced tokens are read at once: reading one takes the longer, the more is forced behind it."""
+"""Forced tokens that are read at once. Reading one takes longer, the more are forced behind it."""
 
 
 class ModelTokens:
-    """A model's tokens as constraints need them."""
-
     def __init__(self, vocabulary: Vocabulary, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
         self.size = vocabulary.vocab_size
@@ -65,22 +62,21 @@ class ModelTokens:
         self._vocabulary = vocabulary
 
     def shown(self, token: int) -> bytes:
-        """The token's text, with control tokens by name."""
+        """Control tokens appear by name."""
         return self._vocabulary.piece(token, special=True)
 
     def spell(self, text: bytes) -> list[int] | None:
-        """Tokens with exactly these bytes; None if there are none."""
+        """Return tokens with exactly these bytes, or None."""
         tokens = self.tokenizer.tokenize_bytes(text)
         return tokens if self.tokenizer.decode_bytes(tokens) == text else None
 
 
 class ConstrainedOutput:
-    """Follows the tokens of one output: first thoughts, then the opening, then free text until a trigger,
-    then the grammar. None of them must be there.
+    """Tracks one output: thoughts, then the opening, then free text until a trigger, then the grammar, each
+    optional.
 
-    After each token it finds at once which tokens are then forced. So the result is the same however the
-    output came about: sampled, forced in bursts, or replayed after a preemption or a crash. It is not
-    thread-safe. All methods raise `ConstraintFailed` when the grammar's limits are reached.
+    Forced tokens are found immediately after each token, so the result is the same for sampled, forced and
+    replayed tokens. Not thread-safe. Methods raise `ConstraintFailed` when the grammar's limits are reached.
     """
 
     def __init__(
@@ -91,20 +87,19 @@ class ConstrainedOutput:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher` stands at the grammar's start; None: there is no grammar. `patience_s` is the CPU time
-        for the whole output."""
+        """`matcher`: at the grammar's start, or None. `patience_s`: CPU time for the whole output."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._words = words
         self._constraint = constraint
         self._thoughts = _thoughts(constraint)
-        """Looks for the end of the thoughts; None once the answer has begun."""
+        """Parser of thoughts; None once the answer has begun."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
-        """Looks for a trigger; None once the grammar has begun."""
+        """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
-        """Forced tokens that are not in the output yet. The matcher and the search have read them already."""
+        """Tokens not in the output yet, but already consumed by matcher and search."""
         self._allowed: Allowed | None = None
-        """The mask of the next token, if it is known already."""
+        """Mask of the next token, if computed."""
         self._spent_s = 0.0
         if self._thoughts is None:
             self._begin_answer(b"")
@@ -114,21 +109,20 @@ class ConstrainedOutput:
 
     @property
     def is_forced(self) -> bool:
-        """Whether only one token can come next."""
         return bool(self._forced)
 
     def take_forced(self) -> tuple[int, ...]:
-        """Take all forced tokens; they belong to the output from now on."""
+        """Return the forced tokens, which are now in the output."""
         forced = tuple(self._forced)
         self._forced.clear()
         return forced
 
     def take_one_forced(self) -> int:
-        """Take the first forced token; it belongs to the output from now on."""
+        """Return the first forced token, which is now in the output."""
         return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
-        """The mask of the next token, with at least one in it; None allows all. No token may be forced."""
+        """Return the mask of the next token, or None for all. No token may be forced."""
         assert not self._forced, "the next token is forced"
         matcher = self._active_matcher
         if matcher is None:
@@ -139,8 +133,8 @@ class ConstrainedOutput:
         return self._allowed
 
     def takes(self, token: int) -> bool:
-        """Whether an allowed token can come: not one that ends thoughts or a trigger and breaks the grammar
-        behind it, and no end before an answer that must be there."""
+        """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
+        or ends the output before a required answer."""
         if self._matcher is None or self._active_matcher is not None:
             return True
         if token in self._words.ends:
@@ -159,10 +153,8 @@ class ConstrainedOutput:
         return spelt is not None and self._matcher.validate_tokens(spelt) == len(spelt)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, may come next. The state does not change.
-
-        In the free part all may come: a token that ends a trigger is looked at when it has come.
-        """
+        """Return how many leading tokens may come next. In free text all may, because a token that ends a
+        trigger is checked only when it comes."""
         must = num_right(tokens, self._forced)
         if must < min(len(tokens), len(self._forced)):
             return must
@@ -175,7 +167,6 @@ class ConstrainedOutput:
             return must + num_valid
 
     def accept(self, token: int) -> None:
-        """Record the token that was chosen."""
         assert not self._forced, "the next token is forced"
         if token in self._words.ends:
             return
@@ -184,7 +175,7 @@ class ConstrainedOutput:
             self._find_forced()
 
     def replay(self, output: Iterable[int]) -> None:
-        """Read the output so far of a request that resumes. It may end within forced tokens."""
+        """Consume a resumed request's output, which may end within forced tokens."""
         for token in output:
             if not self._forced:
                 self.accept(token)
@@ -193,17 +184,14 @@ class ConstrainedOutput:
 
     @property
     def _active_matcher(self) -> LLMatcher | None:
-        """The grammar's matcher once the grammar has begun; None: what comes is free."""
         return self._matcher if self._thoughts is None and self._search is None else None
 
     def _force(self, tokens: Sequence[int]) -> None:
-        """These tokens must come next."""
         self._forced.extend(tokens)
         for token in tokens:
             self._read_token(token)
 
     def _read_token(self, token: int) -> None:
-        """Read one token, in the thoughts, in the free part or in the grammar."""
         matcher = self._active_matcher
         if matcher is not None:
             self._consume(matcher, [token])
@@ -214,14 +202,13 @@ class ConstrainedOutput:
             self._begin_answer(answer)
 
     def _begin_answer(self, begun: bytes) -> None:
-        """The answer begins. `begun` is what stands of it already: but for a free part it is white space."""
+        """`begun`: text of the answer in the same token. It is white space unless a free part comes first."""
         self._search_trigger(begun)
         self._forced.extend(self._constraint.opening)
         for token in self._constraint.opening:
             self._search_trigger(self._words.shown(token))
 
     def _search_trigger(self, piece: bytes) -> None:
-        """Look for a trigger in the free part."""
         if self._search is None:
             return
         rest = self._search.rest_behind(piece)
@@ -241,7 +228,6 @@ class ConstrainedOutput:
             raise _failure(matcher)
 
     def _find_forced(self) -> None:
-        """Find the tokens that are forced now, up to the end if nothing else is possible."""
         if self._thoughts is not None and self._thoughts.is_used_up and self._constraint.thinking is not None:
             self._force(self._constraint.thinking.closing)
             if self._thoughts is not None:
@@ -268,8 +254,7 @@ class ConstrainedOutput:
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
-        """Charge the block's CPU time to the output:
-        a grammar must not slow down everybody's steps for long."""
+        """A slow grammar must not delay other requests' steps for long."""
         started = time.thread_time()
         yield
         self._spent_s += time.thread_time() - started
@@ -278,7 +263,8 @@ class ConstrainedOutput:
 
 
 def _thoughts(constraint: Constraint) -> Thoughts | None:
-    """None: there are no thoughts. Raises `ConstraintFailed` if nobody can tell where the grammar begins."""
+    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
+    ambiguous."""
     thinking = constraint.thinking
     if thinking is None:
         return None

@@ -1,5 +1,4 @@
-"""The engine's side of grammars: compiled for one model's vocabulary, remembered, and followed by threads
-that work beside a step."""
+"""Engine's side of grammars: compiled for a vocabulary, cached, and computed by threads beside a step."""
 
 from __future__ import annotations
 
@@ -25,15 +24,12 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 _SPECIAL = b"\xff"
-"""llguidance's mark for tokens that occur in no text."""
+"""Marks tokens that occur in no text."""
 
 
 def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """All tokens, as llguidance needs them. It takes a second for 250,000 and must not outlive the
-    vocabulary.
-
-    Raises `ConstraintFailed` for a vocabulary without an end: no output could ever be complete.
-    """
+    """Return llguidance's tokenizer, which takes a second for 250,000 tokens and must not outlive the
+    vocabulary. Raises `ConstraintFailed` without end tokens."""
     if not vocabulary.end_tokens:
         raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
     return LLTokenizer.from_llamacpp(
@@ -46,7 +42,7 @@ def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
-    """The token's bytes. A token that is silent in the output counts as no text in the grammar."""
+    """A token that is silent in the output counts as no text in the grammar."""
     piece = vocabulary.piece(token)
     if piece:
         return piece
@@ -55,7 +51,7 @@ def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 
 
 def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
+    """Return a matcher at the grammar's start. Raises `ConstraintFailed`."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
     if matcher.is_error():
         logger.debug("llguidance: %s", matcher.get_error())
@@ -64,9 +60,8 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """What compiles a grammar and finds the first tokens that it allows, before anything is promised. It
-    raises InvalidRequest for one that is too complex for this vocabulary, or allows none of its tokens; and
-    at once for a vocabulary that can follow no grammar. It must not outlive the vocabulary."""
+    """Return a function that compiles a grammar and computes its first allowed tokens, and must not
+    outlive the vocabulary. Both raise InvalidRequest."""
     try:
         tokenizer = grammar_tokenizer(vocabulary)
     except ConstraintFailed as error:
@@ -94,10 +89,10 @@ def _find_first(matcher: LLMatcher) -> None:
 
 
 class CompiledGrammars:
-    """Compiled grammars by their text; the least recently used is forgotten first. Any thread may use it."""
+    """LRU cache by text. Any thread may use it."""
 
     def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
-        """`max_bytes` limits the texts together."""
+        """`max_bytes`: limit of all texts."""
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -108,10 +103,8 @@ class CompiledGrammars:
         return len(self._known)
 
     def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`.
-
-        What is not the grammar's own fault, such as a want of memory, is raised too, but not remembered.
-        """
+        """Return a copy of the matcher at the grammar's start, compiled once. Raises `ConstraintFailed`;
+        other errors are not cached."""
         future, is_new = self._entry(lark)
         if is_new:
             _compile_into(future, lark, tokenizer)
@@ -120,7 +113,7 @@ class CompiledGrammars:
         return future.result().deep_copy()
 
     def forget(self, lark: str) -> None:
-        """Forget a grammar that hit a limit: copies share what they learn, so later ones would fail too."""
+        """Forget a grammar that hit a limit, because copies share what they learn and would fail too."""
         with self._lock:
             self._remove(lark)
 
@@ -155,21 +148,20 @@ _THREADS = 2
 
 
 class Constraints:
-    """Opens constrained outputs and computes their masks beside llama.cpp, without the interpreter's lock."""
+    """Opens constrained outputs, and computes their masks beside llama.cpp without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Begin to read the vocabulary. It must outlive this: call `close` first."""
+        """Read the vocabulary in a thread. It must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._words = self._threads.submit(_words, vocabulary)
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Wait until the vocabulary is read.
-        A model that can have no constraints refuses them when they come."""
+        """Wait for the vocabulary. Without end tokens it fails only requests with constraints."""
         self._words.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay what there is of it. Any thread. Raises `ConstraintFailed`."""
+        """Start an output and replay its tokens. Any thread may call this. Raises `ConstraintFailed`."""
         words = self._words.result()
         grammar = constraint.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar, words.tokenizer)
@@ -182,7 +174,7 @@ class Constraints:
 
     @contextmanager
     def foreseeing(self, outputs: Sequence[Future[ConstrainedOutput]]) -> Iterator[None]:
-        """Find the tokens that each output allows next, while the block runs."""
+        """Compute the outputs' next masks while the block runs."""
         job = self._threads.submit(_foresee, outputs) if outputs else None
         try:
             yield
@@ -191,7 +183,6 @@ class Constraints:
                 job.result()
 
     def give_up(self, constraint: Constraint) -> None:
-        """Forget a grammar that failed on its way, so that other requests compile it anew."""
         if constraint.grammar is not None:
             self._grammars.forget(constraint.grammar)
 
@@ -204,7 +195,7 @@ def _words(vocabulary: Vocabulary) -> ModelTokens:
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
-    """Compute the outputs' masks. Errors are ignored: they come again, and are told, when a mask is used."""
+    """Errors occur again when the mask is used."""
     for output in outputs:
         with contextlib.suppress(RequestFailed), contained():
             constrained = output.result()

@@ -1,5 +1,4 @@
-"""Checks with llguidance, byte by byte, whether a text fits a grammar and where it stops fitting.
-It needs no model."""
+"""Checks how far a text fits a grammar, byte by byte and without a model."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from openai_cpu_server.errors import InvalidRequest
 
 _END = BYTES_AND_END - 1
 _TOKENS = 64
-"""Numbers for the control tokens that a grammar names."""
+"""Numbers for control tokens named by a grammar."""
 
 
 class _Bytes:
-    """The vocabulary for TokenizerWrapper: one token for each byte, one for the end, some of no meaning."""
+    """Tokens for each byte, for the end, and without meaning."""
 
     eos_token_id = _END
     bos_token_id = None
@@ -30,8 +29,7 @@ class _Bytes:
 
 
 class TextFit(msgspec.Struct, frozen=True):
-    """How much of a text fits. `accepted`: bytes that fit;
-    `is_complete`: whether the text may end after them."""
+    """`accepted`: bytes that fit. `is_complete`: True if the text may end there."""
 
     accepted: int
     size: int
@@ -43,7 +41,7 @@ class TextFit(msgspec.Struct, frozen=True):
 
 
 class WhatMayFollow(msgspec.Struct, frozen=True):
-    """What may follow a text. `forced`: bytes without an alternative; `allowed`: possible first bytes."""
+    """`forced`: bytes without an alternative. `allowed`: possible first bytes."""
 
     forced: bytes
     allowed: bytes
@@ -58,14 +56,13 @@ PARSER_LIMITS = LLParserLimits(
     step_max_items=200_000,
     verbose_errors=False,
 )
-"""The same for all who run a grammar, so that what one of them could run the other can."""
+"""Shared, so that a grammar that passes one check runs everywhere."""
 
 
 class GrammarCheck:
-    """One compiled grammar. Raises InvalidRequest if it is too large for llguidance."""
-
     def __init__(self, lark: str) -> None:
-        """Its control tokens are numbered from `BYTES_AND_END` on."""
+        """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest if it is
+        too large."""
         grammar = LLMatcher.grammar_from_lark(lark)
         self._matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         if self._matcher.is_error():
@@ -80,7 +77,7 @@ class GrammarCheck:
         return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
     def after(self, text: bytes) -> WhatMayFollow:
-        """What may follow `text`, if all of it fits."""
+        """`text` must fit completely."""
         self._matcher.reset()
         accepted = self._matcher.try_consume_tokens(list(text))
         assert accepted == len(text), "the text does not fit"

@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model with its options once, and keeps it on disk."""
+"""Measures the cost curve of a loaded model once, and stores it on disk."""
 
 from __future__ import annotations
 
@@ -29,30 +29,29 @@ from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Distu
 logger = logging.getLogger(__name__)
 
 _VERSION = 6
-"""The version of the way to measure: a change makes old curves void."""
+"""Version of the method."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
-"""Where a device computes. ggml multiplies up to 8 rows one by one there, and more in tiles of 32, 64 and 128
-(ggml-vulkan.cpp, mmq.cuh): both sides of these stairs, with the end of a tile of ours behind each."""
+"""ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128
+(ggml-vulkan.cpp, mmq.cuh). The sizes are both sides of these stairs, and the end of a tile of ours behind
+each."""
 _DECODES = 32
-"""The most sequences that decode in a measured step; a prompt has the rest of its tokens.
-Each samples a token."""
+"""Most decoding sequences of a measured step; a prompt has the rest of its tokens."""
 _STATES = 16
-"""The most sequences of the step that tells the price of a state."""
+"""Most sequences of the step that prices a state."""
 _ROUNDS = 4
 _STEEPEST_FALL = 1.6
-"""A size costs at most this many times what a larger size costs.
-Filling a tile of 16 was seen to save a third."""
+"""Largest ratio of a size's cost to a larger size's. Filling a tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
 """Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
-"""With this many cells of context the price is exact enough."""
+"""Cells that make the price exact enough."""
 _LEAST_CHUNKS = 2
-"""A context of so few steps is short enough for any gap between requests."""
+"""A context of this few steps fits into any gap between requests."""
 
 
 class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a curve depends on."""
+    """Conditions that a curve depends on."""
 
     version: int
     model: ModelFacts
@@ -64,13 +63,13 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
-    """Instruction sets by kernel of ours; None: ggml computes instead."""
+    """Instruction set of each kernel, or None if ggml computes."""
     kv_tokens: int
-    """The largest power of two within the pool's cells: a slightly larger pool changes nothing."""
+    """Largest power of two within the pool, because a slightly larger pool changes nothing."""
     max_seqs: int
     max_step_tokens: int
     split: str | None = None
-    """What of the model is on which device; None: the CPU does all."""
+    """Split, or None for the CPU alone."""
 
     @classmethod
     def of(cls, info: ModelInfo, options: EngineOptions) -> CurveKey:
@@ -106,7 +105,7 @@ def cost_curve(
     on_progress: Callable[[float], None] = lambda fraction: None,
     neighbours: OtherProcesses | None = None,
 ) -> CostCurve:
-    """The curve out of `cache_dir`, else measured now and kept there. `on_progress` gets 0 to 1."""
+    """Return the curve stored in `cache_dir`, or measure it."""
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
     curve = calibrator.known() or calibrator.measure()
     assert curve is not None, "nothing else is wanted"
@@ -115,11 +114,10 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures once what steps of a backend cost, and keeps the result in a folder.
+    """Measures the cost of a backend's steps once, and stores it in a folder.
 
-    A measurement that was taken while other processes kept the machine busy is used, but not kept. What the
-    server learns while it serves is not kept either: it follows the last dozens of steps, whatever slowed
-    them down, and is learnt again as soon.
+    A measurement disturbed by other processes is used but not stored. What the server learns while serving is
+    not stored, because it only reflects recent steps and is soon learned again.
     """
 
     def __init__(
@@ -136,19 +134,17 @@ class Calibrator:
         self._kept = Measurements(cache_dir)
         self._neighbours = neighbours or OtherProcesses()
         self._seconds = 0.0
-        """The time that measuring has taken so far."""
         self._others_s = 0.0
-        """The part of it that other processes took of the machine."""
+        """Seconds of the machine that other processes took meanwhile."""
         watch = Stopwatch(_budget_s(backend.info), on_progress, clock)
         self._calibration = _Calibration(backend.info, watch)
 
     def known(self) -> CostCurve | None:
-        """The curve that an earlier start has kept; None if there is none."""
         curve = self._kept.get(self._key, CostCurve)
         return curve if curve is not None and is_sane(curve) else None
 
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> CostCurve | None:
-        """The curve; None if other work came up meanwhile: then call it again to go on.
+        """Return the curve, or None if other work came up; another call continues.
 
         The backend must have no open slot. Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
         """
@@ -191,10 +187,8 @@ class Calibrator:
 
 
 def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve]]:
-    """The curves of this model measured on this machine, with any options, the newest first.
-
-    Raises `StartupError` if the file is no model.
-    """
+    """Return the curves of this model on this machine, newest first. Raises `StartupError` for a file that
+    is not a model."""
     facts, machine = ModelFacts.of(model), MachineFacts.here()
     return [
         (key, curve)
@@ -204,7 +198,7 @@ def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve
 
 
 def is_sane(curve: CostCurve) -> bool:
-    """Whether the numbers of a curve that was read from a file are possible."""
+    """Return True if a curve from a file is possible."""
     sizes = [n for n, _ in curve.step_ms]
     return (
         bool(sizes)
@@ -221,11 +215,8 @@ def _budget_s(info: ModelInfo) -> float:
 
 
 class _Calibration:
-    """A measurement in pieces: each size, then the price of attention, then each size again. A disturbed
-    piece begins anew.
-
-    Each round begins with the small sizes: the time that is left goes to them.
-    """
+    """Measurement in pieces, which are repeated if disturbed: each size, the price of attention, each size
+    again. Small sizes come first, because they get the remaining time."""
 
     def __init__(self, info: ModelInfo, watch: Stopwatch) -> None:
         self._info = info
@@ -234,12 +225,12 @@ class _Calibration:
         self._attended_ms: float | None = None
         self._state_ms: float | None = None if info.state_bytes else 0.0
         self._context = CONTEXT
-        """The most cells that the next attempt to measure the price of attention computes."""
+        """Most cells of the next attempt to price attention."""
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._on_device = info.placement is not None and info.placement.split is not None
         sizes = _DEVICE_SIZES if self._on_device else _SIZES
         self._pending = deque(n for n in sizes if n <= largest)
-        """The sizes that this round still has to time."""
+        """Sizes still to be timed in this round."""
         self._rounds_left = _ROUNDS - 1
 
     @property
@@ -248,7 +239,7 @@ class _Calibration:
         return is_priced and not self._pending and not self._rounds_left
 
     def go_on(self, probe: Probe) -> None:
-        """Do the next piece. Raises `Disturbed`."""
+        """Measure the next piece. Raises `Disturbed`."""
         with self._watch.running():
             if self._pending:
                 self._time_next(probe)
@@ -269,15 +260,14 @@ class _Calibration:
         )
 
     def _price_attention(self, probe: Probe) -> float:
-        """Measure the price of attention, which is the longest piece.
-        Each attempt computes half as many cells as the one before."""
+        """Attempts halve in length, because this piece is the longest."""
         chunk = max(*self._best, TILE_TOKENS)
         least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
         context, self._context = self._context, max(self._context // 2, least)
         return AttentionPrice(probe, self._info, self._watch, chunk=chunk, context=context).measure()
 
     def _price_state(self, probe: Probe) -> float:
-        """What a token costs more in a sequence of its own than behind others of one sequence."""
+        """Extra cost of a token in a sequence of its own."""
         size = max((n for n in self._best if n <= min(_STATES, self._info.max_seqs)), default=1)
         if size < 2:
             return 0.0
@@ -288,7 +278,6 @@ class _Calibration:
         return max(0.0, min(times) - self._best[size]) / (size - 1)
 
     def _time_next(self, probe: Probe) -> None:
-        """Time the next size if the budget allows; else end the round. The smallest size is always timed."""
         size = self._pending[0]
         share = _SIZES_SHARE if self._attended_ms is None else 1.0
         if self._best and not self._watch.allows(self._foreseen(size), share):
@@ -307,20 +296,19 @@ class _Calibration:
         return self._best[nearest] * size / nearest
 
     def _shape(self, size: int) -> dict[int, int]:
-        """As in serving; where sequences have states, one pass over the weights."""
+        """Models with states get one sequence, so that a step is one pass over the weights."""
         if self._info.state_bytes:
             return {0: size}
         decodes = min(size, _DECODES, self._info.max_seqs)
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
     def _bare(self, size: int, attended_ms: float, state_ms: float) -> float:
-        """The time of a size, without what its own prompt paid for attention and its state."""
         own_ms = attended_ms * attended_pairs(0, self._shape(size)[0]) + state_ms
         return max(self._best[size] - own_ms, 0.5 * self._best[size])
 
 
 def _without_peaks(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """The points without outliers: a size that costs much more than a larger one was disturbed."""
+    """A size that costs much more than a larger one was disturbed."""
     kept: list[tuple[int, float]] = []
     least = math.inf
     for size in sorted(points, reverse=True):

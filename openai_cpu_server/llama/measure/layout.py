@@ -1,7 +1,7 @@
-"""Decides how a model's weights lie in memory: repacked by ggml, or as in the file, for our kernels.
+"""Chooses the layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
 
-Products of a few of the file's own weights are timed once, in every layout, with the rows of small and large
-steps. The decision is kept, so that an engine that replaces another one computes the same bits.
+Products of a sample of the weights are timed once in every layout. The decision is stored, so that a
+replacement engine computes the same bits.
 """
 
 from __future__ import annotations
@@ -31,32 +31,30 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 1
 STEPS = (1, 4, 16, 64)
-"""Tokens of the steps that are weighed, each the same."""
+"""Tokens of the compared steps."""
 _VALUES = 1 << 21
-"""Weights of a kind that are multiplied: enough for threads and tiles, few enough for a tenth of a second."""
+"""Enough for threads and tiles, few enough for a tenth of a second."""
 _EXPERTS = 4
 _MOST_ROUNDS, _LEAST_ROUNDS = 7, 2
 _BUDGET_S = 0.4
 _CLEARLY = 0.95
-"""Another way is taken only if it takes at most this share of the time: repacking costs a start its time, and
-memory that the file's mapping does not."""
+"""Largest share of the time at which another layout is chosen, because repacking delays the start and
+takes memory that the file's mapping does not."""
 _LEAST_OUTPUTS = 64
 _EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.weight"
 _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
 
 
 class LayoutKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the decision depends on."""
-
     version: int
     model: ModelFacts
     machine: MachineFacts
     products: str | None
-    """The instruction set of our kernel; None: it is off."""
+    """Instruction set of our kernel, or None if it is off."""
 
     @classmethod
     def of(cls, path: Path, products: str | None) -> LayoutKey:
-        """Raises `StartupError` if it is no model."""
+        """Return the key of a model file. Raises `StartupError` if it is not a model."""
         return cls(
             version=_VERSION, model=ModelFacts.of(path), machine=MachineFacts.here(), products=products
         )
@@ -65,10 +63,10 @@ class LayoutKey(msgspec.Struct, frozen=True, kw_only=True):
 def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
-    """What is faster here, as it was measured at the first load, or now; what the options name goes before.
+    """Return the faster layout, measured at the first load, unless the options name one. Raises
+    `StartupError`.
 
-    Without a folder in which the decision is kept nothing is measured, and weights stay as they are. `pause`
-    is called between two short computations. Raises `StartupError`.
+    Without a folder to store the decision, weights stay unchanged.
     """
     if options.cost_dir is None:
         return _as_asked(WeightLayout(), options)
@@ -78,13 +76,13 @@ def chosen_layout(
 
 
 def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
-    """From here on our kernel leaves products to ggml as the layout says, for all models of this process."""
+    """Apply the layout's choice of kernels, for all models of this process."""
     if kernels.products.is_on:
         _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
 
 
 def known_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
-    """The same where nothing is measured: what the last load here has kept, else weights as they are."""
+    """Return the stored layout without measuring, else the default."""
     if options.cost_dir is None:
         return _as_asked(WeightLayout(), options)
     known = (_VERSION, ModelFacts.of(header.path), MachineFacts.here())
@@ -115,7 +113,7 @@ def _decided(
 
 
 class _Group(NamedTuple):
-    """The matrices of one type, those of experts or the others."""
+    """Matrices of one type, of experts or others."""
 
     type: TensorType
     num_values: int
@@ -124,33 +122,32 @@ class _Group(NamedTuple):
     sample: StoredWeights
 
     def rows(self, tokens: int) -> int:
-        """Rows of activations that a matrix is multiplied with."""
+        """Rows that a matrix is multiplied with."""
         if self.num_experts is None:
             return tokens
         return max(1, tokens * self.num_used // self.num_experts)
 
     def values(self, tokens: int) -> float:
-        """Weights that a step multiplies: all, or those of the experts that its tokens need."""
+        """Weights that a step multiplies, of experts those that its tokens select."""
         if self.num_experts is None:
             return self.num_values
         return self.num_values * min(1.0, tokens * self.num_used / self.num_experts)
 
 
 class ProductTimes(NamedTuple):
-    """Seconds for the products of one group by tokens of the step."""
+    """Seconds for the products of one group by tokens."""
 
     type: str
-    """ggml's name."""
     ours: Mapping[int, float] | None
-    """None: our kernel is off, or leaves them to ggml anyway."""
+    """Times, or None if our kernel leaves them to ggml."""
     ggml: Mapping[int, float]
     repacked: Mapping[int, float] | None
-    """None: ggml keeps them as they are."""
+    """Times, or None if ggml does not repack them."""
     are_experts: bool = False
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
-    """The choice: first who multiplies plain weights, type by type; then whether they stay plain."""
+    """Choose ours or ggml's kernel for plain weights, type by type, and then plain or repacked weights."""
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)
@@ -183,7 +180,7 @@ def _ratio(
     one: Callable[[ProductTimes], Mapping[int, float]],
     other: Callable[[ProductTimes], Mapping[int, float]],
 ) -> float:
-    """What one way takes of the other's time: the geometric mean over the steps."""
+    """Geometric mean over the steps."""
     logs = [
         math.log(sum(one(group)[n] for group in groups) / sum(other(group)[n] for group in groups))
         for n in STEPS
@@ -194,7 +191,7 @@ def _ratio(
 def timed_products(
     header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> Iterator[ProductTimes]:
-    """Of each type of weights, those of experts apart. Raises `StartupError`."""
+    """Time each weight type, experts apart. Raises `StartupError`."""
     library = _library() if kernels.products.is_on else None
     graphs, groups = LayoutGraphs(libggml), list(_groups(header))
     for group in groups:
@@ -211,7 +208,7 @@ def _raced(
     budget_s: float,
     pause: Callable[[], None],
 ) -> ProductTimes:
-    """All ways in turn, with one thread and by its CPU time: who else computes here makes none look slow."""
+    """CPU time of one thread does not depend on other processes."""
     ways = (
         {"ggml": plain} | ({"repacked": repacked} if repacked else {}) | ({"ours": plain} if library else {})
     )
@@ -249,7 +246,6 @@ class _Stored(NamedTuple):
 
 
 def _groups(header: GgufHeader) -> Iterator[_Group]:
-    """The groups of a model, each with a sample of its most common shape. Raises `StartupError`."""
     num_used = header.get_int(header.for_architecture("expert_used_count")) or 1
     by_kind: dict[tuple[int, bool], list[_Stored]] = defaultdict(list)
     for stored in _multiplied(header):
@@ -270,8 +266,7 @@ def _groups(header: GgufHeader) -> Iterator[_Group]:
 
 
 def _multiplied(header: GgufHeader) -> list[_Stored]:
-    """The tensors that rows of activations are multiplied with: of those that tokens are looked up in, only
-    what serves as the output too."""
+    """Embeddings count only if they also serve as the output."""
     every = [
         _Stored(path, tensor)
         for path in model_files(header)
@@ -288,7 +283,6 @@ def _multiplied(header: GgufHeader) -> list[_Stored]:
 
 
 def _sample(stored: _Stored) -> StoredWeights:
-    """The first rows of a matrix, or of some experts."""
     depth, outputs, *experts = stored.tensor.shape
     num_experts = min(_EXPERTS, experts[0]) if experts else None
     some = max(_LEAST_OUTPUTS, _VALUES // (depth * (num_experts or 1)) // _LEAST_OUTPUTS * _LEAST_OUTPUTS)

@@ -1,5 +1,4 @@
-"""What was measured, kept on disk under the facts that it depends on; and the settings that `tune` found to
-be the best."""
+"""Measurements on disk, under the facts that they depend on, and the settings found by `tune`."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ _CPU_INFO = Path("/proc/cpuinfo")
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     file_type: int | None
-    """llama.cpp's number of the file's quantisation."""
+    """LLAMA_FTYPE of the file."""
     file_bytes: int
     modified_ns: int
 
     @classmethod
     def of(cls, path: Path) -> ModelFacts:
-        """The facts about a file. Raises `StartupError` if it is no model."""
+        """Read the facts. Raises `StartupError` if the file is not a model."""
         header = GgufHeader(path)
         files = model_files(header)
         return cls(
@@ -48,12 +47,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cpu_flags: str
-    """A digest of the features that the CPU reports."""
+    """Digest of the CPU's features."""
     features: str
-    """The CPU features that this build of llama.cpp uses."""
+    """CPU features that this build of llama.cpp uses."""
     library: str
     kernels: str
-    """A digest of the library of kernels that goes in front of it."""
+    """Digest of our library of kernels."""
     cores: int
     usable_cores: int
 
@@ -74,7 +73,6 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _cpu_info() -> dict[str, str]:
-    """What Linux says about the first core; {} on other systems."""
     try:
         first_core = _CPU_INFO.read_text("utf-8").partition("\n\n")[0]
     except OSError:
@@ -95,7 +93,7 @@ class _Entry(msgspec.Struct):
 
 
 class Measurements:
-    """A folder of measurements. A missing or damaged file, or one with another key, counts as absent."""
+    """Folder of measurements. A damaged file, or one with another key, counts as absent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,7 +114,7 @@ class Measurements:
             return None
 
     def all_of(self, key_type: type[_Key], type_: type[_Value]) -> list[tuple[_Key, _Value]]:
-        """All measurements whose keys have this type, the newest first."""
+        """Return all measurements with this type of key, newest first."""
         found = []
         for path in sorted(self._folder.glob(f"{_kind(key_type)}-*.json"), key=_age):
             try:
@@ -126,7 +124,7 @@ class Measurements:
         return found
 
     def put(self, key: msgspec.Struct, value: msgspec.Struct) -> bool:
-        """Store a measurement whole. Returns False, and logs why, where nothing can be written."""
+        """Store a measurement. Return False, and log why, if nothing can be written."""
         path = self.path(key)
         entry = _Entry(_raw(key), _raw(value))
         try:
@@ -160,7 +158,7 @@ def _raw(value: msgspec.Struct) -> msgspec.Raw:
 
 
 def _trusted(path: Path) -> bytes:
-    """The file's content: engines are run as it says. Raises OSError."""
+    """Must be this user's file, because it determines how engines run."""
     with path.open("rb") as file:
         claim(path, file.fileno())
         return file.read()
@@ -170,7 +168,7 @@ _VERSION = 1
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that `serve` uses for every option that the user did not give."""
+    """Defaults of `serve` for this model."""
 
     threads: int
     threads_batch: int
@@ -180,7 +178,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
     def applied(self, options: EngineOptions, given: Collection[str] = ()) -> EngineOptions:
-        """The options with this profile's values, except for those in `given`, which the user named."""
+        """Return the options with this profile, except for those in `given`."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in given}
         return msgspec.structs.replace(options, **found)
 
@@ -192,12 +190,12 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Path) -> ProfileKey:
-        """The key of a model file. Raises `StartupError` if it is no model."""
+        """Return the key. Raises `StartupError` if the file is not a model."""
         return cls(version=_VERSION, model=ModelFacts.of(model), machine=MachineFacts.here())
 
 
 def load_profile(model: Path, cache_dir: Path) -> Profile | None:
-    """The profile of a model; None if it was not tuned on this machine."""
+    """Return None if the model was not tuned on this machine."""
     try:
         key = ProfileKey.of(model)
     except StartupError:
@@ -206,6 +204,6 @@ def load_profile(model: Path, cache_dir: Path) -> Profile | None:
 
 
 def save_profile(model: Path, cache_dir: Path, profile: Profile) -> Path | None:
-    """Store a profile and return its path; None, and a line in the log, where nothing can be written."""
+    """Store a profile and return its path, or log why not and return None."""
     key, kept = ProfileKey.of(model), Measurements(cache_dir)
     return kept.path(key) if kept.put(key, profile) else None

@@ -1,5 +1,4 @@
-"""Times steps of a backend as they are computed for requests, and what a step pays for the cells that its
-tokens attend to."""
+"""Times a backend's steps, and the cost of attended cells."""
 
 from __future__ import annotations
 
@@ -26,38 +25,33 @@ from openai_cpu_server.contract.step import (
 )
 
 _SAMPLING = Sampling(seed=0)
-"""OpenAI's defaults: drawing a token is part of a step's cost."""
+"""OpenAI's defaults, because sampling is part of a step's cost."""
 _BLOCK, _STATE = -1, -2
-"""The numbers of the probe's saved block and state. The cache's numbers are not negative."""
+"""The cache's numbers are not negative."""
 
 
 class Disturbed(Exception):
-    """Other work came up. The time that was being measured says nothing."""
+    """Other work came up."""
 
 
 class Probe:
-    """Times steps while no request is served: the backend must have no open slot.
-    It leaves none, disturbed or not."""
+    """Times steps while no request is served. Slots must be closed before, and are closed after it."""
 
     def __init__(self, backend: Backend, is_wanted: Callable[[], bool] = lambda: False) -> None:
-        """`is_wanted` says whether there is other work; it is asked before every step."""
+        """`is_wanted`: True if there is other work; called before every step."""
         self._backend = backend
         self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
-        """The number of tokens in each open slot."""
+        """Tokens by open slot."""
         self._saved = 0
-        """The number of tokens in the saved block."""
         self._random = random.Random(0)
 
     def held(self, slot: int) -> int:
-        """The number of tokens that the slot holds."""
         return self._held.get(slot, 0)
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples a token in each.
-
-        Raises `Disturbed`.
-        """
+        """Return the milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples.
+        Raises `Disturbed`."""
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
@@ -73,19 +67,17 @@ class Probe:
         return 1000 * seconds
 
     def copy(self, source: int, slots: Sequence[int]) -> None:
-        """Give new slots a copy of the source's cells and state."""
         self.save(source)
         self.restore(slots)
         self.drop()
 
     def save(self, source: int) -> None:
-        """Keep a copy of the source's cells outside of the pool, until `drop`."""
+        """Copy the source's cells out of the pool until `drop`."""
         self._saved = self._held[source]
         state = (SaveState(source, self._saved, _STATE),) if self._has_states else ()
         self._do(Save(source, 0, self._saved, _BLOCK), *state)
 
     def restore(self, slots: Sequence[int]) -> None:
-        """Give new slots the cells that were saved."""
         self._open(slots)
         for slot in slots:
             state = (RestoreState(_STATE, slot, self._saved),) if self._has_states else ()
@@ -93,12 +85,10 @@ class Probe:
         self._held.update(dict.fromkeys(slots, self._saved))
 
     def drop(self) -> None:
-        """Free what was saved."""
         self._do(Drop(_BLOCK), *((Drop(_STATE),) if self._has_states else ()))
         self._saved = 0
 
     def close(self) -> None:
-        """Free all slots."""
         self._do(*(Close(slot) for slot in self._held))
         self._held.clear()
 
@@ -133,18 +123,18 @@ class Probe:
 
 
 CONTEXT = 1024
-"""The most cells of its own context. Computing them takes most of the time."""
+"""Most cells of the context, which takes most of the time."""
 _CONTEXT_SHARE = 0.75
 """Share of the time after which the context must be computed."""
 _STEP = TILE_TOKENS
-"""The number of tokens in the timed steps: a whole tile of a prompt, which has nearly all of the pairs."""
+"""Whole tile of a prompt, which has nearly all of the pairs."""
 _REPEATS = 3
 _RESERVE = _REPEATS * _STEP
-"""Cells of the pool that the timed steps themselves need."""
+"""Cells for the timed steps."""
 
 
 class Stopwatch:
-    """A budget of time, and the progress in it."""
+    """Time budget and its progress."""
 
     def __init__(
         self,
@@ -153,7 +143,6 @@ class Stopwatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._used_s = 0.0
-        """The time of the pieces that have ended."""
         self._clock = clock
         self._since = clock()
         self._budget_s = budget_s
@@ -161,28 +150,25 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time of the block. A block that ends with an exception counts as no time."""
+        """Count the time of the block, unless it ends with an exception."""
         self._since = self._clock()
         yield
         self._used_s += self._clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
-        """Whether `ms` more milliseconds stay within this share of the budget."""
+        """Return True if `ms` more fit into this share of the budget."""
         used_s = self._used_s + self._clock() - self._since
         self._on_progress(min(used_s / self._budget_s, 1.0))
         return used_s + ms / 1000 <= share * self._budget_s
 
 
 class AttentionPrice:
-    """Times the same steps twice: in an empty pool, and behind a context.
-
-    Slot 0 holds the context.
-    """
+    """Times the same steps in an empty pool and behind a context, which is in slot 0."""
 
     def __init__(
         self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
     ) -> None:
-        """`chunk`: tokens of the steps that compute the context; `context`: the most cells of its own."""
+        """`chunk`: tokens of the steps that compute the context. `context`: its most cells."""
         self._probe = probe
         self._watch = watch
         self._chunk = chunk
@@ -190,10 +176,8 @@ class AttentionPrice:
         self._context = min(context, info.kv_tokens - _RESERVE)
 
     def measure(self) -> float:
-        """Milliseconds per pair of a token and a cell that it attends to.
-
-        It is 0 where the pool is too small for a context, or where noise hides the price.
-        """
+        """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small
+        or noise hides the price."""
         if self._context < self._step:
             return 0.0
         fresh_ms = self._fresh()
@@ -204,7 +188,6 @@ class AttentionPrice:
         return max(0.0, min((ms - fresh_ms) / pairs for ms, pairs in behind))
 
     def _fresh(self) -> float:
-        """The best time of some steps in an empty pool."""
         times = []
         for _ in self._repeats():
             self._probe.close()
@@ -212,7 +195,6 @@ class AttentionPrice:
         return min(times)
 
     def _compute_context(self) -> None:
-        """Compute as long a context as the pool and the time allow."""
         self._probe.close()
         last_ms = 0.0
         while (left := self._context - self._probe.held(0)) > 0:
@@ -221,12 +203,10 @@ class AttentionPrice:
             last_ms = self._probe.compute({0: min(self._chunk, left)})
 
     def _behind(self) -> tuple[float, int]:
-        """The time of a step behind the context, and its pairs of a token and a cell."""
         pairs = self._probe.held(0) * self._step
         return self._probe.compute({0: self._step}), pairs
 
     def _repeats(self) -> Iterator[int]:
-        """Yield the first repeat always, further ones while there is time."""
         started = time.monotonic()
         for repeat in range(_REPEATS):
             if repeat and not self._watch.allows(1000 * (time.monotonic() - started) / repeat):

@@ -1,7 +1,7 @@
-"""Measures once which of the splits that fit on a device is the fastest, and keeps it.
+"""Measures once which of the splits that fit on a device is the fastest.
 
-The model is loaded with one split after the other. A split that ends the process (some drivers do that where
-memory runs out) was written down before: the next start passes it over.
+Each attempt is recorded before the model is loaded with it, because some drivers end the process when memory
+runs out; the next start skips such a split.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 2
 _BUDGET_S = 120.0
-"""No further split is loaded once so many seconds are spent, but the CPU alone: that must be compared."""
+"""After this time only the CPU alone is still measured, because it must be compared."""
 _CLEARLY = 0.97
-"""Another split than the first choice is taken only if it takes at most this share of the time."""
+"""Largest share of the first choice's time at which another split is chosen."""
 _MOST_TRIES = 2
 _REPEATS = 3
 _TOGETHER = 16
 _PROMPT, _ALONE, _SHARED = 256, 64, 64
-"""A turn of a chat: tokens of the prompt, of an answer alone, and of one among 16."""
+"""Turn of a chat: tokens of the prompt, of an answer alone, and of one among 16."""
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What the choice depends on. How much is free on the device, and how large the cells are, is not among
-    it: what was measured says which kind of split is the fastest, and how much of it fits is reckoned at each
-    start."""
+    """Conditions of the choice. The device's free memory is not among them, because each start computes
+    how much of the fastest kind of split fits."""
 
     version: int
     model: ModelFacts
@@ -63,7 +62,7 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
-        """Raises `StartupError` if the file is no model."""
+        """Return the key. Raises `StartupError` if the file is not a model."""
         return cls(
             version=_VERSION,
             model=ModelFacts.of(Path(options.model_path)),
@@ -82,12 +81,11 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_profile(self, profile: Profile) -> SplitKey:
-        """That of a server which uses these settings."""
         return msgspec.structs.replace(self, **msgspec.structs.asdict(profile))
 
 
 def _driver() -> str:
-    """NVIDIA's version; else that of the kernel, whose drivers come with it."""
+    """The kernel's version stands for drivers that come with it."""
     try:
         return _NVIDIA.read_text("utf-8").partition("\n")[0]
     except OSError:
@@ -97,17 +95,16 @@ def _driver() -> str:
 class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     kind: SplitKind
     layers: int
-    """On the device."""
+    """Layers on the device."""
     experts_on_cpu: int
-    """Of so many of these."""
+    """Layers among these whose experts stay on the CPU."""
     cost_ms: float | None
-    """Of a turn of a chat; None: it could not be loaded, there was no time for it, or its measurement has not
-    come to its end."""
+    """Time of a chat turn, or None if the split failed, was skipped, or was not measured to the end."""
     tries: int = 1
 
     @property
     def is_final(self) -> bool:
-        """Somebody else may have ended the process, or filled the device: it gets a second chance."""
+        """A first failure may have another cause."""
         return self.cost_ms is not None or self.tries >= _MOST_TRIES
 
 
@@ -115,7 +112,7 @@ class SplitTimes(msgspec.Struct, frozen=True):
     times: tuple[SplitTime, ...] = ()
 
     def of(self, kind: SplitKind, split: Split) -> SplitTime | None:
-        """What was measured of such a split, of about as many layers and experts."""
+        """Find a split of this kind with about as many layers and experts."""
         near = max(2, split.num_layers // 8)
         return next(
             (
@@ -133,7 +130,7 @@ class SplitTimes(msgspec.Struct, frozen=True):
 
 
 class SplitRace:
-    """The splits of one model on one device, and what is known of their speed."""
+    """Splits of a model on a device, and their times."""
 
     def __init__(
         self,
@@ -141,17 +138,16 @@ class SplitRace:
         key: SplitKey,
         folder: Path,
     ) -> None:
-        """`folder`: where it is kept what was measured."""
         self._candidates = candidates
         self._key = key
         self._kept = Measurements(folder)
         self._known = self._kept.get(key, SplitTimes) or SplitTimes()
         self._tried: set[SplitKind] = set()
-        """In this process."""
+        """Tried in this process."""
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
-        """Of the candidates that were measured; None: it cannot be used."""
+        """Times of candidates; None for an unusable split."""
         found = ((kind, self._known.of(kind, split)) for kind, split in self._candidates.items())
         return {
             kind: time.cost_ms
@@ -165,7 +161,6 @@ class SplitRace:
 
     @property
     def device(self) -> str:
-        """What people know it by."""
         return self._key.device
 
     @property
@@ -173,7 +168,7 @@ class SplitRace:
         return len(self._candidates) == 1 or len(self.times) == len(self._candidates)
 
     def best(self) -> Split:
-        """The fastest that was measured, if that is clearly faster than the first choice; else that one."""
+        """Return the fastest split if it is clearly faster than the first choice, else the latter."""
         first = next(iter(self._candidates))
         costs = {kind: ms for kind, ms in self.times.items() if ms is not None}
         if self.times.get(first, 0.0) is None:  # it was tried, and failed
@@ -184,21 +179,20 @@ class SplitRace:
         return self._candidates[fastest if costs[fastest] <= _CLEARLY * costs[first] else first]
 
     def why_cpu_alone(self) -> str:
-        """Where that is the best, as a clause."""
+        """Reason as a clause."""
         if any(ms is not None for kind, ms in self.times.items() if kind is not SplitKind.CPU):
             return f"it is faster than with {self.device}, as measured"
         return f"no split with {self.device} could be used when that was tried"
 
     def keep_for(self, profile: Profile) -> None:
-        """What was measured, for a server that uses these settings too."""
+        """Store the times for a server with these settings, too."""
         self._kept.put(self._key.with_profile(profile), self._known)
 
     def forget(self) -> None:
-        """Measure all of it anew."""
         self._known = SplitTimes()
 
     def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
-        """Measure what is not known, and keep it. `cost_ms` raises `StartupError` for what does not load."""
+        """Measure and store unknown times. `cost_ms`: raises `StartupError` if a split does not load."""
         end = time.monotonic() + budget_s
         neighbours = OtherProcesses()
         for kind, split in self._candidates.items():
@@ -235,7 +229,7 @@ class SplitRace:
 
 
 class _Turn(NamedTuple):
-    """Milliseconds for a token."""
+    """Milliseconds per token."""
 
     prompt: float
     alone: float
@@ -249,9 +243,10 @@ class _Turn(NamedTuple):
 def with_fastest_split(
     options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
 ) -> EngineOptions:
-    """The options with numbers in place of `auto`: those of the fastest split, as it was measured at an
-    earlier start, by `tune`, or now. Without a folder in which that is kept, and without a device, they stay
-    as they are. Raises `StartupError`."""
+    """Replace `auto` by the fastest split, measured earlier or now. Raises `StartupError`.
+
+    Without a device, or a folder for measurements, the options stay unchanged.
+    """
     if options.offload.gpu_layers != "auto" or options.cost_dir is None:
         return options
     device = device_for(options.offload)
@@ -268,15 +263,13 @@ def with_fastest_split(
 
 
 def fastest(race: SplitRace, fitting: Fitting) -> Offload:
-    """What to ask for in place of `auto`. Where that is nothing, it says why."""
+    """Return the offload in place of `auto`, with a reason if it is the CPU alone."""
     if not race.best().is_cpu_alone:
         return race.best().offload
     return Offload(given_up=race.why_cpu_alone() if race.times else fitting.why_nothing)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
-    """Milliseconds of a turn of a chat with this split. Raises `StartupError`."""
-
     def alive() -> bool:
         on_progress(0.0)
         return False
@@ -291,7 +284,7 @@ def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[flo
 
 
 def _turn(probe: Probe, info: ModelInfo, prefill_tokens: int) -> _Turn:
-    """The second step of a prompt is timed: the first may compile a device's programs."""
+    """The second step of a prompt is timed, because the first may compile programs."""
     chunk = max(1, min(prefill_tokens, info.max_step_tokens, info.kv_tokens // 4))
     probe.compute({0: chunk})
     prompt = probe.compute({0: chunk}) / chunk

@@ -1,6 +1,5 @@
-"""A loaded model: its weights, its vocabulary, and the memory that it takes.
+"""Loaded model: its weights, its vocabulary, and its memory needs.
 
-`llama.loading` opens a `Model` and asks `kv_size` for room; a reader's process opens a `Vocabulary`
-alone, without weights.
-Promises: a file that llama.cpp would die of is refused first; a vocabulary may be read by any thread.
+`llama.loading` opens a `Model` and plans memory with `kv_size`; a reader opens a `Vocabulary` without
+weights. A file that llama.cpp would die of is rejected first. Any thread may read a vocabulary.
 """

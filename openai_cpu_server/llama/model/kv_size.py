@@ -1,5 +1,4 @@
-"""What a cell of the KV pool costs, how many cells to have, and how much of the machine's memory a server may
-take. It loads no llama.cpp."""
+"""Sizes of KV cells and of the pool, and the memory that a server may take. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _DEFAULT_CELLS_MAX = 16_384
 
 
 class KVType(enum.Enum):
-    """A type for keys and values: its name, ggml's number, and the values and bytes of a block."""
+    """Type of keys and values."""
 
     F32 = ("f32", 0, 1, 4)
     F16 = ("f16", 1, 1, 2)
@@ -49,17 +48,17 @@ class KVType(enum.Enum):
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
-    """Bytes of one token's keys and values over all layers that attend.
+    """Return the bytes of one token's keys and values over all layers. Raises `StartupError` for implausible
+    numbers.
 
-    They are exact for models with one shape of attention, and an upper bound where window layers have heads
-    of another size. Recurrent state belongs to a sequence, not to a cell, and is not counted.
-    Raises `StartupError` where the file is too small for weights that make so many keys or values.
+    Exact for models with one shape of attention, an upper bound if window layers have heads of another size.
+    Recurrent state is not counted.
     """
     return sum(cell_bytes_by_layer(header, kv_type))
 
 
 def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
-    """The same for each of the file's layers; 0 for one without a cache of its own."""
+    """Return the bytes of a cell per layer; 0 without a cache of its own. Raises `StartupError`."""
     heads = _kv_heads(header)
     key_values, value_values = _head_sizes(header)
     widest = max(heads, default=0) * max(key_values, value_values)
@@ -71,7 +70,7 @@ def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
 
 
 def _kv_heads(header: GgufHeader) -> list[int]:
-    """The number of key and value heads of each layer; 0 for one without a cache of its own."""
+    """0 for layers without a cache of their own."""
     key = header.for_architecture
     num_all = header.get_int(key("block_count")) or 0
     if header.architecture in ENCODERS:
@@ -86,7 +85,7 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 
 
 def _head_sizes(header: GgufHeader) -> tuple[int, int]:
-    """The values in one head's key and value. Latent attention (MLA) keeps no values beside the keys."""
+    """Latent attention (MLA) keeps no values beside the keys."""
     key = header.for_architecture
     heads = header.get_ints(key("attention.head_count"), 1) or [0]
     default = (header.get_int(key("embedding_length")) or 0) // max(1, heads[0])
@@ -102,18 +101,18 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 
 
 SLOTS_MAX = 256
-"""Sequences of a context, at most: llama.cpp's LLAMA_MAX_SEQ."""
+"""llama.cpp's LLAMA_MAX_SEQ."""
 NUM_COPYING = 2
-"""Sequences beside those of requests: for cells that are being copied, and for padding."""
+"""Extra sequences: one for copies of cells, and one for padding."""
 _MOST_KEPT = 32
-"""States that are kept for interruptions, at most: steps of more sequences go on to their end."""
+"""Most states kept for interruptions."""
 _KEPT_SHARE = 8
-"""They may take one part of so many of the free memory."""
+"""Kept states take at most one part in this many of the free memory."""
 
 
 def kept_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """How many states to keep so that an interrupted step can go back to them. llama.cpp clears the memory of
-    all states at once, so they are resident from the start."""
+    """Return how many states to keep for rollback of an interrupted step. They are resident from the
+    start, because llama.cpp clears the memory of all states at once."""
     return min(max_seqs, _MOST_KEPT, free_bytes // _KEPT_SHARE // state_bytes) if state_bytes else 0
 
 
@@ -122,11 +121,11 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool) -> int:
-    """How many states to keep of each sequence so that it can go back after a draft.
+    """Return how many states per sequence to keep for rollback after a draft.
 
-    Each is written with each token. Where they are small that is not seen (LFM2, 80 kB: 0 of 57 ms); of 20 MB
-    (Qwen3.5) three make a step 4 % longer and four times as large in memory: only for who brings a draft
-    model. Snapshots are copied by a way that cannot tell them from cells of windows.
+    Each token writes a snapshot, which is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20
+    MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a draft
+    model. llama.cpp cannot tell snapshots from cells of windows when it copies them.
     """
     if options.speculation == "off" or has_window:
         return 0
@@ -140,14 +139,13 @@ SCORED_OUTPUTS = 64
 
 
 def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
-    """What the states of a server with the default number of sequences take."""
     max_seqs = EngineOptions(model_path="").max_seqs
     return state_bytes * (max_seqs + NUM_COPYING + kept_states(max_seqs, state_bytes, free_bytes))
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """The number of cells to allocate:
-    the requested ones, or what half of `free_bytes` holds, if that is enough."""
+    """Return the requested cells, or as many as half of `free_bytes` holds, within a limit. Raises
+    `StartupError`."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -175,43 +173,40 @@ def _megabytes(num_bytes: int) -> str:
 
 
 DRAFT_KV_TYPE = KVType.F16
-"""The fastest type."""
 _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
-"""An encoder takes at least so long an input."""
+"""Floor of the longest input of an encoder."""
 _SHARE_OF_MEMORY = 8
-"""llama.cpp reserves a row of logits for each token of a step, also where it never computes one. They may
-take one part of so many of the free memory."""
+"""Logits take at most one part in this many of the free memory. llama.cpp reserves a row for each token of
+a step, even if it never computes any."""
 _LOGIT_BYTES = 4
 
 
 KEPT_ROWS_BYTES = 256 * 1024 * 1024
-"""The rows of media that an engine keeps."""
+"""Cache of encoded media."""
 _MOST_PATCHES = 16_384
-"""Of encoders that look at pictures as large as they come; libmtmd makes 4,096 rows of 4 patches at most."""
+"""Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
 _MOST_FRAMES = 4096
-"""Of sounds that an encoder looks at at once; Whisper's takes 1,500."""
+"""Frames that an encoder sees at once; Whisper's takes 1,500."""
 MOST_SOUND_S = 1800
 _SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
-"""Of one band of the longest sound: 100 frames a second, and once more where they are cut."""
+"""One band of the longest sound: 100 frames per second, twice."""
 
 
 class EncoderMemory(NamedTuple):
-    """What a projector may take, in bytes."""
-
     weights: int = 0
     buffers: int = 0
-    """The largest activations, and rows that are kept."""
+    """Activations, and cached rows."""
 
 
 _NO_ENCODER = EncoderMemory()
 
 
 def encoder_memory(options: EngineOptions) -> EncoderMemory:
-    """Of the projector of these options. Raises `StartupError` for a file that cannot be read.
+    """Return the bytes of the options' projector. Raises `StartupError`.
 
-    A layer holds its input three times and the widest product once, in f32; without flash attention the
-    scores of all patches, too. libmtmd reserves as much for the encoders of SigLIP (21 and 121 MiB).
+    A layer holds its input three times and the widest product once, in f32; without flash attention also all
+    scores. libmtmd reserves as much for the encoders of SigLIP (21 and 121 MiB).
     """
     if options.projector_path is None:
         return _NO_ENCODER
@@ -235,16 +230,16 @@ def _activations(encoder: EncoderFacts, places: int, options: EngineOptions) -> 
 
 
 def _bounded(number: int | None) -> int:
-    """As a file says it, where it says no nonsense."""
+    """Limits an absurd number in a file."""
     return min(max(number or 0, 0), _MOST_PATCHES)
 
 
 class Elsewhere(NamedTuple):
-    """Bytes that need none of the machine's memory, for they are a device's own."""
+    """Bytes in a device's own memory."""
 
     weights: int = 0
     cell: int = 0
-    """Of one token in the model's pool."""
+    """Bytes per token."""
     states: int = 0
 
 
@@ -252,13 +247,12 @@ _ALL_HERE = Elsewhere()
 
 
 class MemoryRoom(NamedTuple):
-    """The memory that is left beside the weights of the model and the draft model."""
+    """Memory left beside the weights."""
 
     free_bytes: int
     cell_bytes: int
-    """Bytes of one token in the model's pool."""
     draft_cell_bytes: int
-    """Bytes of one token in the draft model's pool, which has as many cells; 0 without a draft model."""
+    """Same for the draft model's pool, which has as many cells, or 0."""
     elsewhere: Elsewhere = _ALL_HERE
 
     @classmethod
@@ -272,11 +266,10 @@ class MemoryRoom(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         elsewhere: Elsewhere = _ALL_HERE,
     ) -> MemoryRoom:
-        """`free_bytes` are counted before anything is loaded. Raises `StartupError` where a part of a file is
-        missing.
+        """Subtract the weights. Raises `StartupError` if a part of a file is missing.
 
-        Weights that stay mapped count as free memory of the machine's for ever: without them steps take as
-        long as the disk.
+        `free_bytes`: before loading. Mapped weights are subtracted although the system counts them as free,
+        because steps would wait for the disk without them.
         """
         weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
         weights += sum(encoder) - elsewhere.weights
@@ -285,7 +278,7 @@ class MemoryRoom(NamedTuple):
         return cls(max(0, free_bytes - weights), cell, draft_cell, elsewhere)
 
     def beside_states(self, num_bytes: int) -> MemoryRoom:
-        """The room for cells beside the states of sequences. Raises `StartupError`."""
+        """Subtract the states of sequences. Raises `StartupError`."""
         num_bytes = max(0, num_bytes - self.elsewhere.states)
         if num_bytes > self.free_bytes:
             raise StartupError(
@@ -297,27 +290,27 @@ class MemoryRoom(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """What a cell takes of the machine's memory."""
         return max(0, self.cell_bytes - self.elsewhere.cell) + self.draft_cell_bytes
 
     def pool_cells(self, requested: int | None) -> int:
-        """The number of cells in the pool. Raises `StartupError`."""
+        """Return the cells of the pool. Raises `StartupError`."""
         return pool_cells(requested, self.token_bytes, self.free_bytes)
 
 
 def batch_tokens(options: EngineOptions) -> int:
-    """The most tokens that one step may have."""
     tokens = max(options.prefill_tokens, options.max_seqs + TILE_TOKENS, _BATCH_TOKENS_MIN)
     return -(-tokens // TILE_TOKENS) * TILE_TOKENS
 
 
 _LEAST_STEP_TOKENS = 256
-"""The least room of a step that embeds. Longer inputs have more."""
 
 
 def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
-    """Of a model that embeds, in tokens: what it was `trained` for (0: it does not say), or what `--ctx-size`
-    or the memory beside its weights allows. Raises `StartupError`."""
+    """Return the longest input of an embedding model in tokens, by training, `--ctx-size` or memory. Raises
+    `StartupError`.
+
+    `trained`: 0 if unknown.
+    """
     if options.kv_tokens is not None:
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
@@ -326,11 +319,10 @@ def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_by
 
 
 def embedding_tokens(longest: int) -> int:
-    """The most tokens of a step that embeds inputs of this length."""
     return max(longest, _LEAST_STEP_TOKENS)
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """The longest input whose rows of logits, which llama.cpp reserves for encoders too, leave most of the
-    memory free."""
+    """Return the longest input whose logits leave most of the memory free. llama.cpp reserves them for
+    encoders too."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

@@ -1,4 +1,4 @@
-"""Owns a loaded `llama_model`, and writes in one line all that saved cells depend on."""
+"""Owner of a loaded `llama_model`, and the fingerprint of saved cells."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from openai_cpu_server.llama.offload.devices import NativeSplit
 
 _COPIED_WHOLE = frozenset({"deepseek4"})
 _COMPUTED_APART = frozenset({"plamo2"})
-"""Its graph takes `kv_head * n_seqs` for the place of the first state (plamo2.cpp)."""
+"""The graph uses `kv_head * n_seqs` as the place of the first state (plamo2.cpp)."""
 _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
 
 
 class Model(NativeObject):
-    """Weights and vocabulary of a GGUF file. Its opener closes it, after everything that was made from it."""
+    """Weights and vocabulary of a GGUF file. Closed by its opener, after everything made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
-        """Use `open` instead."""
         super().__init__(handle, llama_cpp.llama_model_free)
         self.header = header
         self.file_bytes = file_bytes
         self.places = places
-        """What of it goes to a device."""
 
     @classmethod
     def open(
@@ -41,9 +39,11 @@ class Model(NativeObject):
         on_progress: Callable[[float], None],
         places: NativeSplit | None = None,
     ) -> Model:
-        """Load a model. `repack` rearranges the weights for this CPU in private memory; `reads_weights`
-        copies them there as they are, where else the file is mapped. `places`: what goes to a device; None:
-        nothing. Raises `StartupError`."""
+        """Load a model. Raises `StartupError`.
+
+        `repack`: rearrange weights for this CPU in private memory. `reads_weights`: copy instead of mapping
+        them.
+        """
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
@@ -52,7 +52,7 @@ class Model(NativeObject):
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Load metadata and tokens only, which is quick and takes little memory. Raises `StartupError`."""
+        """Load metadata and tokens only. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None, NativeSplit.cpu_alone())
@@ -90,8 +90,8 @@ class Model(NativeObject):
 
     @property
     def description(self) -> str:
-        """The architecture, size and quantisation. llama.cpp's own takes the size from the number of layers,
-        and is wrong for all but the best-known models."""
+        """Architecture, size and quantization; llama.cpp's own derives the size from the number of layers,
+        which is wrong for all but the best-known models."""
         return description(self.header, self.num_parameters)
 
     @property
@@ -100,44 +100,44 @@ class Model(NativeObject):
 
     @property
     def context_trained(self) -> int:
-        """The number of tokens of context that the model was trained for; 0 if the model does not say."""
+        """Tokens, or 0 if unknown."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
     @property
     def input_width(self) -> int:
-        """Numbers in a row that stands for a token, as it is computed from."""
+        """Numbers per input embedding."""
         return int(llama_cpp.llama_model_n_embd_inp(self.handle))
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some or all layers keep a state per sequence instead of cells per token."""
+        """True if layers keep a state per sequence instead of cells."""
         model = self.handle
         return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
     @property
     def window(self) -> int:
-        """How many of the last tokens some or all layers attend to; 0: all layers attend to all."""
+        """Tokens, or 0 if all layers attend to everything."""
         return int(llama_cpp.llama_model_n_swa(self.handle))
 
     @property
     def has_window(self) -> bool:
-        """Whether there is a window whose cells a guard can keep."""
+        """True if there is a window whose cells a guard can keep."""
         return self.window > 0 and not self.is_copied_whole
 
     @property
     def is_copied_whole(self) -> bool:
-        """Whether llama.cpp copies only whole sequences of this memory. It ends the process (GGML_ASSERT in
-        llama-kv-cache-dsv4.cpp) where a part is asked for."""
+        """True if llama.cpp copies only whole sequences, and dies of parts (GGML_ASSERT in
+        llama-kv-cache-dsv4.cpp)."""
         return self.header.architecture in _COPIED_WHOLE
 
     @property
     def is_computed_apart(self) -> bool:
-        """Whether llama.cpp computes several sequences together in a wrong way, or ends the process."""
+        """True if llama.cpp computes several sequences together wrongly, or dies."""
         return self.header.architecture in _COMPUTED_APART
 
     @property
     def generates_text(self) -> bool:
-        """Whether this is a generator; False for encoders and embedding models."""
+        """False for encoders and embedding models."""
         model = self.handle
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
@@ -146,14 +146,14 @@ class Model(NativeObject):
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """The template's jinja2 source. A file can have further templates by name, such as `tool_use`."""
+        """Return the jinja2 source of the template, or of a further one such as `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
 
 
 class _Progress:
-    """Passes llama.cpp's progress on. A listener that raises ends the load, and its exception comes back."""
+    """Forwards progress. An exception of the listener ends the load and is raised again."""
 
     def __init__(self, listener: Callable[[float], None]) -> None:
         self._listener = listener
@@ -195,8 +195,8 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """A digest of the model, what it sees with, the layout of the cells, and the library that wrote them:
-    cells with another one would mean something else here. Raises `StartupError`."""
+    """Return text on which saved cells depend: model, projector, layout and library. Raises
+    `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
@@ -218,7 +218,7 @@ def _model_digest(files: list[Path]) -> str:
 
 
 def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    """Add a file's size, time of change (samples can miss an edit), both ends, and samples between them."""
+    """Includes the modification time, because samples can miss an edit."""
     facts = path.stat()
     digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
     last = max(0, facts.st_size - _EDGE_BYTES)

@@ -17,8 +17,6 @@ C = TypeVar("C", bound="Closable")
 
 
 class Closable(ABC):
-    """`with` closes it at the end."""
-
     @abstractmethod
     def close(self) -> None: ...
 
@@ -30,7 +28,7 @@ class Closable(ABC):
 
 
 class NativeObject(Closable):
-    """Owns an object of llama.cpp: it is there until `close`."""
+    """Owns an object of llama.cpp until `close`."""
 
     def __init__(self, handle: object, free: Callable[[object], None]) -> None:
         self._handle: object | None = handle
@@ -48,22 +46,20 @@ class NativeObject(Closable):
 
 
 class _Level(enum.IntEnum):
-    """`ggml_log_level` of ggml.h (llama_cpp's own logger has older numbers)."""
+    """llama_cpp's own logger has outdated numbers."""
 
     WARN = 3
     ERROR = 4
 
 
 _CONSEQUENCES = ("failed to load model", "failed to load GGUF split")
-"""Lines that begin so only say that an earlier line was fatal."""
+"""Lines that only report an earlier error."""
 _PREFACES = ("error loading model", "failed to initialize the context")
 
 
 class NativeLog:
-    """Keeps llama.cpp's last warnings and errors in memory and prints nothing.
-
-    It owns the callback that the library holds: the library must be muted before the callback dies.
-    """
+    """Keeps llama.cpp's last warnings and errors and prints nothing. Its callback must outlive the
+    library's use of it, hence `mute`."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
@@ -74,28 +70,24 @@ class NativeLog:
         self.listen_to(llama_cpp.llama_log_set)
 
     def listen_to(self, set_callback: Callable[[object, object], None]) -> None:
-        """Keep the lines of a library, whoever has them now."""
         if set_callback not in self._setters:
             self._setters.append(set_callback)
         set_callback(self._callback, None)
 
     def mute(self) -> None:
-        """Make the library call nothing of Python any more: a native thread may log while the interpreter
-        ends.
-
-        Any C function without effect serves as the callback; it ignores its arguments.
-        """
+        """Stop calls into Python, because a native thread may log while the interpreter ends. Any C
+        function without effect serves as the callback."""
         silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
         for set_callback in self._setters:
             set_callback(silent, None)
 
     def cleared(self) -> NativeLog:
-        """Itself: what it has from now on is of the next call."""
+        """Empty the log before a call whose `cause` is wanted."""
         self._lines.clear()
         return self
 
     def cause(self) -> str | None:
-        """One line: the last error that names a cause, else the last warning, else None."""
+        """Return the last error that names a cause, else the last warning, else None."""
         lines = list(self._lines)
         errors = [text for level, text in lines if level == _Level.ERROR]
         telling = [text for text in errors if not text.startswith(_CONSEQUENCES)]
@@ -109,7 +101,6 @@ class NativeLog:
 
 
 def _without_origin(line: str) -> str:
-    """Drop C++ function names, and words that stand in every failure, from the front of a line."""
     while True:
         head, colon, rest = line.partition(": ")
         if not colon or not (head.isidentifier() or head in _PREFACES):
@@ -119,8 +110,7 @@ def _without_origin(line: str) -> str:
 
 @functools.cache
 def native_log() -> NativeLog:
-    """Start llama.cpp and take over its log, after `import llama_cpp` has set its own.
-    Call it once per process."""
+    """Start llama.cpp once, and replace the log callback of llama_cpp."""
     log = NativeLog()
     log.install()
     atexit.register(log.mute)

@@ -1,4 +1,4 @@
-"""A model's tokens: text to tokens and back."""
+"""Tokens of a model: encoding and decoding."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import Closable
 
 _CONTROLS = ("Cc", "Cf", "Co")
-"""What is not assigned (yet) stays: the reference does not know it for a control."""
+"""Unassigned characters (Cn) are missing, because the reference keeps them."""
 LONGEST_WORD = 100
-"""Characters; a longer word is unknown as a whole."""
+"""Characters. Longer words are unknown."""
 _WORD_START = "\u2581"
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF),
@@ -35,21 +35,21 @@ _IDEOGRAPHS = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
-"""As the reference has them."""
+"""Ranges of the reference."""
 
 
 class WordPieces:
-    """BERT's WordPiece, for texts that llama.cpp cuts otherwise than the models' own tokenizers do.
+    """BERT's WordPiece, for texts that llama.cpp splits differently from the reference.
 
-    llama.cpp drops the vowels of Hangul, and marks that take room, such as vowels of Devanagari; and it knows
-    no longest word. English texts never get here.
+    llama.cpp drops the vowels of Hangul and spacing marks, such as vowels of Devanagari, and has no longest
+    word.
     """
 
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
     ) -> None:
-        """`pieces` by text, as llama.cpp has them: those that begin a word have U+2581 in front. `names` are
-        those of them that are control tokens."""
+        """`pieces`: word beginnings start with U+2581, as in llama.cpp. `names`: control tokens among
+        them."""
         self._pieces = pieces
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
         self._unknown = unknown
@@ -57,7 +57,7 @@ class WordPieces:
         self._longest = max(map(len, pieces), default=1)
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """`parse_special`: names of control tokens in the text mean them."""
+        """`parse_special`: recognize control tokens by name."""
         if not parse_special:
             return [token for word in self._words(text) for token in self._cut(word)]
         found, start = list[int](), 0
@@ -88,7 +88,6 @@ class WordPieces:
 
 
 def _spaced(character: str) -> str:
-    """Without controls, and with room around ideographs."""
     if character in "\t\n\r" or category(character) == "Zs":
         return " "
     if character in "\0\ufffd" or category(character) in _CONTROLS:
@@ -98,7 +97,7 @@ def _spaced(character: str) -> str:
 
 
 def _apart(character: str) -> str:
-    """Punctuation stands alone; so do all signs of ASCII."""
+    """ASCII symbols count as punctuation."""
     is_sign = character.isascii() and character.isprintable() and not character.isalnum()
     return f" {character} " if is_sign or category(character).startswith("P") else character
 
@@ -106,33 +105,35 @@ def _apart(character: str) -> str:
 _BERT_UNKNOWN = 100
 """llama.cpp's default."""
 _SPARE_TOKENS = 16
-"""Text has at most one token per byte, and a few special tokens around it."""
+"""Special tokens beside one token per byte."""
 _SILENT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-"""Tokens that stand for no text, and whose names mean them only if `parse_special` is true."""
+"""Tokens without text."""
 _WORDS_OF_TEXT = (llama_cpp.LLAMA_VOCAB_TYPE_SPM, llama_cpp.LLAMA_VOCAB_TYPE_BPE)
-"""Their tokens cover a text whole. Others leave white space out, or have one token for any strange word."""
+"""Types that cover all text; others drop white space, or have one token for any unknown word."""
 _PIECE_BYTES = 256
 _BYTES_OF_TEXT = (*range(1, 0xC0), *range(0xC2, 0xF5))
-"""Those that UTF-8 has."""
+"""Bytes that occur in UTF-8."""
 _TRIAL = "".join(map(chr, range(1, 256))) + "\u20ac\u5b57\U0001f600"
-"""Whatever a text can have, in characters of one to four bytes."""
+"""Characters of one to four bytes."""
 
 
 class PieceTable(NamedTuple):
-    """All tokens as bytes, as `Vocabulary.piece` gives them with `special`."""
+    """Bytes of all tokens, with `special`."""
 
     text: bytes
     ends: array[int]
-    """Where in `text` each of them ends."""
+    """Ends in `text`."""
     silent: array[int]
-    """The tokens, in order, that have no bytes without `special`."""
+    """Tokens that have no bytes without `special`, in order."""
 
 
 class Vocabulary(Closable):
-    """The contract's `Tokenizer`. Safe to call from any thread: the native vocabulary is only read."""
+    """Implementation of the contract's `Tokenizer`. Any thread may call it, because native data are only
+    read."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """Use a loaded model. `close` closes the model only if it is owned."""
+        """`owns_model`: `close` also closes the model. Raises StartupError for a model without a
+        tokenizer."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -142,8 +143,7 @@ class Vocabulary(Closable):
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
-        """Open the vocabulary of a GGUF file without its weights; it owns the model.
-        Raises `StartupError`."""
+        """Open a GGUF file's vocabulary without its weights. Raises `StartupError`."""
         header = GgufHeader(path)
         _require_sound(header)
         model = Model.open_vocabulary(header)
@@ -155,7 +155,7 @@ class Vocabulary(Closable):
 
     @property
     def native(self) -> object:
-        """llama.cpp's vocabulary, which lives as long as the model."""
+        """Lives as long as the model."""
         return self._model.vocab
 
     @property
@@ -167,7 +167,6 @@ class Vocabulary(Closable):
         return self._model.chat_template()
 
     def named_chat_template(self, name: str) -> str | None:
-        """A further template of the file, such as `tool_use`; None if there is none of that name."""
         return self._model.chat_template(name)
 
     @property
@@ -210,8 +209,8 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
-        """Between query and text stand EOS (where there is none, SEP) and SEP, as far as the file says that
-        the tokenizer adds them; that is llama-server's rule."""
+        """EOS (or SEP) and SEP stand between query and text if the tokenizer adds them, as in
+        llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
         sep = _present(llama_cpp.llama_vocab_sep(vocab))
@@ -226,13 +225,12 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
-        """Tokens that end a generation."""
         vocab, is_end = self.native, llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self._size) if is_end(vocab, token))
 
     @functools.cached_property
     def pieces(self) -> PieceTable:
-        """0.1 s for 49,000 tokens."""
+        """Takes 0.1 s for 49,000 tokens."""
         vocab, render = self.native, llama_cpp.llama_token_to_piece
         attributes, buffer = llama_cpp.llama_vocab_get_attr, ctypes.create_string_buffer(_PIECE_BYTES)
         shown, text, ends, silent = memoryview(buffer), bytearray(), array("I"), array("I")
@@ -246,7 +244,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def longest_piece(self) -> int | None:
-        """Bytes of a text that one token can stand for; None: any number."""
+        """Bytes, or None if one token can stand for any number."""
         if llama_cpp.llama_vocab_type(self.native) not in _WORDS_OF_TEXT:
             return None
         ends = self.pieces.ends
@@ -267,7 +265,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _word_pieces(self) -> WordPieces | None:
-        """None: llama.cpp reads texts as the model's own tokenizer does."""
+        """Return None if llama.cpp splits texts as the model's own tokenizer does."""
         if llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return None
         header = self._model.header
@@ -282,8 +280,8 @@ class Vocabulary(Closable):
         )
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token. Raises `InvalidRequest` for a number that is no token:
-        llama.cpp would end the process."""
+        """Return the bytes of a token. Raises `InvalidRequest` for other numbers, for which llama.cpp
+        would end the process."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is no token: the vocabulary has {self._size}.", param="tokens")
         if special:
@@ -304,8 +302,7 @@ class Vocabulary(Closable):
 
 
 def try_out(vocabulary: Vocabulary) -> None:
-    """Read what any text could have: a vocabulary that llama.cpp cannot read with ends the process here,
-    and not at somebody's request."""
+    """Encode what any text can have, so that a vocabulary that crashes llama.cpp does so now."""
     for special in (False, True):
         vocabulary.encode(_TRIAL, add_special=True, parse_special=special)
 
@@ -324,7 +321,7 @@ def control_tokens(vocabulary: Vocabulary) -> tuple[ControlToken, ...]:
 
 
 def _require_sound(header: GgufHeader) -> None:
-    """Raises StartupError for vocabularies of which llama.cpp would end the process, at once or at a text."""
+    """llama.cpp would end the process for these vocabularies, at once or at some text."""
     texts = header.get_strings("tokenizer.ggml.tokens", errors="surrogateescape").values()
     known = set(texts)
     if len(known) < len(texts):
@@ -365,14 +362,14 @@ def _present(token: int) -> int | None:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether every WordPiece tokenizer reads it alike: nothing but ASCII, and no word is very long."""
+    """True if every WordPiece tokenizer splits the text alike."""
     return text.isascii() and (
         len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD
     )
 
 
 def _utf8(text: str) -> bytes:
-    """The text as UTF-8. Lone halves of surrogate pairs (JSON can spell them) become U+FFFD."""
+    """Lone surrogates, which JSON can spell, become U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,6 @@
-"""A device beside the CPU: which there are, and what of a model goes there.
+"""Devices beside the CPU, and the parts of a model that go there.
 
-`llama.loading` asks which split to load; `inspect` and `tune` ask what would fit. `split` is arithmetic and
-loads no native code.
-Promises: what is chosen fits, with a margin, as far as the device tells its memory; what was asked for and
-does not fit is told with the arithmetic.
+`llama.loading` asks for the split to load; `inspect` and `tune` ask what would fit. A chosen split fits with
+a margin if the device reports its memory. A requested split that does not fit is reported with the
+arithmetic.
 """

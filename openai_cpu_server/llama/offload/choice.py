@@ -1,4 +1,4 @@
-"""Chooses what of a model goes to a device, and says so."""
+"""Chooses and reports the parts of a model that go to a device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu 
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Load as the options say. A device that is full or fails leaves the model to the CPU, with a line.
-    Raises `StartupError` where that does not go either."""
+    """Load the model, on the CPU alone if the device is full or fails. Raises `StartupError`."""
     try:
         return load(options)
     except DeviceFailed as error:
@@ -44,13 +43,12 @@ def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOp
 
 
 class Places(NamedTuple):
-    """What goes to a device, as llama.cpp is told and as people are."""
+    """Parts of a model on a device."""
 
     native: NativeSplit
     split: Split | None
-    """None: nothing goes to a device."""
     placement: Placement | None
-    """None: nothing was asked for."""
+    """Report for users, or None if no device was requested."""
 
     @property
     def cells_beside_layers(self) -> bool:
@@ -61,21 +59,21 @@ class Places(NamedTuple):
         return Elsewhere() if self.split is None else self.split.elsewhere
 
     def most_cells(self, cells: int) -> int:
-        """As many as the machine's memory has room for, and no more than were reckoned on the device."""
+        """Limit the cells to those planned on the device."""
         return cells if self.split is None else min(cells, self.split.cells)
 
     @classmethod
     def cpu_alone(cls, why: str | None = None, device: Device | None = None) -> Places:
-        """`why`: in place of the device that was asked for."""
+        """`why`: reason why the requested device is not used, or None."""
         placement = None if why is None else Placement.nowhere(why, device)
         return cls(NativeSplit.cpu_alone(), None, placement)
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """What fits of what is asked for. Nothing is loaded, and where nothing is asked for no device is touched.
+    """Return the requested parts that fit, without loading anything. Raises `StartupError` for an invalid
+    pattern or device.
 
-    `free_bytes`: of the machine's memory. Raises `StartupError` for what cannot be meant: a pattern or a
-    device that there is not.
+    `free_bytes`: of the machine.
     """
     asked = options.offload
     if not asked.wants_device:
@@ -97,7 +95,6 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
 
 
 def of_draft_model(options: EngineOptions) -> EngineOptions:
-    """The options as if its draft model were the model."""
     assert options.draft_model_path is not None
     return msgspec.structs.replace(
         options,
@@ -111,8 +108,8 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
 
 
 def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
-    """What can be asked about the model of these options and this device. Its draft model comes first there:
-    it is small, and computes more often. Raises `StartupError`."""
+    """Return the fitting on this device, beside the draft model, which comes first because it is small and
+    computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
     options = msgspec.structs.replace(options, offload=offload)
     header = GgufHeader(Path(options.model_path))
@@ -152,8 +149,8 @@ def placement_of(split: Split, device: Device) -> Placement:
 
 
 def device_for(asked: Offload) -> Device | None:
-    """The first that computes by itself, then one that shares the machine's memory, then one for tests.
-    Raises `StartupError`."""
+    """Return the named device, else a separate GPU before an integrated one and one for tests. Raises
+    `StartupError`."""
     found = devices()
     if asked.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

@@ -1,4 +1,4 @@
-"""The devices beside the CPU on which this build of llama.cpp computes, and how a split is said to it."""
+"""Devices beside the CPU that this build of llama.cpp supports."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.offload.split import Split
 
 _KINDS: dict[int, Literal["gpu", "integrated"]] = {1: "gpu", 2: "integrated"}
-"""`ggml_backend_dev_type`: the others are the CPU, its accelerators and groups of devices."""
+"""`ggml_backend_dev_type`; other values are the CPU, its accelerators, and groups of devices."""
 
 
 class _Override(ctypes.Structure):
-    """`llama_model_tensor_buft_override` of llama.h."""
-
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 def devices() -> list[Device]:
-    """All that can compute a part of a model, with the memory that is free now. A build for the CPU alone has
-    none."""
+    """Return devices with their free memory; a build for the CPU alone has none."""
     ggml = _ggml()
     handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
     return [_told(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
 
 
 class NativeSplit:
-    """What `llama_model_params` says of a split. It owns the lists that llama.cpp reads: it must live as long
-    as the model."""
+    """Split as `llama_model_params`. Owns lists that llama.cpp reads, so it must live as long as the
+    model."""
 
     def __init__(self, split: Split | None, device: Device | None) -> None:
-        """None: nothing goes to a device. Raises `StartupError` for a device that is not there."""
+        """Name the devices. Raises `StartupError` for an absent device."""
         overrides = split.overrides if split is not None else []
         placed = [to for _, to in overrides if to != CPU]
         names = list(dict.fromkeys([device.name, *placed])) if device is not None else []
@@ -56,11 +53,10 @@ class NativeSplit:
         return bool(self._devices[0])
 
     def failure(self, message: str) -> StartupError:
-        """Of a model or context that could not be made so."""
         return DeviceFailed(message) if self.uses_device else StartupError(message)
 
     def say(self, params: llama_cpp.llama_model_params) -> None:
-        """Name the device, or none: else llama.cpp takes what memory it wants on each that it has."""
+        """Name the device or none, because llama.cpp would otherwise use every device."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
         params.tensor_split = self._shares
@@ -71,8 +67,8 @@ class NativeSplit:
 
 
 def as_named(places: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Patterns with the devices as ggml names them, for which `vulkan0` is `Vulkan0`.
-    Raises `StartupError` for a name that is neither the CPU's nor that of a device of this build."""
+    """Spell the devices of patterns like ggml: `Vulkan0` for `vulkan0`. Raises `StartupError` for an
+    unknown one."""
     name_of = _ggml().ggml_backend_dev_name
     return tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in places)
 
@@ -111,7 +107,6 @@ def _text(value: bytes | None) -> str:
 
 @functools.cache
 def _ggml() -> Any:
-    """ggml's functions with the types of what they take and return."""
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     for name, returned, taken in (
         ("dev_count", ctypes.c_size_t, ()),

@@ -1,9 +1,8 @@
-"""What of a model fits on a device, by arithmetic: the tensors of its file, the cells and states that it is
-to keep, and what a step needs. It loads no native code.
+"""Computes which parts of a model fit on a device, from its tensors, cells, states and buffers. Loads no
+native code.
 
-llama.cpp counts layers from the end, and the output is the first of them: with one layer on the device it
-computes the logits there. What tokens are looked up in stays on the CPU. The cells and the state of a layer
-lie where the layer is, or on the CPU.
+llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
+cells and the state of a layer lie where the layer is, or on the CPU.
 """
 
 from __future__ import annotations
@@ -37,39 +36,39 @@ from openai_cpu_server.llama.model.kv_size import (
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""As `--cpu-moe` of llama.cpp knows them (LLM_FFN_EXPS_REGEX); experts that every token uses are none."""
+"""Same as `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX), without shared experts."""
 _OF_EXPERTS = re.compile(_EXPERTS)
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _LOOKED_UP = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
 _FLOAT = 4
 _CELLS_AND_STATES = frozenset(("falcon-h1",))
-"""Architectures all of whose layers have both."""
+"""Architectures whose layers all have both."""
 
 
 class LayerBytes(NamedTuple):
     dense: int = 0
     experts: int = 0
     cell: int = 0
-    """Of one token."""
+    """Bytes per token."""
     state: int = 0
-    """Of one sequence."""
+    """Bytes per sequence."""
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a model by where they can lie, without those that a pattern has placed."""
+    """Bytes of a model; `layers` and `output_bytes` do not count tensors placed by a pattern."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
     placed_bytes: int
-    """On this device by a pattern."""
+    """Placed by patterns on this device."""
     beside_bytes: int
-    """On other devices by a pattern."""
+    """Placed by patterns on other devices."""
     idle_patterns: tuple[str, ...]
-    """Those that place nothing, for no tensor has such a name or an earlier one has placed it."""
+    """Patterns that place no tensor."""
     total_bytes: int
-    """All weights."""
+    """Bytes of all weights."""
     step_floats: int
-    """Numbers that a token of a step needs at a time, at most."""
+    """Most numbers per token of a step at a time."""
     vocab_size: int
     width: int
     """Numbers of a token between two layers."""
@@ -78,7 +77,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, header: GgufHeader, kv_type: KVType, asked: Offload, device: str) -> ModelSizes:
-        """`device`: its name. Raises `StartupError` for a damaged file, and for a wrong pattern."""
+        """Read the sizes. Raises `StartupError` for a damaged file or an invalid pattern."""
         tensors, patterns = model_tensors(header), placing(asked)
         by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in tensors:
@@ -109,7 +108,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Of a sequence, all layers together."""
+        """Bytes per sequence, in all layers."""
         return sum(layer.state for layer in self.layers)
 
     @property
@@ -118,13 +117,12 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_layers(self) -> int:
-        """The output is one of them."""
+        """Layers including the output."""
         return len(self.layers) + 1
 
 
 def placing(asked: Offload) -> list[tuple[re.Pattern[str], str]]:
-    """The patterns of `--tensor-place`; the first that is found in a tensor's name decides.
-    Raises `StartupError`."""
+    """Compile `--tensor-place`, whose first match decides. Raises `StartupError`."""
     try:
         return [(re.compile(pattern), to) for pattern, to in asked.tensor_place]
     except re.error as error:
@@ -132,13 +130,12 @@ def placing(asked: Offload) -> list[tuple[re.Pattern[str], str]]:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of a tensor; None: it belongs to none."""
     found = _LAYER.search(name)
     return int(found[1]) if found is not None else None
 
 
 def experts_pattern(num_layers: int) -> str:
-    """The experts of the first so many layers, as llama.cpp's overrides name tensors."""
+    """Pattern of the first layers' experts."""
     return rf"blk\.({'|'.join(map(str, range(num_layers)))}){_EXPERTS}"
 
 
@@ -148,7 +145,7 @@ def _weights(tensors: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def _output(tensors: Sequence[Tensor], *, is_tied: bool) -> int:
-    """What belongs to no layer and is not looked up; the embeddings once more, where they are the output."""
+    """Embeddings count once more if they are the output."""
     outside = [tensor for tensor in tensors if layer_of(tensor.name) is None]
     held = [tensor for tensor in outside if not tensor.name.startswith(_LOOKED_UP)]
     return _total(held) + (_total([t for t in outside if t.name == _EMBEDDINGS]) if is_tied else 0)
@@ -163,15 +160,15 @@ def _vocabulary(tensors: Sequence[Tensor]) -> int:
 
 
 def _size(header: GgufHeader, name: str) -> int:
-    """The largest of the layers' values; 0 where the file does not say."""
     key = header.for_architecture
     layers = header.get_int(key("block_count")) or 1
     return max(header.get_ints(key(name), layers) or [0])
 
 
 def _step_floats(header: GgufHeader) -> int:
-    """The products of a feed-forward and some rows of the model's width, or those of attention: what ggml
-    reserves for shapes of llama, qwen3moe, gpt-oss, qwen3.5 and lfm2, to 4 % (tests/llama/test_split.py)."""
+    """Products of a feed-forward and some rows of the model's width, or those of attention. Within 4 % of
+    ggml's reservation for shapes of llama, qwen3moe, gpt-oss, qwen3.5 and lfm2
+    (tests/llama/test_split.py)."""
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
     used = _size(header, "expert_used_count")
     wide = max(_size(header, "feed_forward_length"), used * _size(header, "expert_feed_forward_length"))
@@ -180,8 +177,7 @@ def _step_floats(header: GgufHeader) -> int:
 
 
 def _states(header: GgufHeader, cells: Sequence[int]) -> list[int]:
-    """A state's bytes in each layer, as llama.cpp has them (n_embd_r and n_embd_s of llama-hparams.cpp):
-    what convolutions remember, and what layers sum up."""
+    """Same bytes as in llama.cpp (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     values = _state_values(header)
     if header.architecture in _CELLS_AND_STATES:
         return [_FLOAT * values] * len(cells)
@@ -202,25 +198,26 @@ def _state_values(header: GgufHeader) -> int:
 
 
 class StepSizes(NamedTuple):
-    """What the context of a model is to hold, and to compute at once."""
+    """Dimensions of a model's context and of its steps."""
 
     cells: int
     tokens: int
     outputs: int
-    """Rows of logits."""
     sequences: int
     states: int
-    """Of each layer that keeps them."""
+    """States per layer that keeps them."""
     flash_attention: bool
     pools: bool = False
-    """Rows of all tokens are kept, for the vectors that are made of them."""
+    """True if rows of all tokens are kept."""
 
     @classmethod
     def of_embeddings(
         cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
     ) -> StepSizes:
-        """As `llama.embedder` sets them up. `free_bytes`: of the machine's memory beside the weights.
-        A causal model computes logits of all tokens too, which nobody wants."""
+        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens.
+
+        `free_bytes`: beside the weights.
+        """
         trained = header.get_int(header.for_architecture("context_length")) or 0
         tokens = embedding_tokens(longest_input(options, trained, sizes.vocab_size, free_bytes))
         return cls(
@@ -235,7 +232,7 @@ class StepSizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
-        """As `llama.loading` sets them up. `free_bytes`: of the machine's memory, which bounds the states."""
+        """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
         snapshots = num_snapshots(options, sizes.state_bytes, has_window=sizes.has_windows)
         kept = kept_states(options.max_seqs, sizes.state_bytes * (1 + snapshots), free_bytes)
         guarded = options.max_seqs if sizes.has_windows else 0
@@ -251,8 +248,6 @@ class StepSizes(NamedTuple):
 
 
 class DeviceBytes(NamedTuple):
-    """What a split takes of the device's memory."""
-
     weights: int
     cells: int
     states: int
@@ -264,23 +259,20 @@ class DeviceBytes(NamedTuple):
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of a model goes to the device."""
-
     offload: Offload
-    """With numbers in place of `auto` and `all`."""
+    """Request with numbers in place of `auto` and `all`."""
     num_layers: int
-    """The output is one of them."""
+    """Layers including the output."""
     experts_on_cpu: int
     """Layers on the device whose experts stay on the CPU."""
     taken: DeviceBytes
     cells: int
-    """Of the pool, wherever they are."""
+    """Cells of the whole pool."""
     elsewhere: Elsewhere
-    """What needs none of the machine's memory."""
     beside_bytes: int = 0
-    """Weights on other devices, where patterns have placed them. Nothing else of these is reckoned."""
+    """Weights on other devices, whose further needs are not counted."""
     why: str | None = None
-    """Why it is less than asked, in a sentence."""
+    """Sentence why it is less than requested."""
 
     @property
     def gpu_layers(self) -> int:
@@ -294,7 +286,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """Patterns of tensors and where these go, the first that is found decides: for llama.cpp."""
+        """Patterns and places for llama.cpp; the first match decides."""
         experts = self.offload.cpu_moe
         return [*self.offload.tensor_place, *([(experts_pattern(experts), CPU)] if experts else [])]
 
@@ -310,34 +302,29 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitKind(enum.Enum):
-    """What may be the fastest."""
+    """Candidates for the fastest split."""
 
     FULL = "full"
-    """All that fits: experts stay on the CPU before layers do."""
+    """Largest part that fits; experts stay on the CPU before layers do."""
     DENSE = "dense"
-    """No experts, of layers that have some."""
     NO_CELLS = "no cells"
-    """They are on the CPU, with more room for weights."""
+    """Cells on the CPU leave room for weights."""
     CPU = "cpu"
-    """Nothing is on the device."""
 
 
 _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
 def margin_bytes(device: Device) -> int:
-    """What stays free: for what drivers and backends take beside their buffers, and for who else draws on the
-    device. llama.cpp's own `--fit` leaves 1 GiB."""
+    """Return the memory to leave to drivers, backends and other users. llama.cpp's `--fit` leaves 1 GiB."""
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
 class Fitting:
-    """Finds what of one model fits on one device."""
-
     def __init__(
         self, sizes: ModelSizes, step: StepSizes, asked: Offload, device: Device, *, reserved_bytes: int = 0
     ) -> None:
-        """`reserved_bytes`: what goes there too, such as a projector or a draft model."""
+        """`reserved_bytes`: for a projector or a draft model."""
         self._sizes = sizes
         self._step = step
         self._asked = asked
@@ -346,9 +333,9 @@ class Fitting:
         self._device = device
 
     def first_choice(self) -> Split:
-        """What was asked for, as far as it fits: else experts stay on the CPU, of as few layers as it takes,
-        and then layers, the first ones. A device that does not tell its memory gets what was asked for by
-        number, and nothing else."""
+        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers. A
+        device that does not report its memory gets a requested number of layers unchecked, and otherwise
+        nothing."""
         layers, experts = self._asked_layers, self._asked_experts
         on_device = self._asked.kv_on_gpu is not False
         wished = self._split(layers, experts, kv_on_gpu=on_device)
@@ -357,7 +344,7 @@ class Fitting:
         return msgspec.structs.replace(self._less(wished), why=self._why(wished))
 
     def candidates(self) -> dict[SplitKind, Split]:
-        """The first choice, and other splits that may be faster, as far as they are others."""
+        """Return the first choice, and others that may be faster."""
         first, on_device = self.first_choice(), self._asked.kv_on_gpu is not False
         found = {SplitKind.FULL: first}
         if self._sizes.has_experts:
@@ -376,14 +363,14 @@ class Fitting:
 
     @property
     def idle_wishes(self) -> list[str]:
-        """What is asked for that this model has not, in sentences."""
+        """Sentences about requests that do not apply."""
         said = [f"--tensor-place: {pattern!r} places no tensor" for pattern in self._sizes.idle_patterns]
         is_dense = self._asked.cpu_moe and not self._sizes.has_experts
         return [*said, *(["--cpu-moe: the model has no experts"] if is_dense else [])]
 
     @property
     def why_nothing(self) -> str:
-        """Of a first choice that is the CPU alone, where less than that was not asked for."""
+        """Return why the first choice is the CPU alone, for a split without a `why`."""
         if self._asked.gpu_layers == 0:
             return f"no tensor of it is placed on {self._device.name}"
         return f"nothing of it fits on {self._device.name}" if self._device.total_bytes else self._unknown
@@ -414,9 +401,8 @@ class Fitting:
         return [(number, layer) for number, layer in enumerate(self._sizes.layers) if number >= first]
 
     def _compute(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
-        """What ggml reserves for a step: its activations with the mask of attention, or its logits; without
-        flash attention all scores; the states that layers read and write; and what is copied between CPU and
-        device, where both compute."""
+        """ggml reserves activations with the attention mask, or logits; all scores without flash
+        attention; states that layers read and write; and copies between CPU and device."""
         step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
         masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT // 2)
         if not step.flash_attention:
@@ -446,7 +432,7 @@ class Fitting:
         )
 
     def _elsewhere(self, taken: DeviceBytes) -> Elsewhere:
-        """The embeddings that are the output, too, are in both."""
+        """Embeddings that are also the output are in both memories."""
         if self._device.kind != "gpu":
             return Elsewhere()
         weights = min(taken.weights, self._sizes.total_bytes)
@@ -456,7 +442,6 @@ class Fitting:
         return sum(split.taken) <= self._budget
 
     def _less(self, wished: Split) -> Split:
-        """The first that fits of those with ever less on the device."""
         return next(split for split in self._ever_less(wished) if self._fits(split) or not split.gpu_layers)
 
     def _ever_less(self, wished: Split) -> Iterator[Split]:
@@ -472,7 +457,7 @@ class Fitting:
         return f"{self._device.name} does not tell how much memory it has"
 
     def _why(self, wished: Split) -> str | None:
-        """None where nobody has asked for so much: `auto` is what fits."""
+        """Return None for `auto`, which requests whatever fits."""
         if self._asked.gpu_layers == "auto":
             return None
         if not self._device.total_bytes:

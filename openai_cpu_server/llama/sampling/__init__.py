@@ -1,6 +1,6 @@
 """Turns logits into a token.
 
-`llama.slots` makes a `Sampler` for each open slot and asks it once for each row of logits.
-Promises: a draw depends on (seed, output position) alone, so that an output is the same whatever else is
-computed, interrupted or replayed; log-probabilities are the model's own, before adjustments.
+`llama.slots` calls a `Sampler` for each row of logits of its slot. A draw depends only on (seed, output
+position), so an output is the same whatever else is computed, interrupted or replayed. Log-probabilities are
+the model's own, before adjustments.
 """

@@ -1,4 +1,4 @@
-"""What a request changes of logits before it chooses: biases, penalties, and what may not come."""
+"""Adjustments of logits by a request: biases, penalties, and forbidden tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from openai_cpu_server.contract.request import REPEAT_PENALTY, DryPenalty, Sampl
 from openai_cpu_server.llama.cells.context import Logits
 
 Spelling = Callable[[int], bytes]
-"""The text of a token, of control tokens too."""
+"""Text of a token, also of control tokens."""
 _MOST_EXPONENT = 80.0
-"""Powers above e to this are so many: more would be infinite as float32."""
+"""Larger powers of e would overflow float32."""
 _MORE_TOKENS = 256
 
 
 class Adjustments:
-    """The adjustments of one request, with the tokens so far. The order is: bias, penalties, end tokens."""
+    """Adjustments of one request in the order bias, penalties, end tokens."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Adjustments:
         return self._not_yet if self._num_left > 0 else self._never
 
     def apply(self, adjusted: Logits) -> None:
-        """(vocabulary,) -> the same, changed, with -inf where a token is forbidden."""
+        """Change logits (vocabulary,) in place; -inf forbids."""
         adjusted[self._bias_tokens] += self._bias
         if self._repeats is not None:
             self._repeats.apply(adjusted)
@@ -76,7 +76,6 @@ class Adjustments:
             adjusted[self._bad_words.next_ones()] = -np.inf
 
     def accept(self, token: int) -> None:
-        """Record that `token` was chosen."""
         self._count(token)
         if self._dry is not None:
             self._dry.accept(token)
@@ -92,7 +91,7 @@ class Adjustments:
 
 
 class _RepeatPenalty:
-    """llama.cpp's repeat penalty: a factor makes tokens among the last n, prompt included, less likely."""
+    """llama.cpp's: a factor for tokens among the last n, including the prompt."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
         self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
@@ -121,7 +120,7 @@ class _RepeatPenalty:
 
 
 class _UsagePenalty:
-    """OpenAI's presence and frequency penalties, over the whole output and nothing else."""
+    """OpenAI's presence and frequency penalties, over the output only."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._presence = np.float32(sampling.presence_penalty)
@@ -138,7 +137,7 @@ class _UsagePenalty:
 
 
 class BadWords:
-    """Rows of several tokens that the output, which is looked at alone, must not have."""
+    """Forbidden sequences of several tokens, over the output only."""
 
     def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
         self._rows = rows
@@ -148,18 +147,16 @@ class BadWords:
         self._last.append(token)
 
     def next_ones(self) -> NDArray[np.int64]:
-        """The tokens that would end a row."""
         last = tuple(self._last)
         ends = [row[-1] for row in self._rows if last[1 - len(row) :] == row[:-1]]
         return np.array(ends, np.int64)
 
 
 class DryRepetitions:
-    """Where the sequence's last tokens have stood before, and how many of them.
+    """Earlier occurrences of the last tokens.
 
-    Penalties are those of `llama_sampler_init_dry`: a repetition ends at a breaker. A breaker of several
-    tokens is found by the text that they spell. Opening takes time linear in the number of tokens, whatever
-    they are; a token more, one pass of numpy over them.
+    Penalties are those of `llama_sampler_init_dry`: a repetition ends at a breaker, which is found by its
+    text. Construction takes linear time, a token one pass of numpy.
     """
 
     def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: Spelling) -> None:
@@ -174,9 +171,9 @@ class DryRepetitions:
         self._count = len(tokens)
         self._tokens = np.array(tokens, np.int32)
         self._lengths = common_suffixes(tokens)
-        """By place: so many tokens up to there are those up to the end, counted from the last breaker on."""
+        """Number of tokens up to each place that equal the last ones, since the last breaker."""
         self._tail = b""
-        """The end of the text: a breaker may lie over several tokens."""
+        """A breaker may span tokens."""
         self._stop_at_breaker()
 
     def _stop_at_breaker(self) -> None:
@@ -232,8 +229,7 @@ class DryRepetitions:
 
 
 def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
-    """(tokens,) -> by place, how many tokens up to there are the last ones of all: the Z algorithm from
-    behind."""
+    """Return how many tokens up to each place equal the last ones (Z algorithm backwards)."""
     backwards = tokens[::-1]
     count = len(backwards)
     lengths = [0] * count

@@ -1,4 +1,4 @@
-"""Chooses tokens: llama.cpp's samplers in its order, on those tokens that matter."""
+"""llama.cpp's samplers in its order, on the few tokens that matter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Tokens = npt.NDArray[np.int32]
 
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
-"""A nucleus is looked for this far below the largest logit before all of the vocabulary is sorted."""
+"""A nucleus is searched this far below the largest logit before all is sorted."""
 
 
 class Scratch:
-    """Memory of a vocabulary's size for one row of logits: all samplers of a process use it in turn.
+    """Buffers for one row of logits, shared by all samplers of a process.
 
-    What numpy needs in between, a megabyte and more, would come from the kernel and go back to it each time.
-    That takes several times as long as the arithmetic (`scripts/regress.py sampling`).
+    numpy's temporaries would be mapped and unmapped each time, which takes several times as long as the
+    arithmetic (`scripts/regress.py sampling`).
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -38,13 +38,13 @@ class Scratch:
         self._weights = np.empty(vocab_size, np.float32)
 
     def copy(self, logits: Logits) -> Logits:
-        """The same numbers, to be changed; good until the next copy."""
+        """Valid until the next copy."""
         copy = self._copy[: len(logits)]
         np.copyto(copy, logits)
         return copy
 
     def weights(self, logits: Logits, temperature: float = 1.0) -> Logits:
-        """exp((logits - largest) / temperature); good until the next weights. The largest must be finite."""
+        """exp((logits - largest) / temperature), valid until the next call. The largest must be finite."""
         weights: Logits = np.subtract(logits, logits.max(), out=self._weights[: len(logits)])
         if temperature != 1:
             with np.errstate(over="ignore"):  # what a cold division sends to -inf has weight 0
@@ -53,10 +53,9 @@ class Scratch:
         return weights
 
     def masked(self, logits: Logits, allowed: Allowed) -> Logits:
-        """The logits, -inf where not allowed, in place of the copy.
+        """Return the logits with -inf where not allowed, in the buffer of `copy`.
 
-        Adding the logarithm of 1 or 0 takes the same time for all masks. Choosing number by number takes
-        eight times as long where masks change often.
+        Adding a logarithm takes constant time; selecting takes eight times as long if masks change often.
         """
         summands = self._weights[: len(logits)]
         np.copyto(summands, allowed)
@@ -70,7 +69,7 @@ def above(logits: Logits, floor: float) -> Tokens:
 
 
 def of_the_best(logits: Logits, count: int) -> Tokens:
-    """The `count` best tokens, and perhaps others: the bests of groups bound the last of them from below."""
+    """Return the `count` best tokens, and perhaps others, bounded by the maxima of groups."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
         return above(logits, -math.inf)
@@ -86,10 +85,8 @@ def of_the_best(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Top-p: the fewest tokens, at least one, whose probabilities reach that share together.
-
-    Of equals at the edge the first ones. `logits` may hold -inf; the largest is finite.
-    """
+    """Return the top-p tokens, at least one. Of equal ones at the edge the first are kept. The largest
+    logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     tokens = _heaviest(weights, wanted)
@@ -104,7 +101,7 @@ def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
 
 
 def _heaviest(weights: Logits, wanted: float) -> Tokens:
-    """The heaviest tokens that weigh as much as wanted: few, so that sorting them is cheap."""
+    """Few tokens, so that sorting them is cheap."""
     for depth in _DEPTHS:
         tokens = above(weights, math.exp(-depth))
         if weights[tokens].sum(dtype=np.float64) >= wanted:
@@ -115,8 +112,7 @@ def _heaviest(weights: Logits, wanted: float) -> Tokens:
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
 _NEGLIGIBLE = 80.0
-"""Logits this far below the largest have a probability under 1e-34.
-`typical` would compute 0 * log(0) on them."""
+"""Probabilities under 1e-34, for which `typical` would compute 0 * log(0)."""
 
 
 _ROUNDING = 1e-3
@@ -128,7 +124,7 @@ class KeptCandidates(NamedTuple):
 
 
 class Candidates:
-    """`llama_token_data` for a whole vocabulary. All chains share it, one at a time."""
+    """`llama_token_data` of a vocabulary, used by one chain at a time."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -136,7 +132,7 @@ class Candidates:
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
     def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> KeptCandidates:
-        """The tokens that a sampler chain leaves of these, and their logits, as copies."""
+        """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
@@ -147,7 +143,7 @@ class Candidates:
 
 
 class Truncation(NativeObject):
-    """A request's `llama_sampler` chain, freed with the request."""
+    """Sampler chain of a request."""
 
     def __init__(self, sampling: Sampling, scratch: Scratch) -> None:
         params = llama_cpp.llama_sampler_chain_default_params()
@@ -158,7 +154,7 @@ class Truncation(NativeObject):
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> KeptCandidates:
-        """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
+        """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
         return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
 
@@ -168,7 +164,6 @@ def truncates(sampling: Sampling) -> bool:
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
-    """The tokens that the first active sampler of the chain can keep."""
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
         return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
@@ -184,14 +179,13 @@ def _negligible(logits: Logits) -> float:
 
 
 def _below(logits: Logits, depth: float) -> float:
-    """So far below the largest logit, and below it in any case: large float32 have no such small steps."""
+    """Large float32 have no small steps, but the result is always below the largest."""
     largest = logits.max()
     return float(min(largest - np.float32(depth), np.nextafter(largest, np.float32(-np.inf))))
 
 
 def _samplers(sampling: Sampling) -> list[object]:
-    """The native samplers, which the chain owns once they are added.
-    An inactive parameter changes nothing."""
+    """The chain owns them. Inactive parameters change nothing."""
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
     is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
     return [
@@ -204,18 +198,18 @@ def _samplers(sampling: Sampling) -> list[object]:
 
 _MASK = 2**64 - 1
 _OF_XTC = 0x585443
-"""Another row of chances than that of the draws."""
+"""Separates XTC's random numbers from the draws."""
 _BLOCK = 256
 _FEW = 1024
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1). Neighbouring seeds and positions give as good as independent numbers."""
+    """Return a number in [0, 1), practically independent for neighbouring seeds and positions."""
     return (_splitmix64(_splitmix64(seed) + position) >> 11) * 2.0**-53
 
 
 def _splitmix64(state: int) -> int:
-    """The 64-bit mixer of Steele, Lea and Flood (2014)."""
+    """Mixer of Steele, Lea and Flood (2014)."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -223,28 +217,22 @@ def _splitmix64(state: int) -> int:
 
 
 def draw(logits: Logits, temperature: float, chance: float, scratch: Scratch) -> int:
-    """Index into `logits` at the quantile `chance` of their softmax at `temperature`.
-
-    `logits` may hold -inf (never drawn), but its largest must be finite. A temperature below `COLDEST` counts
-    as that.
-    """
+    """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
+    largest logit must be finite."""
     if len(logits) <= _FEW:
         return _one_of_a_few(logits.astype(np.float64), temperature, chance)
     return _index_at(scratch.weights(logits, max(temperature, COLDEST)), chance)
 
 
 def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
-    """The same draw for few tokens, with half of the overhead. Nothing overflows float32 here."""
+    """Half of the overhead for few tokens. Nothing overflows float32."""
     weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
     sums = weights.cumsum()
     return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 
 
 def _index_at(weights: Logits, chance: float) -> int:
-    """The first index at which the cumulated weight exceeds `chance` of the whole.
-
-    Cumulated in two levels: sums of blocks, then inside one of them (20 times faster than one `cumsum`).
-    """
+    """Cumulation in two levels is 20 times faster than one `cumsum`."""
     sums = _block_sums(weights).cumsum(dtype=np.float64)
     goal = min(chance * sums[-1], np.nextafter(sums[-1], 0))
     block = int(sums.searchsorted(goal, "right"))
@@ -258,14 +246,14 @@ def _index_at(weights: Logits, chance: float) -> int:
 
 
 def _block_sums(weights: Logits) -> Logits:
-    """The sum of each block, the last of which may be shorter."""
+    """The last block may be shorter."""
     whole = len(weights) // _BLOCK * _BLOCK
     sums = weights[:whole].reshape(-1, _BLOCK).sum(axis=1)
     return np.append(sums, weights[whole:].sum()) if whole < len(weights) else sums
 
 
 class BadLogits(ServerError):
-    """The model computed something that is no distribution (NaN, or nothing above minus infinity)."""
+    """Logits have NaN, or nothing above minus infinity."""
 
 
 def _log_sum_exp(logits: Logits, scratch: Scratch) -> float:
@@ -276,7 +264,6 @@ def _log_sum_exp(logits: Logits, scratch: Scratch) -> float:
 
 
 def _best(logits: Logits, count: int) -> list[int]:
-    """The tokens with the largest logits, best first."""
     if count == 0:
         return []
     found = of_the_best(logits, count)
@@ -289,11 +276,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """The sampler of one open slot: bias and penalties, then truncation, then the draw of its output
-    position.
+    """Sampler of one open slot: bias and penalties, then truncation, then the draw of its output position.
 
-    A free request whose parameters forbid every token gets the model's end token: its output ends there (what
-    the model would have chosen freely, if it knows no end).
+    If the parameters of an unconstrained request forbid every token, its output ends with the model's end
+    token, or continues with the best token if there is none.
     """
 
     def __init__(
@@ -322,7 +308,7 @@ class Sampler:
         self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
-        """(vocabulary,) -> one of the allowed tokens for the next output position. Raises `BadLogits`."""
+        """Return an allowed token, given logits (vocabulary,). Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
@@ -348,21 +334,16 @@ class Sampler:
 
     @property
     def _excludes_top_choices(self) -> bool:
-        """Whether XTC is at work at this position."""
         probability = self._sampling.xtc_probability
         return probability > 0 and uniform(self._sampling.seed ^ _OF_XTC, self._position) < probability
 
     def accept(self, token: int) -> None:
-        """Record that `token` stands at the next output position, sampled or forced."""
         self._adjustments.accept(token)
         self._position += 1
 
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-        """(vocabulary,) before any parameter -> the token's score, and those of the `num_top` best and of the
-        tokens in `also`.
-
-        Raises `BadLogits`.
-        """
+        """Return the log-probabilities of the token, the `num_top` best and those in `also`, before
+        adjustments. Raises `BadLogits`."""
         offset = _log_sum_exp(logits, self._scratch)
         top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
         return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
@@ -390,15 +371,14 @@ def _all(logits: Logits) -> KeptCandidates:
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
-    """(vocabulary,) -> -inf where a logit is further below the largest than so many standard deviations of
-    all that are finite. The largest must be finite."""
+    """Forbid logits more than `sigmas` standard deviations of the finite ones below the largest."""
     finite_ones = logits[logits > -np.inf]
     floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
 def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidates:
-    """XTC: of the tokens whose probability is at least the threshold only the last stays, and all below."""
+    """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
     weights = np.exp(kept.logits.astype(np.float64) - float(kept.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
@@ -409,11 +389,8 @@ def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidate
 
 
 def finite(adjusted: Logits) -> Logits:
-    """The logits with numbers for what an adjustment has made of them beyond float32; -inf, which forbids,
-    stays.
-
-    Neither native samplers nor a draw can cope with NaN, or with an infinity as the largest.
-    """
+    """Replace NaN and infinities, which neither native samplers nor a draw can handle; -inf, which
+    forbids, stays."""
     largest = adjusted.max()
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
@@ -421,7 +398,7 @@ def finite(adjusted: Logits) -> Logits:
 
 
 def _masked(adjusted: Logits, logits: Logits, allowed: Allowed, scratch: Scratch) -> Logits:
-    """The logits, -inf where not allowed. The grammar wins over parameters that forbid all that it allows."""
+    """The grammar overrides parameters that forbid everything it allows."""
     for preferred in (adjusted, logits):
         masked = scratch.masked(preferred, allowed)
         if masked.max() > -np.inf:

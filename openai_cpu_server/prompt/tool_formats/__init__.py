@@ -1,10 +1,6 @@
-"""The ways in which models write tool calls, and readers for them.
-
-A format is data (`forms`) where it can be: told once, then written into prompts, read from output and
-made a grammar of. The API picks one for a model by its template, and reads each output with it.
-Promises: an output is read once, piece by piece as it comes; nothing is told as content that is part of a
-call.
-"""
+"""Formats in which models write tool calls, and their readers. A format is data (`forms`) where possible,
+from which prompts, readers and grammars are made. The API picks one by a model's template. No part of a
+call is reported as content."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GE
 
 
 def format_for(template: PromptTemplate | None) -> ToolFormat:
-    """The format that the chat template teaches; the generic one if it knows no tools, or shows them for a
-    format that is unknown here."""
+    """Return the format that the template teaches, or the generic one if that is unknown."""
     if template is None:
         return GENERIC
     taught = (each for each in _TAUGHT if each.recognises(template.source))

@@ -37,40 +37,38 @@ JSON_TAIL: Pattern = (_BLANK, "}")
 
 
 def json_head(key: str = "arguments") -> Pattern:
-    """The beginning of `{"name": NAME, KEY: {...}}`."""
+    """Return the beginning of `{"name": NAME, KEY: {...}}`."""
     name: Pattern = ("{", _BLANK, '"name"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
     return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
 
 
 class CallIds(enum.Enum):
-    """The shape in which a family's templates want the ids of earlier calls."""
-
     OWN = "as they are"
     SHORT = "nine letters and digits"
     NAMED = "the function's name and the call's number in its message"
 
 
 class CallForm(msgspec.Struct, frozen=True):
-    """`marker`, `opening`, then calls with `between` between them, then `closing`.
-    One call is `head`, its arguments, `tail`."""
+    """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments,
+    `tail`."""
 
     name: str
     head: Pattern = json_head()
-    """It has the function's name. It and `tail` make one JSON object, where a form says nothing else."""
+    """By default a JSON object together with `tail`."""
     tail: Pattern = JSON_TAIL
     marker: str = ""
-    """"": an output that begins with a call consists of calls."""
+    """"" if an output that begins with a call consists of calls."""
     opening: Pattern = ()
     between: Pattern = ()
     closing: Pattern = ()
     prelude: str = ""
-    """A control token that may stand before calls that no marker announces, and means nothing."""
+    """Control token without meaning before calls without a marker."""
     parameters: Parameters | None = None
-    """None: the arguments are one JSON object."""
+    """Form of single parameters, or None if the arguments are one JSON object."""
     signs: tuple[str, ...] = ()
-    """Regular expressions that must all match somewhere in a template that teaches the format."""
+    """Regular expressions that match in a template of this format."""
     others: tuple[str, ...] = ()
-    """Regular expressions of which none may match: they belong to formats that look alike."""
+    """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
     replaces_template: bool = False
 
@@ -116,7 +114,6 @@ class CallForm(msgspec.Struct, frozen=True):
         return text_of((self.marker, *self.opening, *self.head))
 
     def _calls(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> tuple[str, str]:
-        """The expression of what follows the marker, and rules."""
         names = [f"call-{index}" for index in range(len(callees))]
         rules = [f"call ::= {' | '.join(names)}"]
         for index, callee in enumerate(callees):
@@ -160,7 +157,6 @@ class CallForm(msgspec.Struct, frozen=True):
         return text_of(self.head, call.name, index) + arguments + text_of(self.tail)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Where an id must be short and is not, it is made of the digest of the call's own."""
         if self.ids is CallIds.NAMED:
             return f"functions.{name}:{index}"
         if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):

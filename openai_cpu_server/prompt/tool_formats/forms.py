@@ -1,4 +1,4 @@
-"""The formats that differ only in what stands around a call, and how chat templates give them away."""
+"""Formats that differ only in the text around a call, and their signs in chat templates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import Pattern, PatternSlot
 _NAME = PatternSlot.NAME
 _LIST_COMMA: Pattern = (",", PatternSlot.GAP)
 _LISTED = partial(CallForm, opening=("[",), between=_LIST_COMMA)
-"""The calls are a JSON list, whose end each of these forms names."""
 _TOOL_CALL, _FUNCTION, _ARG_KEY = "<tool_call>", "<function=", "<arg_key>"
 
 _HERMES = CallForm(
@@ -51,7 +50,7 @@ _PYTHONIC = _LISTED(
     signs=(r"\[func_name1\(",),
 )
 GENERIC = msgspec.structs.replace(_HERMES, name="generic", signs=(), others=(), replaces_template=True)
-"""For templates that know no tools, or show them for a format that is unknown here."""
+"""For templates that know no tools, or use an unknown format."""
 FORMS: tuple[CallForm, ...] = (
     CallForm(
         "demo",
@@ -249,4 +248,3 @@ FORMS: tuple[CallForm, ...] = (
         signs=(r"<\|tool_list_start\|>|List of tools: \[",),  # LFM2, LFM2.5
     ),
 )
-"""Those that a template can teach."""

@@ -1,8 +1,5 @@
-"""gpt-oss' harmony: an output is a row of messages, each with a channel that says what it is.
-
-`analysis` is what the model thinks, `final` is the answer, `commentary` is a call if it is addressed to a
-function, else a word to the user before one.
-"""
+"""gpt-oss' harmony: messages with channels. `analysis` has thoughts, `final` the answer, `commentary` a
+call or a word to the user before one."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
-        """Thoughts, then a call or the answer. Without callees there is only the answer."""
         endings = ["call"] if callees else []
         endings += ["final"] if answer is not None else []
         lines = [f"thoughts ({' | '.join(endings)})", *_thoughts(spelling)]
@@ -86,8 +82,7 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
 
 
 def _thoughts(spelling: Spelling) -> list[str]:
-    """The rule of what comes before the answer or the call, with the beginning of the next message.
-    A model to which the marks are text was not taught to think in them: it begins at once."""
+    """A model without these marks in its vocabulary begins at once."""
     if spelling.control_token(_CHANNEL) is None:
         return ['thoughts ::= ""']
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
@@ -98,7 +93,6 @@ def _thoughts(spelling: Spelling) -> list[str]:
 
 
 def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
-    """The function stands behind the role, or behind the channel."""
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
     to = spelling.literal(_TO + callee.name)
     kind = f'((" " | " "? {spelling.literal("<|constrain|>")}) "json")?'
@@ -119,11 +113,11 @@ _THOUGHT = re.compile(re.escape(_CHANNEL) + r"\s*analysis")
 
 
 class HarmonyReader:
-    """Gives thoughts, content and calls. Text that is no message at all is content."""
+    """Text outside of messages is content."""
 
     def __init__(self) -> None:
         self._header: str | None = ""
-        """What has come of a message's header; None: its text is being read."""
+        """Header so far, or None while its text is read."""
         self._waiting = ""
         self._kind: type[ThinkingText] | type[Content] | type[CallArguments] = Content
         self._arguments = JsonValue()
@@ -147,7 +141,6 @@ class HarmonyReader:
         return [Content(rest)] if rest and not _begins_header(rest) else []
 
     def _in_header(self) -> list[Part] | None:
-        """What comes next; None: more text is needed."""
         header, found, rest = self._waiting.partition(_MESSAGE)
         if not found:
             if _begins_header(self._waiting):
@@ -174,6 +167,5 @@ class HarmonyReader:
 
 
 def _begins_header(text: str) -> bool:
-    """Whether this may be a message's header that is not complete."""
     starts = (_CHANNEL, "<|start|>", _TO)
     return any(text.startswith(start) or start.startswith(text) for start in starts)

@@ -1,4 +1,4 @@
-"""Calls whose parameters are written one by one: their grammar, their text, and a scanner for them."""
+"""Calls whose parameters are written one by one."""
 
 from __future__ import annotations
 
@@ -29,31 +29,28 @@ _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """How one parameter is written: `begin`, its value, `behind`. A string is raw text where it may be;
-    everything else is JSON."""
+    """Strings are raw text where possible, other values JSON."""
 
     begin: Pattern
-    """It has the parameter's name."""
     raw_begin: str = ""
-    """Stands before raw text; "": nothing tells raw text from JSON but the parameter's name."""
+    """Stands before raw text; "" if only the name distinguishes raw text from JSON."""
     raw_end: str = ""
-    """Ends raw text; JSON too, if nothing stands before raw text."""
+    """Ends raw text, and JSON too if `raw_begin` is ""."""
     behind: Pattern = ()
     between: Pattern = ()
     close: str = ""
-    """Ends the parameters."""
     is_python: bool = False
-    """Raw text is a Python string in single quotes; True and False are words."""
+    """True for Python's strings in single quotes, True and False."""
 
     def is_raw(self, parameter: Parameter) -> bool:
-        """Whether the value stands as raw text; not if one of its choices could not be told from the end."""
+        """Return True if the value is raw text, and no choice resembles its end."""
         if not parameter.is_text:
             return False
         forbidden = ("'", "\\", "\n", '"') if self.is_python else (self.raw_end, self.raw_end.strip())
         return not any(mark in choice for choice in parameter.choices for mark in forbidden)
 
     def names(self, name: str) -> bool:
-        """Whether a parameter's name is read as it was written: nothing in it may look like what ends it."""
+        """Return True if a name is read as written."""
         found = self.next_part.search(text_of(self.begin, name))
         is_read = found is not None and found.start() == 0 and found[1] == name
         return is_read and name.isprintable() and not has_mark(name)
@@ -63,8 +60,7 @@ class Parameters(msgspec.Struct, frozen=True):
     def gbnf(
         self, parameters: Sequence[Parameter], spelling: Spelling, stem: str, *, in_any_order: bool = False
     ) -> tuple[str, list[str]]:
-        """The expression of all of them, in their order or in any, and rules whose names begin with
-        `stem`."""
+        """Return the expression of all parameters, and rules whose names begin with `stem`."""
         rules = []
         for i, each in enumerate(parameters):
             rules.append(f"{stem}-key-{i} ::= {spelling.gbnf(self.begin, each.name)}")
@@ -85,7 +81,6 @@ class Parameters(msgspec.Struct, frozen=True):
         return first, rules
 
     def _one(self, parameter: Parameter, spelling: Spelling, key: str) -> str:
-        """`key`: the rule of what stands before the value."""
         begin = f"({key} | {NEVER})"
         behind = spelling.gbnf(self.behind)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
@@ -127,18 +122,14 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def next_part(self) -> re.Pattern[str]:
-        """Matches the begin of a parameter, with its name, or the end of all of them."""
         name = f"([^{re.escape(self.close[0])}]+?)"
         begin = regex_of(self.begin, name)
         return re.compile(rf"[\s,]*(?:{begin}|({re.escape(self.close)}))")
 
 
 class ParameterScanner:
-    """Finds calls with such parameters, and gives their arguments as JSON."""
-
     def __init__(self, head: re.Pattern[str], layout: Parameters, raw: RawNames) -> None:
-        """`head` matches what stands before the parameters, with the function's name.
-        `raw`: which parameters of which function are raw text."""
+        """`head` matches what stands before the parameters, with the function's name."""
         self._head = head
         self._next = layout.next_part
         self._layout = layout
@@ -147,7 +138,6 @@ class ParameterScanner:
         self._call: str | None = None
         self._value: _RawText | _PythonText | _JsonText | None = None
         self._key: str | None = None
-        """The parameter whose value comes next."""
         self._num_parameters = 0
         self._num_begun = 0
 
@@ -163,7 +153,6 @@ class ParameterScanner:
         return merged(parts)
 
     def _step(self) -> list[CallPart] | None:
-        """What comes next; None: more text is needed."""
         if self._value is not None:
             return self._more()
         if self._key is not None:
@@ -193,7 +182,6 @@ class ParameterScanner:
         return [CallArguments(f"{comma}{to_json(found[1])}:")]
 
     def _begin_value(self, key: str) -> list[CallPart] | None:
-        """The value's first characters tell how it is written, or its name does."""
         assert self._call is not None
         mark = self._layout.raw_begin
         if mark:
@@ -220,7 +208,6 @@ class ParameterScanner:
 
 
 def _in_any_order(parameters: Sequence[Parameter], between: str, stem: str) -> list[str]:
-    """A rule for each set of parameters that have been written: what may follow them."""
     required = sum(1 << i for i, each in enumerate(parameters) if each.is_required)
     rules = []
     for written in range(1 << len(parameters)):
@@ -234,12 +221,10 @@ def _in_any_order(parameters: Sequence[Parameter], between: str, stem: str) -> l
 
 
 Read = tuple[str, str, bool]
-"""JSON text that is sure, the text that is left, and whether the value is over."""
+"""Certain JSON text, the rest of the text, and True if the value has ended."""
 
 
 class _RawText:
-    """Text up to a mark, as a JSON string."""
-
     def __init__(self, end: str) -> None:
         self._end = end
         self._open = '"'
@@ -254,8 +239,6 @@ class _RawText:
 
 
 class _PythonText:
-    """A Python string behind its first quote, as a JSON string."""
-
     def __init__(self) -> None:
         self._open = '"'
 
@@ -281,8 +264,6 @@ _WORD = re.compile(r"[A-Za-z0-9+.-]+(?=[^A-Za-z0-9+.-])")
 
 
 class _JsonText:
-    """A JSON value, with white space before it. Python's words become JSON's."""
-
     def __init__(self) -> None:
         self._value: JsonValue | None = None
 

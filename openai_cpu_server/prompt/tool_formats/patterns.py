@@ -1,4 +1,4 @@
-"""What stands around calls and their arguments: told once, then written, read and made a grammar of."""
+"""Patterns of the text around calls, which are written, read and made grammars."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import msgspec
 
 
 class PatternSlot(enum.Enum):
-    """A place in a pattern that is no fixed text."""
-
     NAME = "a function's or a parameter's name"
     BLANK = "white space as far as the server allows it in JSON; written without"
     SPACE = "the same; written as one space"
@@ -41,49 +39,43 @@ _GBNF = {
     PatternSlot.INDEX: "[0-9] [0-9]?",
 }
 _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
-"""Matches what is one control token in the vocabulary of a model that was taught it."""
+"""Matches a control token of models that were taught it."""
 
 
 def text_of(pattern: Pattern, name: str = "", index: int = 0) -> str:
-    """The pattern as a model would have written it."""
     slots = {**_WRITTEN, PatternSlot.NAME: name, PatternSlot.INDEX: str(index)}
     return "".join(part if isinstance(part, str) else slots[part] for part in pattern)
 
 
 def has_mark(text: str) -> bool:
-    """Whether something in it may be a control token of some vocabulary."""
+    """Return True if a part may be a control token of some vocabulary."""
     return _MARK.search(text) is not None
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
-    """A regular expression with the name as its group. A pattern that ends openly ends before a mark."""
+    """The name is the group. An open end stops before a mark."""
     slots = {**_REGEX, PatternSlot.NAME: name}
     found = "".join(re.escape(x) if isinstance(x, str) else slots.get(x, r"\s*") for x in pattern)
     return found + r"(?=[<{])" if pattern[-1] in _OPEN else found
 
 
 def quoted(text: str) -> str:
-    """A literal of GBNF."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
 
 
 NEVER = "never"
-"""A rule that matches nothing and is recursive: what names it stays a rule, and is not read as one lexeme
-together with all that stands beside it. `structured` does the same."""
+"""Recursive rule that matches nothing. A rule that names it is not read as one lexeme, as in `structured`."""
 NEVER_RULE = f"{NEVER} ::= [^\\x00-\\U0010FFFF] {NEVER}"
 
 
 class Spelling(msgspec.Struct, frozen=True):
-    """How patterns stand in the grammars of one model."""
-
     blank: str
-    """GBNF of white space where JSON may have it; "" for none."""
+    """GBNF of optional white space, or ""."""
     control_token: Callable[[str], int | None]
-    """The number of the control token with this name; None: there is none, so that the name is plain text."""
+    """Returns the number of a control token, or None if its name is plain text."""
 
     def gbnf(self, pattern: Pattern, name: str = "") -> str:
-        """The pattern, with this name in its place."""
         known = {PatternSlot.NAME: name}
         texts = [part if isinstance(part, str) else known.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
@@ -92,7 +84,6 @@ class Spelling(msgspec.Struct, frozen=True):
         return self.gbnf((text,))
 
     def _joined(self, parts: Iterable[tuple[Union[str, PatternSlot], str | None]]) -> Iterable[str]:
-        """Neighbouring texts become one literal."""
         waiting = ""
         for part, text in parts:
             if text is not None:
@@ -107,7 +98,6 @@ class Spelling(msgspec.Struct, frozen=True):
         yield self._spelt(waiting)
 
     def _spelt(self, text: str) -> str:
-        """A text whose marks are tokens where the vocabulary has them."""
         found, waiting = [], ""
         for part in _MARK.split(text):
             number = self.control_token(part) if _MARK.fullmatch(part) else None
@@ -120,7 +110,7 @@ class Spelling(msgspec.Struct, frozen=True):
         return " ".join(found + ([quoted(waiting)] if waiting else []))
 
     def until(self, end: str) -> str:
-        """Any text up to the first `end`, with it; `end` has its first character only once."""
+        """Match any text up to `end`, whose first character must be unique in it."""
         spelt = self._spelt(end)
         if spelt != quoted(end):
             return f"[^\\x00]* {spelt}"
@@ -139,7 +129,6 @@ class Spelling(msgspec.Struct, frozen=True):
 
 
 def _beginnings(text: str) -> str:
-    """Every beginning of the text but itself, the empty one too."""
     found = ""
     for char in reversed(text[:-1]):
         found = f"({quoted(char)} {found})?" if found else f"{quoted(char)}?"
@@ -154,7 +143,7 @@ def _none_of(chars: str) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the text's end might be the beginning of the mark."""
+    """Return how many characters at the text's end might begin the mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
@@ -162,15 +151,14 @@ def overlap(text: str, mark: str) -> int:
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
     takes_text: bool = False
-    """It is the call of a custom tool, with a text in place of arguments."""
+    """True for a custom tool, which takes a text."""
 
 
 class OutputPiece(msgspec.Struct, frozen=True):
     text: str
 
 
-class CallArguments(OutputPiece, frozen=True):
-    """A piece of the arguments' JSON text."""
+class CallArguments(OutputPiece, frozen=True): ...
 
 
 CallPart = Union[CallBegin, CallArguments]
@@ -178,7 +166,6 @@ P = TypeVar("P", bound=msgspec.Struct)
 
 
 def merged(parts: Sequence[P]) -> list[P]:
-    """Neighbouring pieces of one kind of text become one."""
     found: list[P] = []
     for part in parts:
         last = found[-1] if found else None
@@ -190,18 +177,16 @@ def merged(parts: Sequence[P]) -> list[P]:
 
 
 class CallScanner(Protocol):
-    """Finds calls. It skips separators, brackets and closing marks between them."""
+    """Finds calls, and skips separators, brackets and closing marks between them."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text, if it ended here, would end within a call, or before the first."""
+        """True within a call, or before the first."""
 
     def feed(self, text: str) -> list[CallPart]: ...
 
 
 class JsonCallScanner:
-    """Finds calls whose arguments are one JSON object."""
-
     def __init__(self, head: re.Pattern[str]) -> None:
         """`head` matches what stands before the arguments; its group is the function's name."""
         self._head = head
@@ -243,15 +228,13 @@ _MARKS = re.compile(r'["\\{}\[\]]')
 
 
 class JsonValue:
-    """Finds the end of an object, an array or a string."""
-
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = False
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
-        """The position behind the value's end in this piece; None: it does not end here."""
+        """Return the position behind the value's end, or None."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()

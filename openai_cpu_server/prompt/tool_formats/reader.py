@@ -1,5 +1,4 @@
-"""What a format of tool calls is, and how a model's output is read by it while it comes: first content, then
-calls."""
+"""Protocol of tool-call formats, and readers of a model's output as it comes."""
 
 from __future__ import annotations
 
@@ -22,40 +21,32 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
 )
 
 
-class Content(OutputPiece, frozen=True):
-    """A piece of the answer."""
+class Content(OutputPiece, frozen=True): ...
 
 
-class ThinkingText(OutputPiece, frozen=True):
-    """A piece of what the model thinks before it answers."""
+class ThinkingText(OutputPiece, frozen=True): ...
 
 
-class CallText(OutputPiece, frozen=True):
-    """A piece of the text that a custom tool is called with."""
+class CallText(OutputPiece, frozen=True): ...
 
 
 Part = Union[ThinkingText, Content, CallBegin, CallArguments, CallText]
 
 
 class OutputReader(Protocol):
-    """Reads one output as it comes."""
-
     @property
     def is_cut(self) -> bool:
-        """Whether the output, if it ended here, would end within a call."""
+        """Return True if the output ends within a call."""
 
     @property
     def has_calls(self) -> bool: ...
 
     def feed(self, text: str) -> list[Part]: ...
 
-    def finish(self) -> list[Part]:
-        """What was held back, once the output has ended."""
+    def finish(self) -> list[Part]: ...
 
 
 class TextReader:
-    """Reads an output without marks: all of it is content."""
-
     is_cut = False
     has_calls = False
 
@@ -67,17 +58,14 @@ class TextReader:
 
 
 class Gate(Protocol):
-    """Watches for the beginning of the calls."""
-
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is surely content; and the text behind it once calls have begun, else None."""
+        """Return the certain content, and the text of calls once they have begun, else None."""
 
-    def rest(self) -> str:
-        """The text that was held back, once the output has ended without calls."""
+    def rest(self) -> str: ...
 
 
 class MarkerGate:
-    """Waits for a marker behind which calls begin. White space before the marker is dropped."""
+    """Drops white space before the marker."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -99,16 +87,14 @@ class MarkerGate:
 
 
 class HeadGate:
-    """Looks at the beginning only. An output that begins with a call of one of the functions consists of
-    calls, any other of content."""
+    """Decides by the beginning: an output that begins with a call consists of calls."""
 
     def __init__(self, ways: Sequence[Pattern], names: Sequence[str]) -> None:
-        """`ways`: how calls may begin, up to the first one's arguments or the marker. `names`: (): any
-        function."""
+        """`ways`: beginnings of calls. `names`: () for any function."""
         self._ways = ways
         self._names = names
         self._held: str | None = ""
-        """The text held back while it may be a call; None: the output is content."""
+        """Text that may be a call, or None once the output is content."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         if self._held is None:
@@ -126,15 +112,12 @@ class HeadGate:
 
 
 class _Fit(enum.Enum):
-    """How much of a pattern a text has."""
-
     NOT = 0
     BEGUN = 1
     WHOLE = 2
 
 
 def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
-    """How much of the pattern the text begins with."""
     for index, part in enumerate(pattern):
         if part is PatternSlot.NAME:
             rest = pattern[index + 1 :]
@@ -150,7 +133,6 @@ def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
 
 
 def _name(text: str) -> str:
-    """The name at the text's beginning, whatever it is."""
     found = _NAME.match(text)
     return found[0] if found else "?"
 
@@ -159,7 +141,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class ToolReader:
-    """Gives the same content and calls however the text was cut into pieces."""
+    """Independent of how the text was cut."""
 
     def __init__(self, gate: Gate, scanner: CallScanner) -> None:
         self._gate = gate
@@ -186,34 +168,28 @@ class ToolReader:
 
 
 RawNames = Mapping[str, frozenset[str]]
-"""For each function that may be called: its parameters that are written as raw text. {}: any function."""
+"""Parameters written as raw text, by function. {} allows any function."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One parameter of a function, for formats that write each by itself."""
-
     name: str
     is_required: bool
     rule: str
-    """The grammar's rule for its value as JSON."""
+    """Grammar rule of its value as JSON."""
     is_text: bool = False
-    """It is any string, or one of `choices`: it may be written raw."""
+    """True for any string, or one of `choices`, which may be written raw."""
     choices: tuple[str, ...] = ()
     is_boolean: bool = False
-    """It is true or false."""
     is_ruled: bool = False
-    """`rule` is that of the raw text, where not any text may stand."""
+    """True if `rule` is that of the raw text."""
 
 
 class Callee(msgspec.Struct, frozen=True):
-    """A function in the grammar of calls."""
-
     name: str
     rule: str
-    """The grammar's rule, or its expression, for its arguments as one JSON object."""
+    """Grammar rule or expression of its arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
     in_any_order: bool = False
-    """They may be written in any order; else in theirs."""
 
 
 class WrittenCall(msgspec.Struct, frozen=True):
@@ -222,56 +198,51 @@ class WrittenCall(msgspec.Struct, frozen=True):
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes calls. Grammars are GBNF: the root's expression, then lines of rules."""
+    """Grammars are GBNF: the root's expression, then lines of rules."""
 
     @property
     def name(self) -> str:
-        """The name in `--tool-format`."""
+        """Value of `--tool-format`."""
 
     @property
     def marker(self) -> str:
-        """The text (a control token by its name) behind which calls begin in free text; "": there is none,
-        the whole output has a grammar."""
+        """Text or control token before calls, or "" if the whole output has a grammar."""
 
     @property
     def text_end(self) -> str:
-        """The mark that ends raw text in a call; "": texts are JSON strings there."""
+        """Mark that ends raw text in a call, or "" for JSON strings."""
 
     @property
     def splits_parameters(self) -> bool:
-        """Whether each parameter is written by itself; else the arguments are one JSON object."""
+        """False if the arguments are one JSON object."""
 
     def announces(self, spelling: Spelling) -> bool:
-        """Whether a control token tells calls from any text in this model's outputs."""
+        """Return True if a control token distinguishes calls from text."""
 
     @property
     def replaces_template(self) -> bool:
-        """Whether tools and calls are told in words, whatever the template would show."""
+        """True if tools and calls are described in words, even if the template could show them."""
 
     def recognises(self, template: str) -> bool:
-        """Whether the source of a chat template teaches this format."""
+        """Return True if a template's source teaches this format."""
 
     def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
-        """The grammar of everything behind the marker, up to the output's end."""
+        """Return the grammar from the marker to the output's end."""
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
-        """The grammar of a whole output. `answer`: the rule for text that is no call; "": any text;
-        None: there must be calls."""
+        """`answer`: rule of other text, "" for any text, or None if there must be calls."""
 
     def names_parameter(self, name: str) -> bool:
-        """Whether a parameter of this name can be written, and read again."""
+        """Return True if a parameter of this name can be written and read again."""
 
-    def raw_parameters(self, callee: Callee) -> frozenset[str]:
-        """The parameters whose values stand in the output as raw text."""
+    def raw_parameters(self, callee: Callee) -> frozenset[str]: ...
 
-    def written(self, calls: Sequence[WrittenCall]) -> str:
-        """Calls as the model would have written them."""
+    def written(self, calls: Sequence[WrittenCall]) -> str: ...
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
-        """The id of an earlier call of this function, the `index`-th of its message, in the shape that the
-        family's templates want."""
+        """Return the id of an earlier call in the shape of the family's templates."""
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
-        """A reader for one output. With `at_start` the output begins with calls or has none."""
+        """With `at_start` the output begins with calls or has none."""

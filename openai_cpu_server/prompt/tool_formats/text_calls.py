@@ -1,4 +1,4 @@
-"""Calls of custom tools, which take one text: models write them as calls of a function with one parameter."""
+"""Calls of custom tools, which models write as calls of a function with one parameter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBe
 from openai_cpu_server.prompt.tool_formats.reader import CallText, Part
 
 INPUT = "input"
-"""The one parameter."""
 _BLANK = PatternSlot.BLANK
 OBJECT_HEAD: Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
 OBJECT_TAIL: Pattern = (_BLANK, "}")
@@ -22,12 +21,10 @@ _WHOLE = re.compile(
 
 
 class TextCallReader:
-    """Makes texts of the arguments of custom tools, piece by piece; all other parts stay."""
-
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._waiting: str | None = None
-        """The arguments' JSON that was not read yet; None: no custom tool is being called."""
+        """Unread JSON, or None outside of such calls."""
         self._is_begun = False
 
     def read(self, parts: Sequence[Part]) -> list[Part]:

@@ -1,11 +1,7 @@
-"""Reads what stands between the quotes of a literal and the brackets of a class.
-
-llama.cpp's language, with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. Of its
-tokens only `<[302]>` is known, a control token by its number. As there,
-a rule ends with its line, but not within parentheses nor behind `::=` and `|`. Refused, though taken there: a
-rule defined twice, an empty class, a range that runs backwards. Left recursion is refused by both; a
-repetition of what may be empty is left recursion for llama.cpp, but not here.
-"""
+"""Parser of GBNF, with additions to llama.cpp's: `_` in names, `{,n}`, and no limit of 2,000 repetitions.
+Of its tokens only `<[302]>` is supported. Unlike there, a rule defined twice, an empty class and a
+reversed range are rejected. Both reject left recursion; llama.cpp also counts a repetition of what may be
+empty."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ _LOWEST_SURROGATE, _HIGHEST_SURROGATE = 0xD800, 0xDFFF
 
 
 class WrongCharacter(Exception):
-    """A character that cannot stand there; `position` counts within the symbol's text."""
+    """`position`: within the symbol's text."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
@@ -52,7 +48,7 @@ class WrongCharacter(Exception):
 
 
 def literal_text(symbol: str) -> str:
-    """The text of a literal. Raises WrongCharacter."""
+    """Decode a literal. Raises WrongCharacter."""
     if "\\" not in symbol and symbol.isascii():
         return symbol[1:-1]
     return "".join(chr(code) for code, _ in _codes(symbol, 1))
@@ -60,8 +56,7 @@ def literal_text(symbol: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
-    """The set of `[a-z]` or `[^a-z]`.
-    A dash that is first or last stands for itself. Raises WrongCharacter."""
+    """Parse `[a-z]` or `[^a-z]`. Raises WrongCharacter."""
     if len(text) > _LONGEST_CLASS:
         raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
     is_negated = text.startswith("[^")
@@ -82,7 +77,6 @@ def class_set(text: str) -> CharSet:
 
 
 def _codes(text: str, position: int) -> list[tuple[int, int]]:
-    """The (code point, position in the symbol) of every character up to the closing mark."""
     found = []
     end = len(text) - 1
     if "\\" not in text:
@@ -144,7 +138,6 @@ _SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
     | [*+?] | \{[^{}"\[\]()|:]*\} | <\[\d{1,9}\]> | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
 _ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
 _NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
-"""Matches a symbol or a comment; or all the rest, if there is neither."""
 
 _BY_FIRST = {
     **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-", SymbolKind.NAME),
@@ -168,10 +161,10 @@ _UNFINISHED = {
 
 
 class GbnfSymbols:
-    """The symbols in order. `texts` has no spaces and comments; its last element is "", the end."""
+    """Without spaces and comments. The last one is ""."""
 
     def __init__(self, text: str) -> None:
-        """Cut the text. Raises InvalidGrammar if it has too many symbols or characters."""
+        """Split the text. Raises InvalidGrammar."""
         self._text = text
         if len(text) > MOST_CHARACTERS:
             raise self._error_at(MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
@@ -183,13 +176,12 @@ class GbnfSymbols:
             self._num_readable -= 2
 
     def kind(self, index: int) -> SymbolKind:
-        """The kind of a symbol. Raises InvalidGrammar if no symbol begins there."""
+        """Classify a symbol. Raises InvalidGrammar if none begins there."""
         if index == self._num_readable:
             raise self._unreadable(index)
         return _BY_FIRST[self.texts[index][:1]]
 
     def error(self, index: int, message: str, offset: int = 0) -> InvalidGrammar:
-        """An error at a symbol, or `offset` characters behind its beginning."""
         return self._error_at(self._start(index) + offset, message)
 
     def _start(self, index: int) -> int:
@@ -212,21 +204,18 @@ class GbnfSymbols:
 
 
 def _is_symbol(text: str) -> bool:
-    """Whether this is a symbol, not a comment or the empty match at the end."""
     return text[:1] not in ("#", "")
 
 
 DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
-"""Groups nested this deep become rules of their own, so that no expression is deep."""
+"""Groups nested this deep become rules, so that no expression is deep."""
 _COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.ANY, SymbolKind.TOKEN)
 
 
 class _Group:
-    """An open parenthesis, or the rule itself. It collects alternatives."""
-
     __slots__ = ("alternatives", "items")
 
     def __init__(self) -> None:
@@ -245,19 +234,16 @@ class _Group:
 
 
 def parse_gbnf(text: str, known: Collection[str] = ()) -> Rules:
-    """The rules of a grammar; one whose name has a dot is a group of the text, lifted out of its rule.
-    `known`: names of rules that stand elsewhere, and refer to none of the text. Raises InvalidGrammar."""
+    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar. `known`:
+    names of rules that are defined elsewhere."""
     return _Parser(GbnfSymbols(text), known).grammar()
 
 
 def names_tokens(rules: Rules) -> bool:
-    """Whether a grammar names control tokens."""
     return any(isinstance(expr, Token) for expr in every_expression(rules.values()))
 
 
 class _Parser:
-    """Reads the symbols one by one. It stores symbols by their numbers."""
-
     def __init__(self, symbols: GbnfSymbols, known: Collection[str]) -> None:
         self._symbols = symbols
         self._known = known
@@ -299,7 +285,7 @@ class _Parser:
         self._rules[name] = self._body(name)
 
     def _body(self, name: str) -> Expr:
-        """Read a rule's body. The inner loop reads symbols that were met before, which most are."""
+        """Most symbols were met before, and are read by the inner loop."""
         groups = [_Group()]
         lifted = (f"{name}.{number}" for number in itertools.count(1))
         texts, operands, kind_of = self._symbols.texts, self._operands, self._symbols.kind

@@ -1,9 +1,6 @@
-r"""Prints rules as GBNF text that llama.cpp and llguidance's translator read alike.
-
-Their common ground: `\xHH` escapes in classes (a dash, a caret and brackets have no other), characters beyond
-ASCII as themselves, counts in braces, and at most some thirty nested groups. `Shaper` gives rules the form
-that a reader of the text would find: what runs is what is printed.
-"""
+r"""Printing of rules as GBNF that llama.cpp and llguidance's translator read alike: with `\xHH` escapes in
+classes, characters beyond ASCII as themselves, counts in braces, and at most some thirty nested groups.
+`Shaper` gives rules the form that a reader of the text would find."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ _DEEPEST = 10
 
 
 class Shaper:
-    """Gives rules the form that their text has: characters in a row are a literal, and what would nest too
-    deep, or is counted twice, is a rule of its own."""
+    """Joins characters to literals, and lifts parts that nest too deep or are counted twice."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -49,7 +45,7 @@ class Shaper:
         self._known: dict[tuple[Expr, int], Expr] = {}
 
     def shaped(self, rules: Rules) -> Rules:
-        """The rules, and those that are lifted out of them. Raises SchemaTooLarge."""
+        """Add the lifted rules. Raises SchemaTooLarge."""
         found = {name: self._top(expr) for name, expr in rules.items()}
         queue = list(self._lifted.items())
         for expr, name in queue:
@@ -100,16 +96,13 @@ class Shaper:
         return seq(*parts)
 
     def _alternatives(self, items: tuple[Expr, ...], depth: int) -> Expr:
-        """The alternatives; optional ones if one of them is empty."""
         filled = [x for x in items if x != EMPTY]
         found = alt(*(self._shape(x, depth + 1) for x in filled))
         return repeat(found, 0, 1) if len(filled) < len(items) else found
 
     def _operand(self, expr: Expr, depth: int) -> Expr:
-        """The operand, or a rule of its own if it would nest too deep or is counted itself.
-
-        llguidance's translator forgets the parentheses of `(x{2})*`.
-        """
+        """Lift what is counted itself, because llguidance's translator forgets the parentheses of
+        `(x{2})*`."""
         if isinstance(expr, (Chars, Text, Ref)):
             return self._shape(expr, depth)
         if depth >= _DEEPEST or isinstance(expr, Repeat) or (isinstance(expr, Alt) and EMPTY in expr.items):
@@ -126,8 +119,8 @@ class Shaper:
 
 
 def gbnf_text(rules: Rules) -> str:
-    """The text of shaped rules, a line for each. Raises SchemaTooLarge where GBNF, which knows no
-    intersections, needs too many rules for one."""
+    """Return a line for each shaped rule. Raises SchemaTooLarge if an intersection, which GBNF lacks,
+    needs too many rules."""
     plain = _Expansion(rules).plain() if any(map(_intersects, every_expression(rules.values()))) else rules
     return "".join(f"{name} ::= {_shown(expr)}\n" for name, expr in plain.items())
 
@@ -140,8 +133,6 @@ _PRINTED = Limits(regex_states=20_000, regex_work=100_000, rules=40_000)
 
 
 class _Expansion:
-    """Writes intersections out: as one expression, or as a rule for each state of their automaton."""
-
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._budget = Budget(_PRINTED)
@@ -149,7 +140,6 @@ class _Expansion:
         self._added: Rules = {}
 
     def plain(self) -> Rules:
-        """Raises SchemaTooLarge."""
         found = {name: self._of(expr) for name, expr in self._rules.items()}
         return Shaper(self._budget).shaped(found | self._added)
 
@@ -174,8 +164,7 @@ class _Expansion:
         return Ref(names[0])
 
     def _characters(self, expr: Expr) -> Expr:
-        """The expression of nothing but characters: intersections are regular, and so are the rules that they
-        name."""
+        """Intersections are regular, and so are the rules that they name."""
         if isinstance(expr, Ref):
             return self._characters(self._rules[expr.name])
         if isinstance(expr, Text):
@@ -202,12 +191,10 @@ def _shown(expr: Expr) -> str:
 
 
 def _is_group(expr: Expr) -> bool:
-    """Whether it stands in parentheses where it is repeated."""
     return isinstance(expr, (Seq, Alt, Repeat)) or (isinstance(expr, Text) and len(expr.text) > 1)
 
 
 def text_length(rules: Rules) -> int:
-    """How long their text would be."""
     known: dict[Expr, int] = {}
     for expr in parts_first(list(rules.values())):
         known[expr] = _length(expr, known)
@@ -215,7 +202,6 @@ def text_length(rules: Rules) -> int:
 
 
 def _length(expr: Expr, known: dict[Expr, int]) -> int:
-    """`known`: the lengths of its parts."""
     inner = sum(map(known.__getitem__, expr.parts))
     if isinstance(expr, Seq):
         groups = sum(isinstance(x, Alt) for x in expr.items)
@@ -244,7 +230,6 @@ def _in_literal(char: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def char_class(chars: CharSet) -> str:
-    """A class, negated if the set reaches the last code point: that is shorter."""
     if chars.ranges and chars.ranges[-1][1] == MAX and chars != ANY:
         return f"[^{_ranges(~chars)}]"
     return f"[{_ranges(chars)}]" if chars else f"[^{_ranges(ANY)}]"
@@ -255,7 +240,6 @@ def _ranges(chars: CharSet) -> str:
 
 
 def _joined_over_surrogates(chars: CharSet) -> list[tuple[int, int]]:
-    """The ranges, joined across the surrogates, which are no characters."""
     ranges: list[tuple[int, int]] = []
     for low, high in chars.ranges:
         if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:

@@ -1,5 +1,4 @@
-"""Languages as values: sets of characters, interned expressions, automata, lengths; and rules, which are
-expressions by name. All other rooms of `structured` build on them; they build on none. Promises: equal
-expressions are one object, so comparing and remembering them costs nothing; what is done with an automaton
-is charged to a budget and ends with SchemaTooLarge, never with the stack or the memory.
-"""
+"""Languages as values: character sets, interned expressions, automata, lengths; and rules, which are named
+expressions. Used by all other packages of `structured`; uses none of them. Equal expressions are one
+object, so comparing is cheap. Automata are charged to a budget and end with SchemaTooLarge, never with the
+stack."""

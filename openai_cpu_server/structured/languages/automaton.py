@@ -1,5 +1,5 @@
-"""Automata of expressions by Brzozowski derivatives, with which intersection and complement cost nothing
-extra; and expressions of automata."""
+"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap; and
+expressions of automata."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DIGITS = tuple(CharSet.chars(c) for c in "0123456789.")
 
 
 class Alphabet:
-    """Classes of characters, numbered; sets of them are bits of an int."""
+    """Numbered classes of characters. Sets of classes are bits of an int."""
 
     def __init__(self, expr: Expr) -> None:
         self.classes = partition(_sets_in(expr))
@@ -47,18 +47,16 @@ class Alphabet:
         self._fronts: dict[Expr, frozenset[int]] = {}
 
     def blocks(self, state: Expr) -> list[int]:
-        """Sets of classes. The state goes on in the same way with all characters of one set."""
+        """Return sets of classes, such that all characters of a set have the same derivative."""
         blocks = [(1 << len(self.classes)) - 1]
         for mask in self._front(state):
             blocks = [part for each in blocks for part in (each & mask, each & ~mask) if part]
         return blocks
 
     def code(self, block: int) -> int:
-        """One character of the block."""
         return self.classes[(block & -block).bit_length() - 1].ranges[0][0]
 
     def _front(self, expr: Expr) -> frozenset[int]:
-        """The sets of characters that the first step of the expression tells apart."""
         found = self._fronts.get(expr)
         if found is None:
             found = self._fronts[expr] = frozenset(self._compute(expr))
@@ -84,7 +82,6 @@ class Alphabet:
 
 
 def _sets_in(expr: Expr) -> list[CharSet]:
-    """Every set of characters in the expression, each once."""
     sets: dict[CharSet, None] = {}
     for each in every_expression([expr]):
         if isinstance(each, Chars):
@@ -97,12 +94,10 @@ def _sets_in(expr: Expr) -> list[CharSet]:
 _POINT = ord(".")
 _ZERO = ord("0")
 _MOST_PREFIXES_EACH = 20
-"""So many beginnings are looked at for each string that is wanted."""
 
 
 class Automaton(msgspec.Struct, frozen=True):
-    """A deterministic automaton.
-    State 0 is the start; every state can reach an accepting one, if there is any."""
+    """Deterministic automaton with start 0. Every state can reach an accepting one, if any exists."""
 
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]
@@ -113,15 +108,14 @@ class Automaton(msgspec.Struct, frozen=True):
 
 
 class Deriver:
-    """Computes derivatives of expressions by one character.
-    It remembers them and charges them to a budget."""
+    """Computes and caches derivatives, and charges them to a budget."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._known: dict[tuple[Expr, int], Expr] = {}
 
     def derive(self, expr: Expr, code: int) -> Expr:
-        """The expression of what may follow the character `code`."""
+        """Return the derivative by one character. Raises SchemaTooLarge."""
         if isinstance(expr, Chars):
             return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
@@ -175,7 +169,7 @@ class Deriver:
 
 
 def _sorted_alt(options: list[Expr]) -> Expr:
-    """The alternatives in a fixed order, because equal states must be equal objects."""
+    """Order the alternatives, because equal states must be equal objects."""
     if len(options) == 1 and not isinstance(options[0], Alt):
         return options[0]
     flat = [x for option in options for x in (option.items if isinstance(option, Alt) else (option,))]
@@ -198,7 +192,7 @@ def _of_residue(expr: Residue, code: int) -> Expr:
 
 
 def build(expr: Expr, budget: Budget) -> Automaton:
-    """The minimal automaton of an expression. Raises SchemaTooLarge."""
+    """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr)
     table, accepting = _explore(expr, alphabet, budget)
     return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
@@ -230,7 +224,6 @@ def _fill(row: list[int | None], block: int, target: int | None) -> None:
 
 
 def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
-    """Drop the edges into states that reach no accepting one."""
     sources: dict[int, list[int]] = {}
     for state, row in enumerate(table):
         for target in row:
@@ -245,7 +238,7 @@ def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> li
 
 
 def _minimal(table: list[list[int | None]], accepting: set[int], classes: list[CharSet]) -> Automaton:
-    """Minimise by Moore's refinement; then number the blocks in the order in which they are reached."""
+    """Minimise by Moore's refinement."""
     block = [int(s in accepting) for s in range(len(table))]
     while True:
         signatures: dict[tuple[int | None, ...], int] = {}
@@ -279,7 +272,7 @@ def _numbered(
 
 
 def few_strings(automaton: Automaton, most: int) -> list[str] | None:
-    """All strings of the language in order of length; None if there are more than `most`, or endless ones."""
+    """Return all strings in order of length, or None if they are more than `most` or too costly."""
     found: list[str] = []
     ways = [("", 0)]
     for text, state in ways:
@@ -295,7 +288,7 @@ def few_strings(automaton: Automaton, most: int) -> list[str] | None:
 
 
 def has_length(automaton: Automaton, low: int, high: int | None, budget: Budget) -> bool:
-    """Whether some string of the language has `low` to `high` characters."""
+    """Return True if a string has `low` to `high` characters. Raises SchemaTooLarge."""
     steps = [sum(1 << target for target in {to for _, to in edges}) for edges in automaton.edges]
     ends = sum(1 << state for state in automaton.accepting)
     reached, length, seen = 1, 0, dict[int, int]()
@@ -323,8 +316,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
-    """A rule for each state of the automaton, the first one for the whole. It is slower to run than one
-    lexeme but short to write. `written` gives the text of one character."""
+    """Return a rule for each state, the first one for the whole: slower to run than one lexeme, but short."""
     rules: Rules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
@@ -333,7 +325,7 @@ def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[C
 
 
 def is_empty(expr: Expr, budget: Budget) -> bool:
-    """Whether the language is empty. The search ends at the first accepting state."""
+    """Return True if the language is empty. Raises SchemaTooLarge."""
     if expr in (EMPTY, ALL):
         return False
     alphabet, deriver, seen, queue = Alphabet(expr), Deriver(budget), {expr}, [expr]
@@ -351,20 +343,17 @@ def is_empty(expr: Expr, budget: Budget) -> bool:
 
 _START, _END = -1, -2
 _LARGEST = 4_000
-"""The most parts that an expression may have to be worth writing down."""
+"""Parts of the largest expression that is worth writing."""
 _MOST_WRITTEN = 15_000
-"""The most parts that all intermediate expressions may have together."""
+"""Parts of all intermediate expressions together."""
 
 _DEEPEST = 90
 
 
-class _TooLong(Exception):
-    """The expression is too long to be worth writing down."""
+class _TooLong(Exception): ...
 
 
 class _Graph:
-    """A graph of the automaton's states, a start and an end. Its edges are labelled with expressions."""
-
     def __init__(self, automaton: Automaton) -> None:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
         self._into: dict[int, set[int]] = {_START: set(), _END: set()}
@@ -383,7 +372,6 @@ class _Graph:
         heapq.heapify(self._queue)
 
     def eliminate_all(self) -> Expr:
-        """The expression from start to end. Raises _TooLong."""
         while self._queue:
             cost, negated = heapq.heappop(self._queue)
             if -negated not in self._out:
@@ -396,7 +384,7 @@ class _Graph:
         return self._out[_START].get(_END, NOTHING)
 
     def _cost(self, state: int) -> int:
-        """About how many parts must be written once more if this state is eliminated."""
+        """Estimate of the parts that are written once more."""
         out, into = self._out[state], self._into[state]
         ways_in, ways_out = len(into - {state}), len(out) - (state in out)
         weight = sum(self._size(e) for e in out.values())
@@ -404,7 +392,6 @@ class _Graph:
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
     def _size(self, expr: Expr) -> int:
-        """The number of parts of an expression, itself included: what it costs to write."""
         known = self._sizes.get(expr)
         if known is None:
             known = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
@@ -435,7 +422,7 @@ class _Graph:
 
 
 def to_expr(automaton: Automaton) -> Expr | None:
-    """An expression of the same language, or None if that would be too long to write down."""
+    """Return an expression of the same language, or None if it would be too long."""
     if automaton.is_empty:
         return NOTHING
     try:

@@ -27,7 +27,7 @@ class CharSet:
     ranges: tuple[Range, ...]
 
     def __hash__(self) -> int:
-        """The hash is computed once, because sets are looked up far more often than made."""
+        """Cached, because sets are looked up far more often than made."""
         known: int | None = self.__dict__.get("_hash")
         if known is None:
             known = self.__dict__["_hash"] = hash(self.ranges)
@@ -90,7 +90,7 @@ def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
 
 @functools.lru_cache(maxsize=512)
 def single(code: int) -> CharSet:
-    """The set of one character; empty for a surrogate, because strings have none."""
+    """Return the set of one character, empty for a surrogate."""
     return CharSet(() if _SURROGATES[0] <= code <= _SURROGATES[1] else ((code, code),))
 
 
@@ -109,7 +109,7 @@ SPACE = CharSet.chars(" \t\n\r\x0b\x0c\xa0\u1680\u2028\u2029\u202f\u205f\u3000\u
 
 
 def of_bytes(found: Iterable[int]) -> CharSet:
-    """The characters whose first byte, as UTF-8, is one of these."""
+    """Return the characters whose UTF-8 encoding begins with one of these bytes."""
     ranges = {byte: (byte, byte) for byte in range(0x80)}
     ranges |= {0xC0 + i: (i << 6, (i << 6) + 0x3F) for i in range(2, 0x20)}
     ranges |= {0xE0 + i: (max(i << 12, 0x800), (i << 12) + 0xFFF) for i in range(0x10)}
@@ -121,10 +121,8 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
-    """The coarsest classes such that every given set is a union of some of them. Together they are ANY.
-
-    Classes within an earlier set come before those outside of it.
-    """
+    """Return the coarsest classes of which every set is a union. Classes of earlier sets come first;
+    together they are ANY."""
     given = [ANY, *sets]
     ranges: dict[int, list[Range]] = {}
     for low, high, inside in _stretches(given):
@@ -134,8 +132,7 @@ def partition(sets: Iterable[CharSet]) -> list[CharSet]:
 
 
 def _stretches(sets: list[CharSet]) -> Iterator[tuple[int, int, int]]:
-    """Neighbouring characters of the same sets: the first, the last, and a bit for each set, the first set's
-    being the highest."""
+    """Runs of characters that are in the same sets, with a bit for each set, highest bit first."""
     changes: dict[int, int] = {}
     for number, each in enumerate(reversed(sets)):
         for low, high in each.ranges:

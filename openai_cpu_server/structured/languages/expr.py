@@ -1,8 +1,5 @@
-"""Expressions: of a string's characters (regular, with intersection and complement), and of grammar text.
-
-Interned: equal expressions are one object, so comparing costs nothing however deep they are. Build them
-through the functions below, which keep them simple.
-"""
+"""Interned expressions, of characters and of grammar text: equal ones are one object, so comparing is
+cheap. The functions below make and simplify them."""
 
 from __future__ import annotations
 
@@ -17,15 +14,12 @@ from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 
 
 class _KeyedReference(ref[Any]):
-    """A weak reference that knows its key in the table."""
-
     __slots__ = ("key",)
     key: tuple[object, ...]
 
 
 class _Interned(type):
-    """The class of classes whose equal instances are one object.
-    The table is weak, and safe between threads."""
+    """Metaclass that makes equal instances one object. The table is weak and thread-safe."""
 
     _known: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -40,7 +34,7 @@ class _Interned(type):
         return cls._made(key)
 
     def _made(cls, key: tuple[object, ...]) -> Any:
-        """Make an instance. Fields are set at once, not by the dataclass: there are hundreds of thousands."""
+        """Set fields at once, because the dataclass is too slow for hundreds of thousands."""
         fresh: Any = object.__new__(cls)  # type: ignore[arg-type]
         facts: dict[str, Any] = fresh.__dict__
         facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
@@ -55,8 +49,7 @@ class _Interned(type):
 
     @staticmethod
     def _forget(reference: _KeyedReference, known: dict[Any, Any] = _known) -> None:
-        """Drop a dead entry. The table is a default argument, for at the
-        interpreter's end there are no globals."""
+        """`known`: a default argument, because globals are gone when the interpreter exits."""
         if known.get(reference.key) is reference:
             del known[reference.key]
 
@@ -66,22 +59,19 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 class Expr(metaclass=_Interned):
     serial: int
-    """A number that grows with every new expression: it gives sets of expressions an order."""
+    """Grows with every new expression, and gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """Whether the expression contains intersections, complements or residues, which GBNF has not."""
+    """True if there are intersections, complements or residues, which GBNF lacks."""
     references: frozenset[str] = _NO_NAMES
-    """The names of the rules that the expression refers to."""
     is_nullable: bool = False
-    """Whether the language contains the empty string. A reference to a rule always says False."""
+    """True if the empty string matches. Always False for a reference to a rule."""
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that this one is made of."""
         return ()
 
     def measure(self) -> None:
-        """Store the facts that follow from the parts. It is called once, when the instance is made."""
         if self._takes_nothing():
             self.__dict__["is_nullable"] = True
         parts = self.parts
@@ -108,18 +98,14 @@ class Expr(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False)
 class Chars(Expr):
-    """One character of a set."""
-
     set: CharSet
 
     def measure(self) -> None:
-        """It has no parts, and takes a character."""
+        """Defaults are right, because there are no parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Text(Expr):
-    """A literal in the grammar's text."""
-
     text: str
 
     def _takes_nothing(self) -> bool:
@@ -128,8 +114,6 @@ class Text(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Ref(Expr):
-    """A reference to a rule of the grammar."""
-
     name: str
 
     def measure(self) -> None:
@@ -138,7 +122,7 @@ class Ref(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Token(Expr):
-    """A control token of the model, by its number in the vocabulary. No text matches it."""
+    """Control token by its number in the vocabulary. No text matches it."""
 
     number: int
 
@@ -180,19 +164,17 @@ class Alt(_Several):
 
 
 COUNT_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-"""How grammars and patterns write the commonest numbers of times."""
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat(_One):
-    """`item`, `low` to `high` times; None: no upper limit."""
+    """`high`: None for no limit."""
 
     low: int
     high: int | None
 
     @property
     def mark(self) -> str:
-        """The times as GBNF, Lark and regular expressions write them behind the item."""
         short = next((mark for mark, times in COUNT_MARKS.items() if times == (self.low, self.high)), None)
         if short is not None:
             return short
@@ -219,11 +201,8 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits, perhaps with a point, whose value times 10**decimals is a multiple of `modulus`.
-
-    `remainder` is the remainder of the digits read so far. `read` counts the decimals read; None before the
-    point.
-    """
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder` is that of the
+    digits read so far, `read` the number of decimals read, or None before the point."""
 
     modulus: int
     decimals: int
@@ -241,12 +220,10 @@ NOTHING: Expr = Alt(())
 
 @functools.lru_cache(maxsize=512)
 def character(char: str) -> Expr:
-    """Just this character."""
     return Chars(single(ord(char)))
 
 
 def literal(text: str) -> Expr:
-    """The string, character by character."""
     return Seq(tuple(map(character, text))) if len(text) != 1 else character(text)
 
 
@@ -269,7 +246,7 @@ def seq(*items: Expr) -> Expr:
 
 
 def _joined(left: Expr, right: Expr) -> Expr | None:
-    """`x x{1,3}` as `x{2,4}`; None if the two cannot be joined."""
+    """`x x{1,3}` becomes `x{2,4}`."""
     if isinstance(left, Repeat):
         other = right if isinstance(right, Repeat) else None
         if left.item is not (other.item if other else right):
@@ -349,7 +326,6 @@ def negate(item: Expr) -> Expr:
 
 
 def rebuilt(expr: Expr, parts: Iterable[Expr]) -> Expr:
-    """The expression with other parts, as simple as it can be; one without parts stays as it is."""
     if isinstance(expr, Seq):
         return seq(*parts)
     if isinstance(expr, Alt):
@@ -370,17 +346,13 @@ def any_of(texts: Iterable[str]) -> Expr:
 
 ANY_CHAR = Chars(ANY)
 ALL = star(ANY_CHAR)
-"""Every string."""
 
 
 Rules = dict[str, Expr]
-"""A grammar: what stands behind each of its names."""
 ROOT = "root"
-"""The rule where every grammar begins."""
 
 
 def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """The roots and all their parts, once each."""
     found = dict.fromkeys(roots)
     queue = list(found)
     for expr in queue:
@@ -392,7 +364,6 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
 
 
 def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
-    """The roots and all their parts, without the known ones; parts come first."""
     found: dict[Expr, None] = {}
     stack = [(root, False) for root in reversed(roots)]
     while stack:

@@ -1,4 +1,4 @@
-"""Rules that begin with themselves become rules that repeat: `a: a b | c` is `a: c b*`."""
+"""Removal of left recursion: `a: a b | c` becomes `a: c b*`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_STEPS = 10_000
 
 
 class _Heads:
-    """An expression cut by the rule of a circle that it begins with: `others`, and what follows each rule."""
+    """Expression split by the rule of the cycle that it begins with: `others`, and what follows each rule."""
 
     def __init__(self, others: Expr, rests: dict[str, Expr]) -> None:
         self.others = others
@@ -42,26 +42,22 @@ class _Heads:
 
 
 FILLED = "!"
-"""A rule's name with this behind it is the rule without the empty text."""
+"""Suffix of a rule's name for the rule without the empty text."""
 
 
 class FilledRules:
-    """Rules, and those of them without the empty text that were asked for."""
-
     def __init__(self, rules: Rules, steps: int = _MOST_STEPS) -> None:
         self.rules = dict(rules)
         self.nullable = Nullables(rules)
         self.steps = steps
-        """So many parts may still be looked at."""
 
     def spend(self, expr: Expr) -> None:
-        """Raises InvalidGrammar once that was too much."""
         self.steps -= 1 + len(expr.parts)
         if self.steps < 0:
             raise InvalidGrammar(1, 1, "too ambiguous: rules begin with themselves in too many ways")
 
     def filled(self, expr: Expr) -> Expr:
-        """The expression without the empty text."""
+        """Return the expression without the empty text. Raises InvalidGrammar."""
         self.spend(expr)
         if expr not in self.nullable:
             return NOTHING if expr is EMPTY else expr
@@ -87,8 +83,7 @@ class FilledRules:
 
 
 def without_left_recursion(rules: Rules) -> Rules:
-    """The same language, with no rule that begins with itself. Raises InvalidGrammar where that takes too
-    much."""
+    """Return equivalent rules. Raises InvalidGrammar if that takes too many steps."""
     steps = _MOST_STEPS
     while (circle := find_left_recursion(rules)) is not None:
         filled = FilledRules(rules, steps)
@@ -99,7 +94,6 @@ def without_left_recursion(rules: Rules) -> Rules:
 
 
 def _solved(circle: Rules, filled: FilledRules) -> Rules:
-    """Each rule of the circle is solved for itself and put into those behind it, then into those before."""
     heads = {name: _cut(expr, circle, filled) for name, expr in circle.items()}
     names = list(circle)
     for index, name in enumerate(names):
@@ -114,7 +108,6 @@ def _solved(circle: Rules, filled: FilledRules) -> Rules:
 
 
 def _repeated(name: str, heads: _Heads) -> _Heads:
-    """`a: a b | c` as `a: c b*`."""
     again = heads.rests.pop(name, NOTHING)
     return heads if again in (NOTHING, EMPTY) else heads.then(star(again))
 
@@ -145,7 +138,6 @@ def _cut(expr: Expr, circle: Rules, filled: FilledRules) -> _Heads:
 
 
 def _of_sequence(items: tuple[Expr, ...], circle: Rules, filled: FilledRules) -> _Heads:
-    """What may be empty is there, or what follows it stands first."""
     first, rest = items[0], seq(*items[1:])
     if first not in filled.nullable or rest.references.isdisjoint(circle):
         return _cut(first, circle, filled).then(rest)

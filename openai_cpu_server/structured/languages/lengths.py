@@ -1,5 +1,4 @@
-"""Finds how long the strings of an expression are, and limits their length; and which plain expressions, or
-intersections of them, say the same."""
+"""Lengths of the strings of an expression, limits on them, and simpler equivalents without complements."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ Span = tuple[int, "int | None"]
 
 
 def span(expr: Expr) -> Span:
-    """The least and the greatest number of characters; None: no limit."""
+    """Least and greatest number of characters, or None for no limit."""
     if isinstance(expr, Chars):
         return 1, 1
     if isinstance(expr, (Seq, Alt)):
@@ -60,8 +59,7 @@ def span(expr: Expr) -> Span:
 
 
 def bounded(expr: Expr, low: int, high: int | None) -> Expr:
-    """The strings of `expr` with `low` to `high` characters:
-    by its structure where that is simple, else And."""
+    """Return the strings of these lengths, by structure where that is simple, else as an intersection."""
     least, most = span(expr)
     if (high is not None and (least > high or high < low)) or (most is not None and most < low):
         return NOTHING
@@ -81,7 +79,6 @@ def _by_structure(expr: Expr, low: int, high: int | None) -> Expr | None:
 
 
 def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
-    """If all items have the same length, limit their number; else None."""
     least, most = span(expr.item)
     if least != most or least == 0:
         return None
@@ -94,7 +91,6 @@ def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
 
 
 def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
-    """If only one part varies in length, it gets what the others leave; else None."""
     spans = [span(x) for x in expr.items]
     variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
     if len(variable) != 1:
@@ -108,7 +104,6 @@ def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
 
 
 def weight(expr: Expr) -> int:
-    """About how many states an automaton of the expression has."""
     if isinstance(expr, And):
         return math.prod(map(weight, expr.items))
     if isinstance(expr, (Seq, Alt, Not)):
@@ -119,16 +114,14 @@ def weight(expr: Expr) -> int:
 
 
 _COUNTED = 24
-"""A part of an intersection with more states than these is not put together with the others."""
+"""Most states of a part that is combined with the rest of an intersection."""
 _SHORT = 12
-"""Strings of a pattern are listed if none is longer."""
+"""Longest strings of a pattern that are listed."""
 _MOST_STATES = 250
-"""An intersection of about so many states becomes one expression."""
+"""States of an intersection up to which it becomes one expression."""
 
 
 class PlainLanguages:
-    """Tells whether languages are empty, and writes them without complements. It remembers both."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.automaton = functools.cache(functools.partial(build, budget=budget))
@@ -136,8 +129,7 @@ class PlainLanguages:
         self._empty: dict[Expr, bool] = {}
 
     def is_empty(self, language: Expr) -> bool:
-        """True only if surely no string is in the language: what takes too many states to tell counts as
-        possible."""
+        """Return True only if surely empty: too many states count as not empty. Raises SchemaTooLarge."""
         if not language.is_extended:
             return language is NOTHING
         if language not in self._empty:
@@ -154,7 +146,6 @@ class PlainLanguages:
         return is_empty(language, self._budget)
 
     def _tried(self, find: Callable[[Expr], V], language: Expr) -> V | None:
-        """None if it takes too many states."""
         try:
             return find(language)
         except SchemaTooLarge as error:
@@ -163,14 +154,14 @@ class PlainLanguages:
             return None
 
     def few(self, language: Expr, most: int) -> list[str] | None:
-        """All strings of the language, if they are short and at most so many; else None."""
+        """Return all strings if they are few and short, else None. Raises SchemaTooLarge."""
         longest = span(language)[1]
         if longest is None or longest > _SHORT:
             return None
         return few_strings(self.automaton(language), most)
 
     def simplified(self, language: Expr) -> Expr | None:
-        """The language as plain expressions, and intersections of them; None if that would be too long."""
+        """Return plain expressions and intersections of them, or None if too long."""
         if not language.is_extended:
             return language
         if language not in self._simple:
@@ -178,8 +169,8 @@ class PlainLanguages:
         return self._simple[language]
 
     def _plain(self, language: Expr) -> Expr | None:
-        """One plain expression where a small automaton finds it. Else counts and large parts stay beside each
-        other: whoever reads the text keeps them together, as far as the text goes."""
+        """Counts and large parts stay apart, because the reader combines them only as far as the text
+        goes."""
         if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
             return found
         if isinstance(language, And):
@@ -203,12 +194,10 @@ def _is_length(expr: Expr) -> bool:
 
 
 def _starts_clash(language: And) -> bool:
-    """Whether two parts begin with different characters, which needs no automaton."""
     starts = [_start(x) for x in language.items]
     return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
 
 
 def _start(expr: Expr) -> list[CharSet]:
-    """The characters with which every string begins, as far as that is plain."""
     parts = expr.items if isinstance(expr, Seq) else (expr,)
     return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]

@@ -1,8 +1,6 @@
-"""Rules times states: what a rule's texts are, by the state before them and the one behind.
-
-A state is whatever decides which texts may follow: characters that are forbidden there, how much of a mark
-has come. Who makes such a product says what one leaf of an expression does to a state.
-"""
+"""Product of rules and states: a rule's texts by the state before and the state behind. A state decides
+which texts may follow, for example the characters that are forbidden. Subclasses define what a leaf does
+to it."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ from openai_cpu_server.structured.options import InvalidGrammar
 
 S = TypeVar("S")
 MOST_RULES = 6_000
-"""Rules that are made of a client's, at most."""
+"""Rules that a client's grammar may become."""
 _MOST_UNROLLED = 16
-"""Rounds of a repetition that are written out, at most, where each may end in another way."""
+"""Rounds that are written out, where each may end in another state."""
 
 
 class RuleProduct(ABC, Generic[S]):
     def __init__(self, source: Rules, whole: str, start: S) -> None:
-        """`whole`: the rule of all texts, which begin in the state `start`. Raises InvalidGrammar."""
+        """`whole`: rule of all texts, which begin in the state `start`. Raises InvalidGrammar."""
         self._source = source
         self._known: dict[tuple[str, S], dict[S, Expr]] = {}
         self._users: dict[tuple[str, S], dict[tuple[str, S], None]] = {}
@@ -48,10 +46,9 @@ class RuleProduct(ABC, Generic[S]):
 
     @abstractmethod
     def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]:
-        """The texts of an expression without parts, by the state behind them."""
+        """Texts of an expression without parts, by the state behind them."""
 
     def _may_end(self, state: S) -> bool:
-        """Whether the whole text may end there."""
         return True
 
     @property
@@ -63,7 +60,6 @@ class RuleProduct(ABC, Generic[S]):
         return {ROOT: alt(*(Ref(self._name(*self._whole, after)) for after in ends)), **found}
 
     def _spread(self) -> None:
-        """Look at rules again until they end in no new state."""
         while self._waiting:
             self._here = key = next(iter(self._waiting))
             del self._waiting[key]
@@ -107,7 +103,7 @@ class RuleProduct(ABC, Generic[S]):
         )
 
     def _rounds(self, expr: Repeat, before: S) -> dict[S, Expr]:
-        """A repetition stays one where all rounds but the first end as they begin."""
+        """A repetition stays one if all rounds but the first end as they begin."""
         item, low, high = expr.item, expr.low, expr.high
         nothing: dict[S, Expr] = {before: EMPTY} if low == 0 else {}
         first = self._ways(item, before)
@@ -126,7 +122,6 @@ class RuleProduct(ABC, Generic[S]):
         return merged([nothing, *({after: seq(start, more)} for start in first.values())])
 
     def _written_out(self, expr: Repeat, before: S) -> dict[S, Expr]:
-        """Rounds that may end in several states."""
         item, low, high = expr.item, expr.low, expr.high
         if max(low, high or 0) > _MOST_UNROLLED:
             times = f"{{{low},{high or ''}}}"
@@ -148,7 +143,6 @@ class RuleProduct(ABC, Generic[S]):
         return merged(ends)
 
     def _filled(self, item: Expr) -> Expr:
-        """What is repeated, without the empty text."""
         made = FilledRules(self._source)
         found = made.filled(item)
         self._source |= made.rules

@@ -1,10 +1,8 @@
-"""How the rules of a grammar hang together: the order in which llguidance compiles them and the stack that
-takes, what may be empty, and what begins with itself.
+"""Compile order, nullable expressions and left recursion of rules.
 
-llguidance compiles a rule where it first meets the rule's name: within the rule that names it. So a chain of
-rules takes stack for each of them, and the stack's end is the process's end. Rules that are compiled already
-take none. So a long chain is compiled from its end, in pieces: some rules of it are named before all others.
-Only a circle of rules cannot be cut so. It is measured, and refused where it is too long.
+llguidance compiles a rule within the rule that first names it, so a chain takes stack for each rule, and an
+overflow kills the process. Long chains are therefore compiled from their end, in pieces. Cycles cannot be
+cut, and are rejected if too long.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from openai_cpu_server.structured.languages.expr import (
 )
 
 MOST_LEVELS = 3_000
-"""A rule counts as two levels and as one for each expression around the next rule's name. A level takes about
-1 KiB of stack on x86-64 (`tests/structured/test_chains.py` runs the deepest on 8 MiB)."""
+"""A rule counts two, and each expression around the next rule's name one. A level takes about 1 KiB of
+stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
 _PIECE = 600
-"""Chains up to here are compiled as they are."""
+"""Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
 
 CURE = "make the circle of rules that refer to one another shorter"
@@ -40,13 +38,12 @@ _SHOWN = 4
 
 class CompileOrder(msgspec.Struct, frozen=True):
     first: tuple[str, ...] = ()
-    """The rules to compile before the root, in this order."""
+    """Rules to compile before the root, in this order."""
     deepest: tuple[str, ...] = ()
-    """Rules within one another that are too many for the stack, from the outermost on; empty if none are."""
+    """Nested rules that overflow the stack, outermost first, or empty."""
 
 
 def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> CompileOrder:
-    """How to compile these rules, beginning with the root. Names of no rule in them are ignored."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -63,19 +60,15 @@ def described(deepest: Sequence[str]) -> str:
 
 
 class _OpenRule:
-    """A rule that is being compiled."""
-
     def __init__(self, name: str, expr: Expr, levels: int) -> None:
         self.name = name
         self.names = _named(expr, _OF_RULE)
         self.levels = levels
-        """The levels of all rules that are open, up to this one."""
         self.height = 0
-        """The levels that the rules within this one take, as far as they end no piece."""
 
 
 class _Visit:
-    """Visits rules as llguidance does: depth first, in the order in which they are named."""
+    """Depth first, like llguidance."""
 
     def __init__(self, rules: dict[str, Expr], most_levels: int) -> None:
         self._rules = rules
@@ -106,7 +99,6 @@ class _Visit:
         return _OpenRule(name, self._rules[name], levels)
 
     def _closed(self, rule: _OpenRule) -> int:
-        """The height that counts for the rules around this one."""
         if rule.height < _PIECE:
             return rule.height
         self.ends_of_pieces.append(rule.name)
@@ -118,7 +110,6 @@ class _Visit:
 
 
 def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
-    """The names in an expression, from left to right, with the number of levels around them."""
     if isinstance(expr, Ref):
         yield expr.name, level
     elif expr.references:
@@ -177,7 +168,7 @@ def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str,
 
 
 def users(rules: Rules) -> dict[str, list[str]]:
-    """For each name the rules that mention it."""
+    """Rules that mention each name."""
     found: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in expr.references:
@@ -186,11 +177,8 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """The expressions of a grammar that may match the empty text, at any depth.
-
-    Most show it by themselves. Only where it depends on rules, the rules are looked at, once per place: the
-    work is linear.
-    """
+    """Expressions that match the empty text. Rules are visited only where the answer depends on them, so
+    the work is linear."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}
@@ -204,7 +192,6 @@ class Nullables:
         return expr.is_nullable or expr in self._found
 
     def _spread(self, queue: list[Expr]) -> None:
-        """Note these expressions, and all that may be empty because they may be."""
         self._found.update(queue)
         for expr in queue:
             for parent in [*self._parents.get(expr, ()), *self._named.get(expr, ())]:
@@ -216,8 +203,8 @@ class Nullables:
 
 
 def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
-    """Expressions on which others depend, with those others, twice if they occur there twice.
-    For each sequence: how many of its items depend on rules."""
+    """Parents of each open expression, twice if it occurs twice, and the number of open items of each
+    sequence."""
     parents: dict[Expr, list[Expr]] = {}
     missing: dict[Expr, int] = {}
     queue = [x for x in dict.fromkeys(roots) if _is_open(x)]
@@ -235,14 +222,13 @@ def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr
 
 
 def _is_open(expr: Expr) -> bool:
-    """Whether it depends on rules if the expression may be empty."""
     if expr.is_nullable or not expr.references:
         return False
     return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
 
 
 def find_left_recursion(rules: Rules) -> list[str] | None:
-    """The names along one such cycle; None if there is none. Names of no rule in them are ignored."""
+    """Return the names along a cycle, or None."""
     nullable = Nullables(rules)
     done: set[str] = set()
     for start in rules:
@@ -253,7 +239,6 @@ def find_left_recursion(rules: Rules) -> list[str] | None:
 
 
 def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -> list[str] | None:
-    """Search depth first; `path` holds the rules that are open."""
     if start in done:
         return None
     path = {start: leftmost(rules[start], nullable)}
@@ -274,7 +259,6 @@ def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -
 
 
 def leftmost(expr: Expr, nullable: Nullables) -> Iterator[str]:
-    """The rules that the expression may begin with."""
     if isinstance(expr, Ref):
         yield expr.name
     elif isinstance(expr, Alt):

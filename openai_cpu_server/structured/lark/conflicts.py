@@ -1,9 +1,9 @@
-"""Finds where a reader that takes the longest lexeme would go wrong: those lexemes must be broken.
+"""Search for lexemes that must be broken.
 
-llguidance reads the lexemes that the grammar allows at a place all at once, as far as any of them goes, and
-never turns back. That is exact if, wherever a lexeme ends, the byte that may follow it continues none of
-those that are being read. Where this does not hold, the lexemes that could go on must be broken into smaller
-ones. (Single characters never conflict, nor do control tokens, which no text matches.)
+llguidance reads all lexemes that are allowed at a place at once, as far as any of them goes, and never turns
+back. That is exact if the byte that may follow a lexeme continues none of those being read. Otherwise the
+lexemes that could go on are broken. Single characters never conflict, nor do control tokens, which no text
+matches.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LexemeLoosener:
         self._known: dict[Expr, Expr] = {}
 
     def loosened(self, expr: Expr) -> Expr:
-        """A language that contains all words of the expression, perhaps more, and has a small automaton."""
+        """Return a superset with a small automaton."""
         if expr not in self._known:
             found = self._compute(expr)
             self._known[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
@@ -71,7 +71,6 @@ def _alphabet(expr: Expr) -> CharSet:
 
 
 def words(expr: Expr) -> Iterator[str]:
-    """The alternatives that are nothing but a literal."""
     for item in expr.items if isinstance(expr, Alt) else (expr,):
         word = _word(item)
         if word is not None:
@@ -79,7 +78,6 @@ def words(expr: Expr) -> Iterator[str]:
 
 
 def without_words(expr: Expr) -> Expr:
-    """The expression without those alternatives."""
     return alt(*(x for x in (expr.items if isinstance(expr, Alt) else (expr,)) if _word(x) is None))
 
 
@@ -95,15 +93,14 @@ def _word(expr: Expr) -> str | None:
 
 
 MOST_WORK = 3_000
-"""Derivatives. Beyond so many, every lexeme except words counts as in conflict;
-if only words are left, these do."""
+"""Derivatives. Beyond that, every lexeme counts as in conflict, words only if there are no others."""
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
-    """The names of lexemes to break; empty if the plan can be read as it is. Raises InvalidGrammar.
+    """Return the lexemes to break. Raises InvalidGrammar.
 
-    At first it takes all lexemes to be read everywhere. If some conflict, it looks at the lexemes of each
-    place, as far as its share of the work goes.
+    If some conflict when all are read everywhere, the lexemes of each place are compared, as far as the share
+    of the work goes.
     """
     found = _conflicts(plan.lexemes, following(plan, work), work)
     if found is not None and not found:
@@ -116,7 +113,6 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
 
 
 def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
-    """The suspects that conflict with lexemes at the same place. Raises TooMuch."""
     leads = FirstBytes()
     confirmed: set[str] = set()
     for place in places(plan, work):
@@ -128,7 +124,6 @@ def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
 
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
-    """The names of lexemes in conflict; None if finding them is too much work."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     if not any(follow[name] for name in lexemes):
         return set()
@@ -140,13 +135,12 @@ def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> 
 
 
 def _largest(lexemes: dict[str, Expr]) -> set[str]:
-    """The lexemes that can be broken; words only if there are no others."""
     breakable = {name for name, expr in lexemes.items() if not is_character(expr)}
     return {name for name in breakable if without_words(lexemes[name]) != NOTHING} or breakable
 
 
 def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
-    """The lexemes with one character for each string in quotes, if that is exact for all of them."""
+    """Quoted strings become one character, if that is exact for all lexemes."""
     quoted, found = QuotedStrings(work), dict[str, Expr]()
     for name, expr in lexemes.items():
         short = quoted.shortened(expr)
@@ -158,7 +152,6 @@ def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
 
 @functools.lru_cache(maxsize=1024)
 def _one_of_each(sets: frozenset[CharSet]) -> list[str]:
-    """One character of each class that the sets tell apart; none that is in no set."""
     codes = [each.ranges[0][0] for each in partition(sets)]
     return [chr(code) for code in codes if any(code in each for each in sets)]
 
@@ -171,7 +164,7 @@ class _Group(msgspec.Struct):
 
 
 State = tuple[tuple[Expr, Expr], ...]
-"""For all lexemes that can still go on or end: (loosened lexeme, what is left of it)."""
+"""Loosened lexemes, and the rest of each."""
 
 
 class _Search:
@@ -182,7 +175,6 @@ class _Search:
         self._deriver = Deriver(self._budget)
         self._groups: dict[Expr, _Group] = {}
         self._words: dict[str, list[str]] = {}
-        """Each word, with the names of the lexemes that contain it."""
         self._steps: dict[tuple[State, str], State] = {}
         self._known_followers: dict[State, int] = {}
         self._leads = FirstBytes()
@@ -224,7 +216,6 @@ class _Search:
                     self._budget.check("regex_states", len(seen))
 
     def _characters(self, state: State) -> list[str]:
-        """One character for each way in which the lexemes can go on."""
         sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))
         self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
         return _one_of_each(sets)
@@ -240,7 +231,6 @@ class _Search:
         return found
 
     def _followers(self, state: State) -> int:
-        """The bytes that may come next if a lexeme ends here."""
         if state not in self._known_followers:
             ended = (self._groups[group] for group, rest in state if rest.is_nullable)
             self._known_followers[state] = union(group.follow for group in ended)
@@ -253,7 +243,6 @@ class _Search:
                 self._found.update(self._groups[group].members)
 
     def _read(self, word: str, state: State) -> None:
-        """Read the word along the other lexemes until none of them goes on."""
         self._work.spend(1)
         for position, char in enumerate(word):
             if position and self._followers(state) & lead_of_char(char):
@@ -265,8 +254,6 @@ class _Search:
         self._note(self._behind(word), state)
 
     def _compare_words(self) -> None:
-        """Compare each word with the words that it begins with;
-        in sorted order these come shortly before it."""
         beginnings: list[tuple[str, int]] = []
         for word in sorted(self._words):
             while beginnings and not word.startswith(beginnings[-1][0]):

@@ -1,8 +1,6 @@
-"""What clients' Lark means: which texts match it, as rules of expressions.
-
-A terminal is read as far as it goes, as every reader of Lark does it: behind `/[a-z]+/` no letter can follow.
-What is ignored may stand behind every terminal, and at the beginning. Left recursion becomes repetition.
-"""
+"""Meaning of clients' Lark, as rules of expressions. A terminal is read greedily, as by every reader of
+Lark: behind `/[a-z]+/` no letter can follow. Ignored text may stand behind every terminal, and at the
+beginning."""
 
 from __future__ import annotations
 
@@ -43,11 +41,11 @@ from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits
 _MOST_PAIRS = 2_000_000
 """A tenth of a microsecond each."""
 _WHOLE = "whole."
-"""No rule of a client's has a dot in its name."""
+"""Not a client's rule, because those have no dot."""
 
 
 def lark_rules(text: str) -> Rules:
-    """The grammar of the texts that match. Raises InvalidGrammar, SchemaTooLarge."""
+    """Return the grammar of the matching texts. Raises InvalidGrammar, SchemaTooLarge."""
     read = read_lark(text)
     terminals = _Terminals(read)
     rules = terminals.taken_from(without_left_recursion(read.rules | terminals.languages))
@@ -67,8 +65,6 @@ def _with_ignored(expr: Expr, terminals: dict[str, Expr], skipped: Expr) -> Expr
 
 
 class _Terminals:
-    """The languages of terminals, without references."""
-
     def __init__(self, read: LarkGrammar) -> None:
         self._read = read
         self._open: list[str] = []
@@ -76,7 +72,7 @@ class _Terminals:
         self._budget = Budget(Limits())
         self._plain = PlainLanguages(self._budget)
         self.rules: Rules = {}
-        """Rules for the states of those that are too complex for one expression."""
+        """States of languages that are too complex for one expression."""
         for name in read.terminals:
             self._language(name)
         self.automaton = functools.cache(self._automaton)
@@ -84,7 +80,6 @@ class _Terminals:
         self.restricted = functools.cache(self._restricted)
 
     def taken_from(self, rules: Rules) -> Rules:
-        """The rules that are no terminals; new terminals among them become known."""
         own = {name for name in rules if name.rstrip(FILLED) in self._read.terminals}
         self.languages |= {name: rules[name] for name in own}
         return {name: expr for name, expr in rules.items() if name not in own}
@@ -107,11 +102,10 @@ class _Terminals:
         return build(self.languages[name], self._budget)
 
     def _first(self, name: str) -> CharSet:
-        """The characters that it may begin with."""
         return self._after(name, [0])
 
     def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
-        """Its texts, by those of the following characters that would go on with them."""
+        """Return the texts, grouped by the following characters that would continue them."""
         automaton, found = self.automaton(name), dict[CharSet, set[int]]()
         for state in sorted(automaton.accepting):
             found.setdefault(self._after(name, [state]) & following, set()).add(state)
@@ -130,13 +124,11 @@ class _Terminals:
         return CharSet.of(*(each for state in states for chars, _ in edges[state] for each in chars.ranges))
 
     def _restricted(self, language: Expr, forbidden: CharSet) -> Expr:
-        """The texts of a language but the empty one that begin with none of these characters."""
         parts = [negate(seq(Chars(forbidden), ALL))] if forbidden else []
         parts += [repeat(ANY_CHAR, 1, None)] if language.is_nullable else []
         return self._written(both(language, *parts)) if parts else self._written(language)
 
     def _written(self, language: Expr) -> Expr:
-        """It without intersections."""
         if self._plain.is_empty(language):
             return NOTHING
         simple = self._plain.simplified(language)
@@ -149,8 +141,6 @@ class _Terminals:
 
 
 class _Neighbours:
-    """Which terminals may stand behind which."""
-
     def __init__(self, rules: Rules, languages: Mapping[str, Expr]) -> None:
         self._rules = rules
         self._nullable = Nullables({**rules, **languages})
@@ -170,7 +160,7 @@ class _Neighbours:
                 waiting |= dict.fromkeys(users_of.get(name, ()))
 
     def _ends(self, expr: Expr, known: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
-        """The terminals that its texts begin with, or end with where `step` is -1."""
+        """`step`: -1 for the terminals at the end."""
         if isinstance(expr, Ref):
             return known.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
         parts = list(expr.parts)[::step]
@@ -180,7 +170,6 @@ class _Neighbours:
         return frozenset().union(*(self._ends(item, known, step) for item in parts))
 
     def following(self) -> dict[str, set[str]]:
-        """Raises InvalidGrammar for too many."""
         found: dict[str, set[str]] = {}
         for expr in every_expression(self._rules.values()):
             if isinstance(expr, Seq):
@@ -201,20 +190,17 @@ class _Neighbours:
 
 
 class _GreedyRules(RuleProduct[CharSet]):
-    """Rules of a grammar whose terminals are read as far as they go. A state is the characters that may not
-    follow."""
+    """A state is the set of characters that may not follow, because a terminal would read them."""
 
     def __init__(
         self, source: Rules, terminals: _Terminals, following: Mapping[str, Collection[str]]
     ) -> None:
-        """`source`: references to rules and terminals, from the rule `_WHOLE` on. `following`: the terminals
-        that may stand behind each. Raises InvalidGrammar."""
+        """`following`: terminals that may stand behind each. Raises InvalidGrammar."""
         self._terminals = terminals
         self._following = {
             name: CharSet.of(*{first for other in found for first in terminals.first(other).ranges})
             for name, found in following.items()
         }
-        """By terminal, the characters with which what may follow it begins."""
         self._endings = {name: terminals.endings(name, self._behind_it(name)) for name in terminals.languages}
         super().__init__(source, _WHOLE, CharSet(()))
 

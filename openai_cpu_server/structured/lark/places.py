@@ -1,8 +1,5 @@
-"""The first bytes of lexemes, what may follow each, and which of them a reader can meet at one place.
-
-The reading takes a rule that ends to go on behind any place that names it. So the sets of lexemes that are
-met together are never too small. (Lexemes that match the same text are all read.)
-"""
+"""First bytes of lexemes, and the places where a reader can meet them. A rule that ends is taken to
+continue behind any place that names it, so the sets of lexemes met together are never too small."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def _of_range(low: int, high: int) -> int:
 
 
 def _lead(code: int) -> int:
-    """The first byte of a character. A surrogate gets that of its neighbours, which adds no byte to a set."""
+    """A surrogate gets the byte of its neighbours, which adds no byte to a set."""
     return chr(code).encode("utf-8", "surrogatepass")[0]
 
 
@@ -55,20 +52,16 @@ def lead_of_char(char: str) -> int:
 
 
 class FirstBytes:
-    """Finds the first bytes of expressions that consist of characters only, and remembers them."""
-
     def __init__(self) -> None:
         self._fronts: dict[Expr, frozenset[CharSet]] = {}
         self._masks: dict[Expr, int] = {}
 
     def fronts(self, expr: Expr) -> frozenset[CharSet]:
-        """The sets of characters that the expression may begin with."""
         if expr not in self._fronts:
             self._fronts[expr] = self._compute(expr)
         return self._fronts[expr]
 
     def mask(self, expr: Expr) -> int:
-        """The bytes that the expression may begin with."""
         if expr not in self._masks:
             self._masks[expr] = union(map(lead_bytes, self.fronts(expr)))
         return self._masks[expr]
@@ -95,7 +88,7 @@ def _common(some: frozenset[CharSet], others: frozenset[CharSet]) -> frozenset[C
 
 
 def following(plan: LexemePlan, work: Work) -> dict[str, int]:
-    """The bytes that may follow each lexeme, by its name. Raises InvalidGrammar."""
+    """Bytes that may follow each lexeme. Raises InvalidGrammar."""
     return _Following(plan, work).result()
 
 
@@ -109,12 +102,10 @@ class _Following:
         self._first: dict[Expr, int] = {Ref(n): leads.mask(expr) for n, expr in plan.lexemes.items()}
         self._follow: dict[str, int] = dict.fromkeys([*plan.rules, *plan.lexemes], 0)
         self._lasts: dict[str, list[str]] = {}
-        """For each rule the names with which it may end."""
         for name in self._leftmost_last():
             self._first[Ref(name)] = self._first_of(plan.rules[name])
 
     def _leftmost_last(self) -> list[str]:
-        """The rules, each after those that it may begin with. (There is no left recursion.)"""
         needs = {
             name: {x for x in leftmost(expr, self._nullable) if not is_lexeme(x)}
             for name, expr in self._plan.rules.items()
@@ -153,8 +144,7 @@ class _Following:
         return {name: self._follow[name] for name in self._plan.lexemes}
 
     def _spread(self, expr: Expr, after: int, lasts: list[str] | None) -> None:
-        """Tell the parts what follows them within the rule. `lasts` collects the names with which the rule
-        may end; None: something else comes behind this expression."""
+        """`lasts`: names with which the rule may end, or None if something else comes behind."""
         self._work.spend(1)
         if isinstance(expr, Ref):
             self._follow[expr.name] |= after
@@ -171,7 +161,6 @@ class _Following:
                 assert isinstance(expr, (Alt, Repeat)), expr
 
     def _inherit(self) -> None:
-        """What follows a rule follows all with which the rule may end, until nothing changes."""
         queue, waiting = deque(self._plan.rules), set(self._plan.rules)
         while queue:
             name = queue.popleft()
@@ -187,17 +176,16 @@ class _Following:
 
 
 Place = dict[str, int]
-"""The lexemes of one place by name, with the first bytes of what may follow each there."""
+"""Lexemes, with the first bytes of what may follow each there."""
 
 
 def places(plan: LexemePlan, work: Work) -> list[Place]:
-    """All places, once each. Raises InvalidGrammar."""
+    """Return all places once. Raises InvalidGrammar."""
     return _Places(plan, work).found()
 
 
 class _Mentions:
-    """The mentions of names in rules, numbered.
-    `after` tells which mentions may come next in the same rule."""
+    """Numbered mentions of names in rules."""
 
     def __init__(self, plan: LexemePlan, work: Work) -> None:
         self._work = work
@@ -207,13 +195,11 @@ class _Mentions:
         self.firsts: dict[str, list[int]] = {}
         self.callers: dict[str, list[int]] = {name: [] for name in plan.rules}
         self.ended: dict[int, str] = {}
-        """For each mention with which a rule may end: the rule."""
         for name, expr in plan.rules.items():
             self.firsts[name], lasts = self._walk(expr)
             self.ended.update(dict.fromkeys(lasts, name))
 
     def _walk(self, expr: Expr) -> tuple[list[int], list[int]]:
-        """The first and the last mentions of an expression."""
         self._work.spend(1)
         if isinstance(expr, Ref):
             return self._mention(expr.name)
@@ -274,7 +260,6 @@ class _Places:
         return list({frozenset(place.items()): place for place in found}.values())
 
     def _read(self, state: frozenset[int]) -> tuple[Place, set[frozenset[int]]]:
-        """The place of this state, and the states behind it."""
         by_name: dict[str, list[int]] = {}
         for number in state:
             by_name.setdefault(self._mentions.names[number], []).append(number)
@@ -287,7 +272,6 @@ class _Places:
         return place, targets
 
     def _alike(self, name: str, others: Iterable[str]) -> list[str]:
-        """This lexeme, and others that might match the same text."""
         self._work.spend(1)
         if isinstance(self._lexemes[name], Text):
             others = [x for x in others if not isinstance(self._lexemes[x], Text)]
@@ -303,7 +287,6 @@ class _Places:
         return found
 
     def _reached(self, expected: Iterable[int], read: Iterable[int]) -> frozenset[int]:
-        """The lexemes that may come next, if these mentions are expected and those have just been read."""
         mentions = self._mentions
         seen, done, queue = set(expected), set(read), list(expected)
         ends = list(read)
@@ -320,8 +303,6 @@ class _Places:
         return frozenset(n for n in seen if is_lexeme(mentions.names[n]))
 
     def _behind_one(self, number: int) -> tuple[Iterable[int], Iterable[int]]:
-        """The mentions behind this one;
-        and the mentions of its rule, which are read too if the rule ends here."""
         rule = self._mentions.ended.get(number)
         return self._mentions.after[number], () if rule is None else self._mentions.callers[rule]
 

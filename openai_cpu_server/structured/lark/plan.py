@@ -1,8 +1,5 @@
-"""Decides which parts of a grammar become lexemes: whole regular rules, and regular items of the others. Its
-work is counted, so that a grammar passes or fails on every machine.
-
-An expression that is not `whole` is no lexeme, but its parts may be. A literal's parts are its characters.
-"""
+"""Choice of lexemes: whole regular rules, and regular items of the others. If an expression is not
+`whole`, only its parts may be lexemes. The parts of a literal are its characters."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from openai_cpu_server.structured.languages.rules import users
 from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits, SchemaTooLarge
 
 MOST_STEPS = 600_000
-"""The most steps of all stages together; a step takes about a microsecond."""
+"""About a microsecond each."""
 
 
 class Work:
@@ -42,7 +39,7 @@ class Work:
         self.spent = 0
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises InvalidGrammar once the sum exceeds the limit."""
+        """Count steps. Raises InvalidGrammar if the sum exceeds the limit."""
         self.spent += steps
         if self.spent > self._allowed:
             message = f"too large, or too ambiguous: more than {self._allowed} steps to translate"
@@ -54,8 +51,6 @@ class TooMuch(Exception):
 
 
 class Share(Work):
-    """A part of the work with a limit of its own."""
-
     def __init__(self, whole: Work, allowed: int) -> None:
         super().__init__(allowed)
         self._whole = whole
@@ -70,14 +65,13 @@ class Share(Work):
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000
-"""The most nodes that putting rules into others may make in a grammar. After that, rules stay rules."""
+"""Nodes that inlining may make. After that, rules stay rules."""
 
 
 class RegularRules:
-    """Replaces references by the rules' expressions. `inlined` are the rules that may be one lexeme each."""
+    """`inlined`: rules that may be one lexeme each."""
 
     def __init__(self, rules: dict[str, Expr], work: Work) -> None:
-        """Look at these rules. Raises InvalidGrammar."""
         self._work = work
         self.inlined: dict[str, Expr] = {}
         self._known: dict[Expr, Expr | None] = {}
@@ -88,7 +82,7 @@ class RegularRules:
                 self.inlined[name] = found
 
     def of(self, expr: Expr) -> Expr | None:
-        """The expression without references; None if it is not regular, or too deep."""
+        """Return None if it is not regular or too deep. Raises InvalidGrammar."""
         if expr not in self._known:
             self._known[expr] = self._of(expr)
         return self._known[expr]
@@ -114,8 +108,7 @@ class RegularRules:
 
 
 def bottom_up(rules: dict[str, Expr]) -> list[str]:
-    """The rules, each after those that it names;
-    rules that need themselves, and rules that need those, are missing."""
+    """Rules after those that they name, without recursive rules and their users."""
     missing = {name: len(expr.references) for name, expr in rules.items()}
     users_of = users(rules)
     order = [name for name, count in missing.items() if not count]
@@ -128,11 +121,11 @@ def bottom_up(rules: dict[str, Expr]) -> list[str]:
 
 
 _MARK = "#"
-"""The first character of a lexeme's name; no rule's name begins so."""
+"""Not used in names of rules."""
 
 
 class LexemePlan:
-    """`rules` are what is left of the grammar, with references to `lexemes` by name."""
+    """`rules` refer to `lexemes` by name."""
 
     def __init__(
         self, rules: dict[str, Expr], regular: RegularRules, whole: Callable[[Expr], bool], work: Work
@@ -151,7 +144,6 @@ class LexemePlan:
             self._add_rules()
 
     def _add_rules(self) -> None:
-        """Plan the root and every rule that it leads to."""
         queue = [ROOT]
         seen = {ROOT}
         for name in queue:
@@ -194,8 +186,8 @@ class LexemePlan:
         return type(expr)(tuple(map(self._planned, expr.items)))
 
     def _written_out(self, expr: Expr) -> Expr:
-        """The same language without intersections, which only lexemes can have: one expression, or a rule for
-        each state. Raises InvalidGrammar."""
+        """Only lexemes can have intersections, so write one expression, or a rule for each state. Raises
+        InvalidGrammar."""
         language = self._regular.of(expr)
         if language is None:
             raise InvalidGrammar(1, 1, "too large: a pattern is beside others in too many places")
@@ -220,7 +212,6 @@ class LexemePlan:
 
 
 def _filled(language: Expr) -> Expr | None:
-    """The language without the empty text; None where that is not simple."""
     if isinstance(language, Repeat) and not language.item.is_nullable:
         return repeat(language.item, 1, language.high)
     if isinstance(language, And):
@@ -232,7 +223,6 @@ def _filled(language: Expr) -> Expr | None:
 
 
 def spelt_out(expr: Expr) -> Expr:
-    """The expression with characters for literals."""
     return literal(expr.text) if isinstance(expr, Text) else rebuilt(expr, map(spelt_out, expr.parts))
 
 
@@ -241,5 +231,4 @@ def is_lexeme(name: str) -> bool:
 
 
 def is_character(language: Expr) -> bool:
-    """Whether the lexeme is always one character or token: it cannot be broken and need not be."""
     return isinstance(language, (Chars, Token)) or (isinstance(language, Text) and len(language.text) == 1)

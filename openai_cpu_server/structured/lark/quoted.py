@@ -1,8 +1,6 @@
-r"""Shortens lexemes that begin with a string in double quotes, with `\"` for quotes within it, as in JSON.
-
-No such string is the beginning of another. So if whatever begins with a quote begins with a whole string,
-strings never conflict, and the search for conflicts may take one character for all of them.
-"""
+"""Shortening of lexemes that begin with a string in double quotes. No such string is the beginning of
+another. So if everything that begins with a quote begins with a whole string, strings never conflict, and
+one character can stand for all of them."""
 
 from __future__ import annotations
 
@@ -31,12 +29,11 @@ from openai_cpu_server.structured.lark.plan import Work
 
 _WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 STRING = Chars(single(MAX))
-"""One character that stands for every string in quotes. The grammar may have this character, too."""
+"""The grammar may have this character, too."""
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _START, _BODY, _ESCAPED, _END, _WRONG = range(5)
-"""States of a reader of such a string."""
 _Moves = tuple[int, int, int, int, int]
-"""For each of these states, the set of states (as bits) to which an expression may lead."""
+"""States (as bits) to which an expression may lead from each state."""
 _STAY: _Moves = (1, 2, 4, 8, 16)
 _ONTO_WRONG = 1 << _WRONG
 _ANYWHERE: _Moves = (31, 31, 31, 31, 31)
@@ -49,7 +46,7 @@ class QuotedStrings:
         self._leads = FirstBytes()
 
     def shortened(self, expr: Expr) -> Expr | None:
-        """The expression with STRING for strings; None if something else in it begins with a quote, too."""
+        """Return None if something else begins with a quote."""
         if not self._begins_so(expr):
             return expr
         if isinstance(expr, Text):
@@ -105,7 +102,7 @@ class QuotedStrings:
 
 
 def _spelt(expr: Expr) -> tuple[Expr, ...]:
-    """The items of a sequence, with literals as single characters, because a string may end within one."""
+    """Literals become single characters, because a string may end within one."""
     items: list[Expr] = []
     for item in expr.items if isinstance(expr, Seq) else (expr,):
         if isinstance(item, Text):
@@ -153,7 +150,6 @@ def _common(first: _Moves, second: _Moves) -> _Moves:
 
 
 def _closure(once: _Moves) -> _Moves:
-    """The moves of any number of repetitions."""
     moves = _STAY
     while (grown := _union(moves, _then(moves, once))) != moves:
         moves = grown

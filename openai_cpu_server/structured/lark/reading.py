@@ -1,8 +1,6 @@
-"""Reads clients' Lark: rules of terminals, as they stand there. What they mean is for `meaning` to say.
-
-Templates, `%declare`, `%extend`, `%override` and what only llguidance has are refused by name; aliases,
-priorities and marks for trees (`?`, `!`, `-> name`) say nothing of which texts match, and are skipped.
-"""
+"""Parser of clients' Lark. Templates, `%declare`, `%extend`, `%override` and what only llguidance has are
+rejected by name. Aliases, priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts
+match, and are skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ START = "start"
 MOST_CHARACTERS = 100_000
 _MOST_RULES, _MOST_TERMINALS = 2_000, 1_000
 _MOST_RANGES = 20_000
-"""Ranges of characters in all regular expressions; `\\p{L}` has 600."""
+r"""Ranges in all regular expressions; `\p{L}` has 600."""
 _MOST_TIMES = 100_000
 _DEEPEST = 50
 _KINDS = {
@@ -92,7 +90,6 @@ CPP_COMMENT: /\/\/[^\n]*/
 C_COMMENT: /\/\*([^*]|\*+[^*\/])*\*+\//
 SQL_COMMENT: /--[^\n]*/
 """
-"""The terminals of Lark's module `common`, by the texts that they match."""
 
 
 class Place(NamedTuple):
@@ -105,21 +102,18 @@ class Symbol(NamedTuple):
     text: str
     place: Place
     is_first: bool
-    """It is the first of its line."""
 
 
 class LarkGrammar(msgspec.Struct, frozen=True):
     rules: dict[str, Expr]
-    """Expressions of references to rules and terminals."""
     terminals: dict[str, Expr]
-    """Languages of characters, which may refer to other terminals. Those without a name have one with `@`."""
+    """Languages that may refer to each other. Unnamed ones get names with `@`."""
     ignored: list[str]
     places: dict[str, Place]
-    """Where each name is first mentioned or defined."""
 
 
 def read_lark(text: str) -> LarkGrammar:
-    """Raises InvalidGrammar, with the place, for what is no Lark or is not taken."""
+    """Parse a grammar. Raises InvalidGrammar."""
     if len(text) > MOST_CHARACTERS:
         raise InvalidGrammar(1, 1, f"more than {MOST_CHARACTERS} characters")
     return _Reader(list(_symbols(text))).grammar()
@@ -135,7 +129,7 @@ def fail(place: Place, message: str) -> NoReturn:
 
 
 def _symbols(text: str) -> Iterator[Symbol]:
-    """A line break between symbols only tells where definitions begin."""
+    """A line break between symbols only marks the beginning of a definition."""
     at, line, start, is_first = 0, 1, 0, True
     while at < len(text):
         found = _SYMBOL.match(text, at)
@@ -161,8 +155,6 @@ def _unreadable(char: str) -> str:
 
 
 class _Cursor:
-    """Where in the text its reader is."""
-
     def __init__(self, symbols: list[Symbol]) -> None:
         self._symbols = symbols
         self._next = 0
@@ -262,7 +254,6 @@ class _Reader(_Cursor):
         self._next += 1
 
     def _import(self) -> None:
-        """`%import common.LF`, `%import common.LF -> END` or `%import common (LF, WS)`."""
         module = self._taken()
         if module.text != "common":
             fail(module.place, "only terminals of the module 'common' can be imported")
@@ -314,7 +305,7 @@ class _Reader(_Cursor):
         return not (here.is_first and self._begins_definition())
 
     def _begins_definition(self) -> bool:
-        """Behind the name there may be a priority, or a template's parameters."""
+        """A priority or a template's parameters may stand behind the name."""
         is_name = self._here.kind in ("rule", "terminal")
         return self._here.text in ("!", "?") or (
             is_name and self._symbols[self._next + 1].text in (":", ".", "{")
@@ -353,7 +344,6 @@ class _Reader(_Cursor):
         return language if in_terminal else Ref(self._terminal_of(language))
 
     def _terminal_of(self, language: Expr) -> str:
-        """The name of the terminal that is this language."""
         if isinstance(language, Ref):
             return language.name
         if language not in self._unnamed:
@@ -429,7 +419,6 @@ def _shown(symbol: Symbol) -> str:
 
 
 def _unquoted(symbol: Symbol) -> tuple[str, bool]:
-    """Raises InvalidGrammar for an escape that Lark does not know."""
     quoted = symbol.text
     is_folded = quoted.endswith("i")
     text = _ESCAPE.sub(functools.partial(_unescaped, symbol.place), quoted.removesuffix("i")[1:-1])
@@ -456,7 +445,6 @@ def _range(low: str, symbol: Symbol, end: Symbol) -> CharSet:
 
 
 def _resolved(expr: Expr, terminals: dict[str, Expr]) -> Expr:
-    """A terminal of `common`, without references."""
     if isinstance(expr, Ref):
         return _resolved(terminals[expr.name], terminals)
     return rebuilt(expr, [_resolved(part, terminals) for part in expr.parts]) if expr.references else expr

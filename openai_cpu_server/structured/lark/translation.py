@@ -1,7 +1,5 @@
-"""Translates rules into Lark text with exactly the same language, which llguidance runs.
-
-Terminals that are no plain text are regular expressions in Rust's syntax.
-"""
+"""Translation of rules into Lark text with exactly the same language. Terminals that are not literals are
+regular expressions in Rust's syntax."""
 
 from __future__ import annotations
 
@@ -42,20 +40,18 @@ from openai_cpu_server.structured.lark.plan import (
 from openai_cpu_server.structured.options import InvalidGrammar
 
 _SHORT = 12
-"""A part with at most so many nodes is written again wherever it stands."""
+"""Nodes of the largest part that is written again wherever it stands."""
 _HIGHEST = 6
-"""The most levels of parentheses in one terminal; llguidance reads some thirty at most."""
+"""Levels of parentheses in one terminal. llguidance reads at most some thirty."""
 
 
 class _Terminals:
-    """Named languages as regular expressions."""
-
     def __init__(self, terminals: list[tuple[str, Expr]]) -> None:
         self._terminals = terminals
         self._bottom_up = parts_first([expr for _, expr in terminals])
         self._parts: dict[Expr, str] = {}
         self._heights: dict[Expr, int] = {}
-        """The levels of parentheses above named parts; 0 for an expression without any."""
+        """Levels of parentheses above named parts."""
         self._name_parts()
 
     def _name_parts(self) -> None:
@@ -74,7 +70,7 @@ class _Terminals:
                 self._parts[expr] = f"P{len(self._parts)}"
 
     def _levels(self, expr: Expr) -> int:
-        """The depth of a pure regular expression, else 0; Rust reads at most 250."""
+        """Rust reads at most 250 levels."""
         return 0 if self._heights[expr] else expr.depth
 
     def _height(self, expr: Expr) -> int:
@@ -86,7 +82,6 @@ class _Terminals:
         return highest + 1 if highest or isinstance(expr, (And, Not)) else 0
 
     def lines(self) -> list[str]:
-        """A line for each language, and one for each part that they share."""
         named = [(name, expr) for expr, name in self._parts.items()]
         return [f"{name}: {self._body(expr)}" for name, expr in [*self._terminals, *named]]
 
@@ -112,7 +107,6 @@ class _Terminals:
 
 
 def pattern(expr: Expr) -> str:
-    """A regular expression in Rust's syntax, to stand between slashes."""
     if isinstance(expr, Chars):
         return _class(expr.set)
     if isinstance(expr, Text):
@@ -160,7 +154,7 @@ _NEVER = "NEVER"
 def lark_text(
     plan: LexemePlan, renumbered: Callable[[int], int], first: Sequence[str] = (), head: str = _HEAD
 ) -> str:
-    """`first`: the rules that llguidance shall compile before all others, in this order."""
+    """`first`: rules that llguidance must compile before all others."""
     writer = _Writer(plan, renumbered)
     lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
     lines += _Terminals(writer.terminals()).lines()
@@ -217,18 +211,19 @@ class _Writer:
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
 _MOST_TO_CONFIRM = 6_000
-"""The most steps for finding what is read where; beyond that all lexemes count as read everywhere."""
+"""Beyond that all lexemes count as read everywhere."""
 _MOST_TRIED = 20
 _CHARACTERS_PER_STEP = 6
-"""One step of the work parses so many characters of the text."""
 
 
 class Translation:
-    """A grammar that is planned, and can be written for any vocabulary."""
+    """Plan that can be written for any vocabulary."""
 
     def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
-        """Plan it. No rule may begin with itself. `num_read`: characters of text that were read for it; they
-        are work, too. Raises InvalidGrammar."""
+        """Plan the lexemes. Raises InvalidGrammar.
+
+        `num_read`: characters that were read for it, which count as work.
+        """
         work = work or Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
@@ -236,12 +231,11 @@ class Translation:
         self._head = _HEAD_OF_LONG if takes_long_texts(rules, _LONG) else _HEAD
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
-        """`renumbered`: control tokens in the vocabulary of the reader."""
+        """`renumbered`: maps control tokens to the reader's vocabulary."""
         return lark_text(self._plan, renumbered, self._first, self._head)
 
     def intersections(self) -> list[str]:
-        """The lexemes that are read along several expressions at once, each as a grammar of its own: what may
-        turn out to be too complex."""
+        """Return each lexeme that is an intersection as a grammar, because it may be too complex to run."""
         found = [expr for expr in self._plan.lexemes.values() if any(map(_is_joined, (expr, *expr.parts)))]
         return [_lark_of_lexeme(expr) for expr in found[:_MOST_TRIED]]
 
@@ -255,7 +249,6 @@ def _lark_of_lexeme(expr: Expr) -> str:
 
 
 def numbered_from(first: int) -> Callable[[int], int]:
-    """New numbers for control tokens, in the order in which they are met."""
     fresh = itertools.count(first)
     known: dict[int, int] = {}
 
@@ -268,8 +261,6 @@ def numbered_from(first: int) -> Callable[[int], int]:
 
 
 def _first(plan: LexemePlan) -> tuple[str, ...]:
-    """The rules that llguidance must compile before the others. Raises InvalidGrammar if its stack ends
-    then, too."""
     found = order(plan.rules, ROOT)
     if found.deepest:
         raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CURE}")
@@ -277,8 +268,7 @@ def _first(plan: LexemePlan) -> tuple[str, ...]:
 
 
 def _plan(rules: Rules, work: Work) -> LexemePlan:
-    """Plan lexemes as large as they can be read.
-    Those that conflict are broken, at last into single characters."""
+    """Make lexemes as large as possible, and break those that conflict, at last into single characters."""
     regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
     broken: set[Expr] = set()
     for number in range(_ROUNDS):

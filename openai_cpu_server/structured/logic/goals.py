@@ -1,8 +1,5 @@
-"""Finds which values satisfy several schemas at once and fail others: schemas -> alternatives of plain facts.
-
-A goal is a conjunction of signed nodes. For one type of value it unfolds into branches (a disjunction), each
-a list of facts: constraints of that type, in the order in which the schema states them.
-"""
+"""Unfolding of schemas that hold or fail together. A goal is a conjunction of signed nodes. For one type
+of value it unfolds into branches (a disjunction), each a list of facts in the order of the schema."""
 
 from __future__ import annotations
 
@@ -50,13 +47,10 @@ Order = tuple[int, ...]
 _DEEP = 24
 _MOST_COMPARED = 60
 _COPIED_PER_STEP = 32
-"""One step of unfolding copies so many facts."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One constraint on values of one type; `number` is the number of its node."""
-
     node: Node = field(compare=False)
     is_true: bool
     number: int
@@ -66,8 +60,6 @@ Branch = tuple[Fact, ...]
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """A signed node that is still to be unfolded, and the references that led to it."""
-
     order: Order
     number: int
     is_true: bool
@@ -80,29 +72,22 @@ class _Item(msgspec.Struct, frozen=True):
 class _Choice(msgspec.Struct, frozen=True):
     options: list[list[_Item]]
     is_exclusive: bool = False
-    """Whether only one option can hold; its first item tells which one."""
+    """True if only one option can hold, which its first item decides."""
 
 
 class _State(msgspec.Struct):
-    """A branch while it grows: its facts so far, and the choices that are still open."""
-
     kind: JsonKind
-    """The type of value that it is about."""
     queue: list[_Item] = msgspec.field(default_factory=list)
-    """What is to be unfolded before the next choice."""
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
     stated: set[Signed] = msgspec.field(default_factory=set)
-    """All signed nodes that were unfolded in this branch."""
     marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:
-        """A copy that goes on with these."""
         facts, choices, stated = list(self.facts), list(self.choices), set(self.stated)
         return _State(self.kind, list(items), facts, choices, stated, self.marked.copy())
 
     def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
-        """The next open choice, without the options that contradict what is stated; None if there is none."""
         while self.choices:
             choice = self._still_open(self.choices.pop(0))
             if not any(all(self._holds(x, marks) for x in option) for option in choice):
@@ -116,29 +101,23 @@ class _State(msgspec.Struct):
         return stated or choice.options
 
     def _holds(self, item: _Item, marks: MarkReader) -> bool:
-        """Whether the item is known to hold already."""
         is_stated = (item.number, item.is_true) in self.stated
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
 def limits_of(branch: Branch, kind: type[Length | Count | PropertyCount]) -> tuple[int, int | None]:
-    """The least and the greatest number that these facts allow; None: no limit."""
     found = [f.node for f in branch if isinstance(f.node, kind)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
 
 
 def join(*goals: Goal) -> Goal:
-    """The goal to satisfy all of these."""
     return tuple(dict.fromkeys(x for goal in goals for x in goal if x != (TRUE, True)))
 
 
 class Goals:
-    """Unfolds goals into branches.
-
-    `look_up` gives the node that a reference means; `is_possible` tells if a branch has values; `expand` says
-    in other nodes what an `Unevaluated` asks of everything that is not evaluated.
-    """
+    """`look_up` returns the node of a reference, `is_possible` tells if a branch has values, `expand`
+    rewrites an `Unevaluated` with other nodes."""
 
     def __init__(
         self, table: NodeTable, look_up: Callable[[Reference], int], budget: Budget, report: UnenforcedReport
@@ -165,8 +144,8 @@ class Goals:
         return self._branches[key]
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
-        """False only if surely no value of the type fits (None: of any type).
-        Deep recursion counts as possible."""
+        """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None
+        for any type."""
         if goal == ANYTHING:
             return True
         if kind is None:
@@ -185,13 +164,11 @@ class Goals:
         return self._possible[key]
 
     def path(self, goal: Goal) -> str:
-        """The place in the schema of what the goal asks for first."""
         return self.table.place(goal[0][0])[0] if goal else ""
 
     # Unfolding
 
     def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Branch]:
-        """Follow each option of each choice, the first one first."""
         waiting = [(_State(kind), items)]
         while waiting:
             before, items = waiting.pop()
@@ -207,7 +184,7 @@ class Goals:
                 waiting += [(state, option) for option in reversed(choice)]
 
     def _settle(self, state: _State) -> bool:
-        """Unfold everything that needs no choice; False on a contradiction."""
+        """False on a contradiction."""
         while state.queue:
             item = state.queue.pop(0)
             if (item.number, item.is_true) in state.stated and not item.trail:
@@ -218,7 +195,6 @@ class Goals:
         return True
 
     def _step(self, item: _Item, state: _State) -> bool | None:
-        """Unfold one node. False: it contradicts the branch."""
         self._budget.spend("unfolded")
         node = self.table[item.number]
         if isinstance(node, Constant):
@@ -238,7 +214,7 @@ class Goals:
         return self._fact(item, node, state)
 
     def _followed(self, item: _Item, node: Reference) -> _Item:
-        """The item for what the reference means in the end: a chain of mere references counts once."""
+        """A chain of mere references counts as one."""
         path, _ = self.table.place(item.number)
         self._budget.check("references", len(item.trail) + 1, path)
         met, target = {*item.trail, item.number}, self._look_up(node)
@@ -259,14 +235,13 @@ class Goals:
         return self._choose(options, state)
 
     def _beyond(self, item: _Item, node: Unevaluated, state: _State) -> bool | None:
-        """Unfold at once what is asked of the rest: its choices settle those of the schemas beside it."""
+        """Expand at once, because its choices settle those of the schemas beside it."""
         if node.kind is not state.kind:
             return item.is_true
         expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
         return self._step(expanded, state)
 
     def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
-        """Leave out options that cannot hold. There is no choice if one holds anyway, or only one is left."""
         open_options = []
         for option in options:
             truths = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
@@ -283,8 +258,7 @@ class Goals:
         return None
 
     def _one_of(self, item: _Item, node: OneOf, kind: JsonKind) -> list[list[_Item]]:
-        """The options of `oneOf`: each with the negations of those it overlaps.
-        Negated: none of them holds, or two do."""
+        """Options, with the negations of those they overlap. Negated, none holds or two do."""
         if not item.is_true:
             none = [item.child(i, x, False) for i, x in enumerate(node.items)]
             pairs = itertools.combinations(enumerate(node.items), 2)
@@ -301,7 +275,7 @@ class Goals:
         return options
 
     def may_meet(self, one: int, other: int, kind: JsonKind) -> bool:
-        """False only if it is plain that no value of the type fits both nodes."""
+        """Return False only if plainly no value of the type fits both nodes."""
         if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
         return kind is not JsonKind.OBJECT or not self._marks.tell_apart(one, other)
@@ -346,7 +320,7 @@ def _branch(facts: list[tuple[Order, Fact]]) -> Branch:
 
 
 def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:
-    """The branches without those that have all facts of another branch and more: they add no values."""
+    """Branches with all facts of another branch add no values."""
     if len(branches) > _MOST_COMPARED:
         return tuple(branches)
     sets = [frozenset(b) for b in branches]

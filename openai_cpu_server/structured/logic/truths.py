@@ -1,8 +1,5 @@
-"""What is plain about a node: whether all values of a type fit it, or none, and what tells objects apart.
-
-Without this, `oneOf` of many kinds of objects, and many `if`s on one property, would be unfolded in every
-combination.
-"""
+"""Plain truths about nodes. Without them, `oneOf` of many kinds of objects, and many `if`s on one
+property, would be unfolded in every combination."""
 
 from __future__ import annotations
 
@@ -59,10 +56,8 @@ def settled(
     found: Callable[[K, list[V]], V],
     meanwhile: V,
 ) -> V:
-    """The value of `start`, which `found` makes of the values of its parts. All values go to `known`.
-
-    What depends on itself is taken for `meanwhile` while its own value is sought.
-    """
+    """Return the value that `found` computes from the values of the parts, without recursion. A key that
+    depends on itself counts as `meanwhile`."""
     stack = [] if start in known else [_opened(start, known, parts, meanwhile)]
     while stack:
         key, needed = stack[-1]
@@ -86,19 +81,16 @@ Signed = tuple[int, bool]
 
 
 class PlainTruths:
-    """Looks at each signed node once. `look_up` gives the node that a reference means."""
-
     def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
         self._known: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
 
     def of(self, signed: Signed, kind: JsonKind) -> bool | None:
-        """Whether all values of the type fit (True), none does (False), or it depends (None)."""
+        """True if all values of the type fit, False if none does, None if it depends."""
         return settled(signed, self._known[kind], self._parts, partial(self._found, kind), None)
 
     def _parts(self, signed: Signed) -> list[Signed]:
-        """The signed nodes on which the truth of this one depends."""
         number, is_true = signed
         node = self._table[number]
         if isinstance(node, Negation):
@@ -151,11 +143,11 @@ def _of_scalars(node: Scalars, is_true: bool, kind: JsonKind) -> bool | None:
 
 
 STAYS_NEGATED = (Pattern, Format, Integer, MultipleOf, Scalars)
-"""Constraints on numbers and strings; their languages are complemented instead."""
+"""Complemented as languages instead."""
 
 
 def complement(node: Node, table: NodeTable) -> int | None:
-    """The number of the complement's node; None if no grammar can say it."""
+    """Return None if no grammar can express it."""
     if isinstance(node, (Minimum, Maximum)):
         other = Maximum if isinstance(node, Minimum) else Minimum
         return table.add(other(Bound(node.bound.value, not node.bound.is_open)))
@@ -175,11 +167,9 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
-    """Signed nodes, one of which holds if not all `items` do.
-
-    If a property is both required and described, "absent" and "present, but wrong" become one alternative,
-    "wrong if present": else every negation would double the alternatives once more.
-    """
+    """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
+    "present, but wrong" become one alternative, "wrong if present", because otherwise every negation would
+    double the alternatives."""
     described = next((x for x in items if isinstance(table[x], Properties)), None)
     required = next((x for x in items if isinstance(table[x], Required)), None)
     if described is None or required is None:
@@ -207,7 +197,6 @@ def _outside(node: Length | Count | PropertyCount | Contains, table: NodeTable) 
 
 
 def _some_item(node: Items, table: NodeTable) -> int | None:
-    """An item at some place is wrong, or some item of the rest is; None if that cannot be said."""
     options = []
     for i, item in enumerate(node.prefix):
         wrong = table.add(Items((TRUE,) * i + (table.negate(item),), TRUE))
@@ -244,8 +233,6 @@ def _no_property(node: SomeProperty, table: NodeTable) -> int:
 
 
 def _some_name(node: PropertyNames, table: NodeTable) -> int | None:
-    """Some name breaks the constraint on names;
-    None unless that is a single pattern, negated or not, or `false`."""
     inner = table[node.name]
     if node.name == FALSE:
         return table.add(PropertyCount(1, None))
@@ -257,22 +244,17 @@ def _some_name(node: PropertyNames, table: NodeTable) -> int | None:
 
 
 Values = frozenset[tuple[str, object]]
-"""Scalars with the names of their types, as 1 is not true."""
+"""Scalars with the names of their types, because 1 == True."""
 
 
 class PropertyMark(msgspec.Struct, frozen=True):
-    """What one schema says about a property, if it is present."""
-
     name: str
     listed: Values | None
-    """The property has one of these values; None: there is no list."""
+    """Allowed values, or None for any."""
     unlisted: Values
-    """The property has none of these values."""
 
 
 class MarkedObject(msgspec.Struct):
-    """What is known of an object while its facts are collected."""
-
     _required: set[str] = msgspec.field(default_factory=set)
     _marks: dict[str, PropertyMark] = msgspec.field(default_factory=dict)
 
@@ -280,12 +262,12 @@ class MarkedObject(msgspec.Struct):
         return MarkedObject(set(self._required), dict(self._marks))
 
     def require(self, names: tuple[str, ...]) -> bool:
-        """Require these properties; False if one of them has no value left."""
+        """False if one of them has no value left."""
         self._required.update(names)
         return all(self._is_possible(n) for n in names)
 
     def add(self, mark: PropertyMark) -> bool:
-        """Add a mark; False if its property is required and has no value left."""
+        """False if the property is required and has no value left."""
         known = self._marks.get(mark.name)
         if known is not None:
             listed = _common(known.listed, mark.listed)
@@ -297,7 +279,6 @@ class MarkedObject(msgspec.Struct):
         return self._required.issuperset(names)
 
     def listed(self, name: str) -> Values | None:
-        """The values that the property may have; None: any value."""
         mark = self._marks.get(name)
         return None if mark is None or mark.listed is None else mark.listed - mark.unlisted
 
@@ -306,8 +287,6 @@ class MarkedObject(msgspec.Struct):
 
 
 class MarkReader:
-    """Reads marks off nodes, each node once. `look_up` gives the node that a reference means."""
-
     def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
@@ -320,12 +299,12 @@ class MarkReader:
         return tuple(m for m in marks if m.listed is not None or m.unlisted)
 
     def tell_apart(self, one: int, other: int) -> bool:
-        """Whether surely no object fits both nodes."""
+        """Return True only if surely no object fits both nodes."""
         ours, theirs = self._of(one), self._of(other)
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
     def imply(self, known: MarkedObject, number: int) -> bool:
-        """Whether surely every object of which so much is known fits the node."""
+        """Return True only if surely every object with these marks fits."""
         node = self._table[number]
         if isinstance(node, Required):
             return known.must_have(node.names)
@@ -336,7 +315,6 @@ class MarkReader:
         return False
 
     def _all_fit(self, values: Values | None, number: int) -> bool:
-        """Whether surely all these values fit the node; None: all values there are."""
         node = self._table[number]
         if number == TRUE or values is None:
             return number == TRUE
@@ -345,11 +323,10 @@ class MarkReader:
         return isinstance(node, Scalars) and values <= _values_of(node)
 
     def _of(self, number: int) -> dict[str, Values]:
-        """By name, the values that a property must have in every object that fits the node."""
+        """Values that a property has in every object that fits."""
         return settled(number, self._required, self._in_place, self._found, {})
 
     def _in_place(self, number: int) -> Sequence[int]:
-        """The nodes that say of the same value what this one says."""
         node = self._table[number]
         if isinstance(node, Reference):
             return (self._look_up(node),)
@@ -376,7 +353,7 @@ class MarkReader:
         return found
 
     def _values(self, number: int) -> Values | None:
-        """The only values that fit the node; None if that is not plain."""
+        """Only values that fit, or None if unknown."""
         return settled(number, self._listed, self._in_place, self._listed_by, None)
 
     def _listed_by(self, number: int, parts: list[Values | None]) -> Values | None:
@@ -406,7 +383,6 @@ def _values_of(node: Scalars) -> Values:
 
 
 def _common(one: Values | None, other: Values | None) -> Values | None:
-    """The values in both sets; None stands for all values."""
     if one is None or other is None:
         return other if one is None else one
     return one & other

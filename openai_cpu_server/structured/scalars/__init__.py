@@ -1,4 +1,3 @@
-"""The languages of what is no object and no array: numbers within bounds, patterns with look-around, formats.
-`values` and `schema` call it while a schema is compiled, and `maker` for a regular expression. Promises:
-exactly the texts that the standard says, or InvalidPattern with the position of what is not regular.
-"""
+"""Languages of scalars: numbers within bounds, patterns with look-around, formats. Called by `values` and
+`schema` while a schema is compiled, and by `compiler` for a regular expression. The languages are exact,
+or InvalidPattern has the position of what is not regular."""

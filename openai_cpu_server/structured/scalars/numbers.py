@@ -1,4 +1,4 @@
-"""The integers between two bounds, digit by digit. No automaton is needed."""
+"""Languages of numbers between bounds, digit by digit, without automata."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.lengths import bounded
 
 _MOST_DIGITS = 20
-"""Digits before and behind the point where nothing else limits them: enough for 64 bits, and for whatever
-programs write of a double. A model may write digits without end, and an answer that is cut is no JSON."""
+"""Enough for 64 bits and for doubles. A model may write digits without end, and truncated JSON is invalid."""
 DIGIT = Chars(DIGITS)
 NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
 
 def integers_between(low: int | None, high: int | None) -> Expr:
-    """Integers without leading zeros and without `-0`; None: no bound."""
+    """Integers without leading zeros and `-0`. None means no bound."""
     if low is not None and high is not None and low > high:
         return NOTHING
     parts = []
@@ -45,7 +44,6 @@ def integers_between(low: int | None, high: int | None) -> Expr:
 
 
 def _naturals(low: int, high: int | None) -> Expr:
-    """Natural numbers; 0 <= low <= high."""
     shortest = len(str(low))
     if high is None:
         longer = seq(NONZERO, repeat(DIGIT, shortest, max(shortest, _MOST_DIGITS - 1)))
@@ -61,8 +59,6 @@ def _naturals(low: int, high: int | None) -> Expr:
 
 
 def _same_length(low: str, high: str) -> Expr:
-    """Numbers of one length: those that begin like `low`, those in
-    between, and those that begin like `high`."""
     if not low:
         return EMPTY
     if low[0] == high[0]:
@@ -93,10 +89,10 @@ _E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
 _EXPONENT = seq(_E, repeat(DIGIT, 1, 3))
 INTEGER = seq(optional(_MINUS), WHOLE)
 PLAIN = seq(INTEGER, optional(_FRACTION))
-"""Numbers without an exponent, on which bounds can be checked."""
+"""Without an exponent, so that bounds can be checked."""
 _ANY_WHOLE = seq(optional(_MINUS), alt(literal("0"), seq(NONZERO, star(DIGIT))))
 UNCOUNTED = (_ANY_WHOLE, seq(_ANY_WHOLE, optional(seq(_POINT, repeat(DIGIT, 1, None)))))
-"""Integers, and numbers without an exponent, of any number of digits: for automata that count already."""
+"""With any number of digits, for automata that count already."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
 SMALL = seq(
@@ -106,7 +102,7 @@ SMALL = seq(
     _MINUS,
     alt(seq(optional(literal("0")), NONZERO), seq(NONZERO, DIGIT)),
 )
-"""Numbers between 0 and 1, both excluded, in the form that programs write: 1e-05."""
+"""Numbers between 0 and 1, both excluded, as programs write them: 1e-05."""
 _UP_TO_289 = alt(
     repeat(DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), DIGIT)
 )
@@ -119,19 +115,17 @@ FINITE = alt(
     ),
     seq(NONZERO, optional(_FRACTION), _E, _UP_TO_307),
 )
-"""Numbers without a sign; none of them is read as infinite."""
+"""Numbers without a sign that are finite as doubles."""
 _PRECISION = 15
-"""Decimal digits that a double keeps: with more of them, 4.99...9 would be read as 5."""
+"""Decimal digits that a double keeps. With more, 4.99...9 would be read as 5."""
 
 
 class Bound(msgspec.Struct, frozen=True):
     value: Decimal
     is_open: bool
-    """Whether the value itself is excluded."""
 
 
 def at_least(bound: Bound) -> Expr:
-    """Numbers without exponent that are at least the bound, or greater if it is open."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and not is_open):
         below = _up_to(value.copy_abs(), is_open) if value < 0 else NOTHING
@@ -140,7 +134,6 @@ def at_least(bound: Bound) -> Expr:
 
 
 def at_most(bound: Bound) -> Expr:
-    """Numbers without exponent that are at most the bound, or less if it is open."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and is_open):
         return seq(_MINUS, _from(value.copy_abs(), is_open))
@@ -148,7 +141,6 @@ def at_most(bound: Bound) -> Expr:
 
 
 def equal_to(value: Decimal) -> Expr:
-    """All spellings without exponent of one number."""
     whole, fraction = _parts(value)
     tail = seq(_POINT, literal(fraction), _SOME_ZEROS) if fraction else optional(_ZEROS)
     sign = _MINUS if value < 0 else optional(_MINUS) if value == 0 else EMPTY
@@ -162,20 +154,18 @@ def multiple_of(step: Decimal) -> Expr:
 
 
 def round_numbers(zeros: int) -> Expr:
-    """Multiples of 1, 10, 100...: numbers that end with so many zeros."""
     tens = seq(NONZERO, _SOME_DIGITS, literal("0" * zeros))
     return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
 
 
 def fractional() -> Expr:
-    """Numbers without exponent that are no integers, not even once they are rounded to a double."""
+    """Numbers that are not integers, even rounded to a double."""
     whole = alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 8)))
     digits = seq(star(DIGIT), NONZERO, star(DIGIT))
     return seq(optional(_MINUS), whole, _POINT, bounded(digits, 1, _PRECISION - 9))
 
 
 def _parts(value: Decimal) -> tuple[str, str]:
-    """The digits before and after the point, without sign and needless zeros."""
     whole, _, fraction = f"{value.copy_abs():f}".partition(".")
     return whole.lstrip("0") or "0", fraction.rstrip("0")
 
@@ -185,13 +175,12 @@ def _all_positive(is_open: bool) -> Expr:
 
 
 def _limited_fraction(digits_before: int) -> Expr:
-    """A fraction with no more digits than a double can tell apart; it is used next to an open bound."""
+    """Beside an open bound, more digits than a double has would round to the bound."""
     room = _PRECISION - digits_before
     return seq(_POINT, repeat(DIGIT, 1, room)) if room > 0 else _ZEROS
 
 
 def _from(value: Decimal, is_open: bool) -> Expr:
-    """Positive numbers (without a sign) >= value, or > value."""
     whole, fraction = _parts(value)
     tail = _limited_fraction(len(whole)) if is_open else _FRACTION
     above = seq(integers_between(int(whole) + 1, None), optional(tail))
@@ -209,7 +198,6 @@ def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _up_to(value: Decimal, is_open: bool) -> Expr:
-    """Zero and positive numbers (without a sign) <= value, or < value."""
     whole, fraction = _parts(value)
     tail = _limited_fraction(len(whole)) if is_open else _FRACTION
     below = integers_between(0, int(whole) - 1) if whole != "0" else NOTHING
@@ -231,7 +219,6 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _greater(digits: str) -> list[tuple[str, CharSet]]:
-    """(common prefix, digits that make the number greater), for every place."""
     return [(digits[:i], CharSet.of((ord(d) + 1, ord("9")))) for i, d in enumerate(digits) if d != "9"]
 
 

@@ -1,10 +1,9 @@
-r"""Patterns and formats -> languages, with look-around and word boundaries: intersections and complements.
+r"""Languages of patterns and formats. Look-around and word boundaries are intersections and complements.
+Patterns allow less than a standard where common readers (Python's, pydantic's) fail.
 
-Where a standard allows what common readers (Python's, pydantic's) cannot read, the patterns allow less.
-
-A tree is read from its end to its beginning: each part gets the language of all that may follow it, so that
-`(?=x)` is an intersection with that. What stands before matters only by its last character: `\b`, `^` and
-look-behind ask no more. So there is a language for each class of characters that these tell apart.
+A tree is read backwards: each part gets the language of all that may follow it, so `(?=x)` is an intersection
+with that. Before a part only the last character matters, because `\b`, `^` and look-behind need no more. So
+there is a language for each class of characters that these distinguish.
 """
 
 from __future__ import annotations
@@ -45,23 +44,20 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 )
 
 _MOST_COPIES = 12
-"""A repetition with look-around inside is written out if it has at most so many rounds."""
+"""Rounds with look-around that are written out."""
 _MOST_STEPS = 2_000
 _DEEPEST = 100
-"""So many parts may wait for each other. Each takes some levels of Python's stack."""
+"""Nested parts. Each takes some levels of Python's stack."""
 _Follow = Callable[[int], Expr]
-"""The language of what may follow, by the class of the character before."""
+"""Language of what may follow, by the class of the character before."""
 _START = -1
-"""The class of no character: the text begins here."""
 
 
 def asserts(tree: Tree) -> bool:
-    """Whether the tree has look-around or word boundaries."""
     return any(isinstance(x, ASSERTIONS) for x in _parts(tree))
 
 
 def plain(tree: Tree) -> Expr:
-    """The language of a tree without anchors and assertions."""
     if isinstance(tree, Char):
         return Chars(tree.set) if tree.set else NOTHING
     if isinstance(tree, RegexSequence):
@@ -88,7 +84,6 @@ def _is_plain(tree: Tree) -> bool:
 
 
 def _joined(items: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    """The items with each run of plain ones as one, except a character at its end: that is simple to read."""
     found: list[Tree] = []
     for is_plain, run in itertools.groupby(items, _is_plain):
         each = tuple(run)
@@ -100,8 +95,6 @@ def _joined(items: tuple[Tree, ...]) -> tuple[Tree, ...]:
 
 
 class AssertionReader:
-    """Reads one tree. Raises InvalidPattern where the pattern is not regular enough."""
-
     def __init__(self, pattern: str, tree: Tree) -> None:
         self._pattern = pattern
         self._tree = tree
@@ -112,11 +105,11 @@ class AssertionReader:
         self._classes = partition([*asked, *(x.set for x in parts if isinstance(x, Behind))])
 
     def searched(self) -> Expr:
-        """The strings that contain a match."""
+        """Return the strings that contain a match. Raises InvalidPattern."""
         return self._found_in(lambda before: ALL)
 
     def matched(self) -> Expr:
-        """The strings that match as a whole."""
+        """Return the strings that match as a whole. Raises InvalidPattern."""
         return self._read(self._tree, _START, lambda before: EMPTY)
 
     def _found_in(self, follow: _Follow) -> Expr:
@@ -130,7 +123,7 @@ class AssertionReader:
         return alt(at_start, *rest)
 
     def _read(self, tree: Tree, before: int, follow: _Follow) -> Expr:
-        """The language of `tree` and what follows, behind a character of the class `before`."""
+        """Return the language of `tree` and what follows, behind a character of the class `before`."""
         self._num_steps += 1
         self._depth += 1
         if self._num_steps > _MOST_STEPS or self._depth > _DEEPEST:
@@ -158,7 +151,6 @@ class AssertionReader:
         return EMPTY if follow(before).is_nullable else NOTHING
 
     def _asserted(self, tree: Boundary | Ahead | Behind, before: int) -> Expr:
-        """The language of all that may stand here, whatever the pattern wants next."""
         if isinstance(tree, Ahead):
             found = self._read(tree.tree, before, lambda _: ALL)
             return found if tree.is_wanted else negate(found)
@@ -191,7 +183,7 @@ class AssertionReader:
         return self._read(items[0], before, rest)
 
     def _plainly(self, tree: Counted, before: int, follow: _Follow) -> Expr:
-        """A repetition of plain text. If it matters how it ends, it is split by its last character."""
+        """Split by the last character if what follows depends on it."""
         language = plain(tree)
         ends: dict[Expr, list[CharSet]] = {}
         for i, chars in enumerate(self._classes):
@@ -222,7 +214,7 @@ class AssertionReader:
 
 
 def _tempered(item: Tree) -> tuple[Expr, CharSet] | None:
-    """For `(?!x)c`, a round of `((?!x)c)*`: the language of x, and c; None if it is anything else."""
+    """Return the language of x and the set c of a round `(?!x)c`, or None."""
     match item:
         case RegexSequence((Ahead(tree, False), Char(chars))) if _is_plain(tree):
             unwanted = plain(tree)
@@ -234,8 +226,6 @@ _MOST_WAYS = 64
 
 
 class _Way(msgspec.Struct, frozen=True):
-    """One alternative of a pattern, and whether it begins at the string's start and ends at its end."""
-
     body: Expr
     at_start: bool = False
     at_end: bool = False
@@ -243,7 +233,7 @@ class _Way(msgspec.Struct, frozen=True):
 
 @functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
-    """The strings that contain a match. Raises InvalidPattern."""
+    """Return the strings that contain a match. Raises InvalidPattern."""
     tree = _parsed(pattern, limits)
     if asserts(tree):
         return AssertionReader(pattern, tree).searched()
@@ -252,12 +242,12 @@ def search_language(pattern: str, limits: Limits) -> Expr:
 
 
 def full_language(pattern: str, limits: Limits) -> Expr:
-    """The strings that match as a whole. Raises InvalidPattern."""
+    """Return the strings that match as a whole. Raises InvalidPattern."""
     return language_of(pattern, _parsed(pattern, limits))
 
 
 def language_of(pattern: str, tree: Tree) -> Expr:
-    """The strings that a tree matches as a whole. Raises InvalidPattern, which shows the pattern."""
+    """Return the strings that a tree matches as a whole. Raises InvalidPattern."""
     if asserts(tree):
         return AssertionReader(pattern, tree).matched()
     return alt(*(w.body for w in _ways(pattern, tree)))
@@ -270,7 +260,6 @@ def _parsed(pattern: str, limits: Limits) -> Tree:
 
 
 def _ways(pattern: str, tree: Tree) -> list[_Way]:
-    """Move the anchors of a tree, which has no assertions, to the ends of its alternatives."""
     if _is_plain(tree):
         return [_Way(plain(tree))]
     if isinstance(tree, Anchor):
@@ -305,18 +294,18 @@ _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
 _DAYS_30 = r"(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
 _FEBRUARY = r"02-(?:0[1-9]|1\d|2[0-8])"
 _YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
-"""RFC 3339 has a year 0000; Python's dates have none."""
+"""Without the year 0000 of RFC 3339, which Python's dates lack."""
 _FOURTH = r"(?:0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR = rf"(?:\d\d{_FOURTH}|{_FOURTH}00)"
 _DATE = rf"(?:{_YEAR}-(?:{_DAYS_31}|{_DAYS_30}|{_FEBRUARY})|{_LEAP_YEAR}-02-29)"
 _HOUR, _SIXTY = r"(?:[01]\d|2[0-3])", r"[0-5]\d"
 _TIME = rf"{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.\d{{1,9}})?(?:Z|[+-]{_HOUR}:{_SIXTY})"
-"""Without leap seconds and parts of nanoseconds, with capital letters: RFC 3339 asks writers for those."""
+"""Without leap seconds and fractions of nanoseconds, with capital letters as RFC 3339 demands of writers."""
 
 _CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,7}M(?:\d{1,7}S)?|\d{1,9}S)"
 """Less than 2**32 seconds in all."""
 _CALENDAR = r"(?:\d{1,6}Y(?:\d{1,7}M(?:\d{1,8}D)?)?|\d{1,7}M(?:\d{1,8}D)?|\d{1,8}D)"
-"""Less than a billion days in all: Python's durations have no more."""
+"""Less than a billion days, the limit of Python's durations."""
 _DURATION = rf"P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|\d{{1,8}}W)"
 
 
@@ -329,7 +318,7 @@ def _labels(longest: int, most: int) -> str:
 
 
 _HOSTNAME = rf"(?:{_labels(63, 3)}|{_labels(30, 8)}|{_labels(14, 16)})"
-"""At most 253 characters: few labels of any length, or more labels that are shorter."""
+"""At most 253 characters: few labels of any length, or more short ones."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOSTNAME}"
@@ -363,7 +352,7 @@ _HOST = rf"(?:\[{_IPV6}\]|(?:[{_UNRESERVED}]|{_PERCENT})*)"
 _PORT = r"(?:\d{0,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 _AUTHORITY = rf"(?:(?:[{_UNRESERVED}:]|{_PERCENT})*@)?{_HOST}(?::{_PORT})?"
 _PATH = rf"(?:[{_UNRESERVED}:@/]|{_PERCENT})*"
-"""Any number of segments. The pattern is flat, so that a limit on the length is easily kept."""
+"""Flat, so that a limit on the length is cheap."""
 _ABSOLUTE = rf"/(?:{_PCHAR}{_PATH})?"
 _MORE = rf"(?:[{_UNRESERVED}:@/?]|{_PERCENT})*"
 _TAIL = rf"(?:\?{_MORE})?(?:#{_MORE})?"
@@ -376,7 +365,7 @@ _HEX = "[0-9A-Fa-f]"
 _TEMPLATE_CHARACTER = r"[!#$&(-;=?-\[\]_a-z~\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\uffef]"
 _VARIABLE = rf"(?:\w|{_PERCENT})(?:\.?(?:\w|{_PERCENT}))*(?::[1-9]\d{{0,3}}|\*)?"
 _EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
-"""RFC 6570 reserves more operators, which no reader knows what to do with."""
+"""Without the operators that RFC 6570 reserves and no reader supports."""
 _URI_TEMPLATE = rf"(?:{_TEMPLATE_CHARACTER}|{_PERCENT}|{_EXPRESSION})*"
 
 _IPV4_INTERFACE = rf"{_IPV4}(?:/(?:[12]?\d|3[0-2]))?"
@@ -385,7 +374,7 @@ _IPV4_NETWORK = (
     rf"(?:{_IPV4}(?:/32)?|{_OCTET}\.{_OCTET}\.{_OCTET}\.0/24|{_OCTET}\.{_OCTET}\.0\.0/16|"
     rf"{_OCTET}\.0\.0\.0/8|0\.0\.0\.0/0)"
 )
-"""Readers refuse addresses with bits behind the network's."""
+"""Readers reject addresses with bits behind the network's."""
 _IPV6_NETWORK = rf"(?:{_IPV6}(?:/128)?|(?:{_H16}:){{1,4}}:/64|::/0)"
 
 
@@ -424,4 +413,3 @@ FORMATS = {
     "base64": _base64("+/"),
     "base64url": _base64("_-"),
 }
-"""Patterns of whole strings, by the format's name."""

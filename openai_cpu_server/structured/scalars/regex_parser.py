@@ -1,9 +1,6 @@
-r"""Character escapes and classes of ECMAScript regular expressions.
-
-Groups capture nothing. Look-ahead, word boundaries and look-behind stay in the tree; back references and
-flags are refused. As in ECMAScript `\d`, `\w` and `\b` know ASCII only, while `\s` is all white space of
-Unicode; a character is a code point, as with the flag `u`.
-"""
+r"""Parser of ECMAScript regular expressions. Groups capture nothing; back references and flags are
+rejected. `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of Unicode. A character is a
+code point, as with the flag `u`."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ _POSIX_NAMES = {
 
 @functools.lru_cache(maxsize=1)
 def _categories() -> dict[str, list[tuple[int, int]]]:
-    """The ranges of every two-letter general category, by this Python's Unicode tables."""
     found: dict[str, list[tuple[int, int]]] = {}
     codes = list(_looked_at())
     categories = map(unicodedata.category, map(chr, codes))
@@ -50,8 +46,7 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 
 def _looked_at() -> Iterator[int]:
-    """Every code point that may differ from the one before it.
-    Planes 4 to 13 are empty, 15 and 16 private."""
+    """Planes 4 to 13 are empty, 15 and 16 private."""
     yield from range(0x40000)
     yield from range(0xE0000, 0xE1000)
     for plane in (0xF0000, 0x100000):
@@ -60,7 +55,7 @@ def _looked_at() -> Iterator[int]:
 
 @functools.lru_cache(maxsize=64)
 def unicode_property(name: str) -> CharSet | None:
-    """The set of `L`, `Lu`, `Letter`, `gc=Nd`: a general category. None for anything else, scripts too."""
+    """Return the set of a general category (`L`, `Lu`, `Letter`, `gc=Nd`), or None for scripts and others."""
     short = name.split("=")[-1] if name.startswith(("gc=", "General_Category=")) else name
     short = _POSIX_NAMES.get(short.lower(), short)
     if short not in {"L", "M", "N", "P", "S", "Z", "C"} and short not in _categories():
@@ -95,21 +90,17 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Between a word character and another one, or an end of the text. If it is no edge: anywhere else."""
+    """Edge of a word, or any place that is not one."""
 
     is_edge: bool
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """What follows begins with `tree`, or does not."""
-
     tree: Tree
     is_wanted: bool
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """The character before is one of these, or there is none such."""
-
     set: CharSet
     is_wanted: bool
 
@@ -119,8 +110,6 @@ ASSERTIONS = (Boundary, Ahead, Behind)
 
 
 class _Cursor:
-    """Where in a pattern its reader is."""
-
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._at = 0
@@ -144,15 +133,13 @@ class _Cursor:
 
 
 class RegexParser(_Cursor):
-    """Reads one pattern from left to right."""
-
     def __init__(self, pattern: str, limits: Limits) -> None:
         super().__init__(pattern)
         self._limits = limits
         self._depth = 0
 
     def parse(self) -> Tree:
-        """The tree of the pattern. Raises InvalidPattern."""
+        """Parse the pattern. Raises InvalidPattern."""
         tree = self._choice()
         if self._at < len(self._pattern):
             self._fail("unmatched ')'")
@@ -191,8 +178,7 @@ class RegexParser(_Cursor):
         return Char(CharSet.chars(char))
 
     def _edge(self) -> Tree | None:
-        r"""Read `\b` and `\B`; also `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not
-        use."""
+        r"""`\A`, `\Z` and `\z` belong to other dialects."""
         char = self._peek()
         if char == "" or char not in "AZzbB":
             return None
@@ -224,7 +210,6 @@ class RegexParser(_Cursor):
         return Behind(chars, is_wanted)
 
     def _name(self) -> None:
-        """Read the name of a group behind `(?`; anything else would be flags."""
         end = self._pattern.find(">", self._at)
         if self._peek() not in ("<", "P") or end < 0:
             self._fail("unknown kind of group; flags such as (?i) are not ECMAScript: write [Aa] instead")
@@ -252,10 +237,7 @@ class RegexParser(_Cursor):
         return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:
-        """Read `{m}`, `{m,}`, `{m,n}` or `{,n}`; any other brace is a character.
-
-        `{,n}` is no count in ECMAScript, but nobody who writes it means the characters.
-        """
+        """`{,n}` is not a count in ECMAScript, but writers of it mean one."""
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : max(end, self._at + 1)].partition(",")
         low = "0" if comma and high and not low else low
@@ -305,7 +287,6 @@ class RegexParser(_Cursor):
         return ~found if negated else found
 
     def _code(self, kind: str) -> int:
-        r"""The code point of `\xHH`, `\uHHHH`, a pair of the latter, or `\u{H...}`."""
         if kind == "u" and self._takes("{"):
             end = self._pattern.find("}", self._at)
             code = self._hex(max(end - self._at, 0))
@@ -340,7 +321,7 @@ class RegexParser(_Cursor):
         return ~found if negated else found
 
     def _range_follows(self, low: CharSet) -> bool:
-        r"""Whether a dash makes a range. At the end, and beside a class such as `\w`, it is a character."""
+        r"""A dash at the end, and beside a class such as `\w`, is a character."""
         rest = self._pattern[self._at : self._at + 2]
         if rest[:1] != "-" or rest[1:] in ("", "]") or low.size != 1:
             return False
@@ -364,7 +345,6 @@ def _is_number(text: str) -> bool:
 
 
 def _single(tree: Tree) -> CharSet | None:
-    """The characters of a tree that always matches exactly one; else None."""
     if isinstance(tree, Char):
         return tree.set
     found = [_single(x) for x in tree.items] if isinstance(tree, Choice) else [None]

@@ -1,9 +1,6 @@
-r"""Regular expressions of grammars: the syntax of Rust's crate `regex`, which Python's `re` mostly shares.
-
-What differs from ECMAScript's: `.` is any character but `\n`, flags (`(?i)`, `(?s:...)`), classes within
-classes, `[[:alpha:]]`, `\x{...}`. As everywhere here `\d` and `\w` write ASCII only; their negations exclude
-all that any reader counts among them. Look-around is taken too, though Rust has none.
-"""
+r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. `\d` and `\w` are ASCII only, and
+their negations exclude all that any reader counts among them. Look-around is accepted, although Rust has
+none."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 
 _NOT_NEWLINE = ANY - CharSet.chars("\n")
 _HARMLESS = "uU"
-"""Flags that do not change which texts match: Unicode is on anyway, and greed tells where a match ends."""
+"""Unicode is on anyway, and greed does not change which texts match."""
 _KNOWN = "is" + _HARMLESS
 _LETTERS = CharSet.of((0x41, 0x5A), (0x61, 0x7A))
 _POSIX = {
@@ -46,7 +43,7 @@ _MOST_RANGES = 3_000
 
 
 def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
-    """The strings that match as a whole. Raises InvalidPattern."""
+    """Return the strings that match as a whole. Raises InvalidPattern."""
     if len(pattern) > limits.text:
         raise InvalidPattern(pattern, 0, "the pattern is too long")
     return language_of(pattern, _RustParser(pattern, limits, flags).parse())
@@ -174,13 +171,11 @@ def _any_of(*names: str) -> CharSet:
 
 @functools.lru_cache(maxsize=1)
 def _any_word() -> CharSet:
-    """All that Rust or Python counts among the characters of words."""
     return _any_of("L", "M", "N", "Pc") | CharSet.of((0x200C, 0x200D), (0x24B6, 0x24E9), (0x1F130, 0x1F189))
 
 
 @functools.lru_cache(maxsize=1)
 def _cases() -> list[tuple[int, int]]:
-    """The characters that are each other's upper or lower case."""
     pairs = set()
     for code in range(0x80, 0x1E944):
         char = chr(code)
@@ -189,7 +184,6 @@ def _cases() -> list[tuple[int, int]]:
 
 
 def either_case(chars: CharSet) -> CharSet:
-    """The characters, with those that differ from them in case alone."""
     small, large = chars & CharSet.of((0x61, 0x7A)), chars & CharSet.of((0x41, 0x5A))
     found = chars | _moved(small, -32) | _moved(large, 32)
     if chars.ranges and chars.ranges[-1][1] >= 0x80:

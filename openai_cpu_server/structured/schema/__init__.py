@@ -1,5 +1,3 @@
-"""A JSON Schema as nodes: read with its draft, its references followed, each keyword checked once. `compiler`
-calls it first, for the whole schema. Promises: a keyword that is unknown here, or cannot be enforced, is
-named with its JSON pointer, or noted where the request is not strict; chains of references are followed
-without recursion.
-"""
+"""A JSON Schema as nodes: read by its draft, references followed, each keyword checked once. Called by
+`compiler` first, for the whole schema. A keyword that is unknown or cannot be enforced is reported with
+its JSON pointer, or noted if the request is not strict."""

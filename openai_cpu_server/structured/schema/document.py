@@ -1,4 +1,4 @@
-"""A schema as a document: its JSON, its draft, and where its references lead."""
+"""JSON, draft and references of a schema."""
 
 from __future__ import annotations
 
@@ -34,24 +34,22 @@ _LONGEST_NUMBER_BITS = 1_200
 
 
 def is_finite(value: int | float) -> bool:
-    """Whether a number is finite and not absurdly long."""
     return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _LONGEST_NUMBER_BITS
 
 
 def exact(value: int | float) -> Decimal:
-    """A float as it was written, not as it is stored: 0.1 is one tenth. Zero has no sign."""
+    """Return a float as it is written, so that 0.1 is one tenth. Zero has no sign."""
     found = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
     return found if found else found.copy_abs()
 
 
 class Draft(enum.Enum):
     THREE = ("draft-03",)
-    """The draft that is not supported."""
     OLD = ("draft-04", "draft-05", "draft-06", "draft-07")
-    """The drafts in which `$ref` silences the keywords beside it."""
+    """Drafts in which `$ref` disables the keywords beside it."""
     D2019 = ("2019-09",)
     D2020 = ("2020-12",)
-    """This draft, and all documents that name none."""
+    """Also for documents that name no draft."""
 
 
 _SPECIFICATIONS = {
@@ -61,7 +59,7 @@ _SPECIFICATIONS = {
     "draft-07": DRAFT7,
     "2019-09": DRAFT201909,
 }
-"""By what `$schema` contains. All other documents are read as 2020-12."""
+"""By a part of `$schema`. Other documents are read as 2020-12."""
 
 
 def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:
@@ -71,21 +69,16 @@ def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:
 
 
 _STEPS_PER_SCHEMA = 4
-"""For each level of schemas a document may go so many containers deep."""
+"""Nested containers allowed for each level of schemas."""
 _DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _ROOT_URI = "urn:root"
-"""The address of a document that gives itself none. Relative ones stay as they are beside it."""
 
 Scope = tuple[str, ...]
-"""The addresses of the resources through which references have led to a schema, from the outermost on, each
-once; empty where no dynamic reference could tell the difference."""
+"""Resources through which references led to a schema, outermost first. Empty without dynamic references."""
 Target = Union[str, bool]
-"""Where a reference leads: the pointer of a schema, or a schema that is true or false."""
 
 
 class _Container(msgspec.Struct, frozen=True):
-    """An object or a list of the document, and where it is."""
-
     value: dict[str, Json] | list[Json]
     parent: _Container | None
     name: str
@@ -102,8 +95,6 @@ class _Container(msgspec.Struct, frozen=True):
 
 
 class _Library:
-    """The document's resources by address, as one specification of JSON Schema reads them."""
-
     def __init__(self, root: Json, specification: Specification[Json]) -> None:
         resource = Resource.from_contents(root, default_specification=specification)
         self.root = resource.id() or _ROOT_URI
@@ -114,7 +105,6 @@ class _Library:
         self._addresses = {id(self.registry[uri].contents): uri for uri in self.registry}
 
     def address(self, container: _Container | None) -> str:
-        """The address of the resource that a part of the document belongs to."""
         while container is not None:
             uri = self._addresses.get(id(container.value))
             if uri is not None:
@@ -123,7 +113,6 @@ class _Library:
         return self.root
 
     def resolver(self, base: str, scope: Scope) -> Resolver[Any]:
-        """One that has come to `base` through the resources of the scope."""
         first, *others = dict.fromkeys((*scope, base))
         resolver: Resolver[Any] = self.registry.resolver(first)
         for uri in [*others, base]:
@@ -132,24 +121,21 @@ class _Library:
 
 
 _LEADS_NOWHERE = (Unresolvable, AttributeError, TypeError, ValueError, LookupError)
-"""What the library raises for references to nothing, and for documents that are no schemas."""
+"""Raised by the library for dangling references, and for documents that are not schemas."""
 
 
 class References:
-    """Finds subschemas by address, by the rules of the drafts that the document and its parts name."""
-
     def __init__(self, root: Json, budget: Budget, draft: Draft) -> None:
         self._root = root
         self._draft = draft
         self._budget = budget
         self._containers: dict[int, _Container] = {}
         self._keys: set[str] = set()
-        """All names of all objects."""
         self._scan()
         self._is_dynamic = not _DYNAMIC.isdisjoint(self._keys)
 
     def _scan(self) -> None:
-        """Meet every container. A loop does it, so that deep nesting cannot exhaust the stack."""
+        """A loop, because deep nesting must not exhaust the stack."""
         queue = []
         if isinstance(self._root, (dict, list)):
             queue.append(_Container(self._root, None, "", self._draft, 0))
@@ -171,14 +157,13 @@ class References:
             ]
 
     def draft(self, schema: Schema) -> Draft:
-        """The draft that a schema of the document is written in."""
         return draft_of(
             schema, self._containers[id(schema)].draft if id(schema) in self._containers else self._draft
         )
 
     @functools.cached_property
     def _libraries(self) -> list[_Library]:
-        """The document as its draft reads it; and as draft 4 does, where it names no draft, but `id`s."""
+        """A document without a draft but with `id`s is also read as draft 4."""
         dialect = self._root.get("$schema") if isinstance(self._root, dict) else None
         named = (
             each for name, each in _SPECIFICATIONS.items() if isinstance(dialect, str) and name in dialect
@@ -187,14 +172,14 @@ class References:
         return [*found, _Library(self._root, DRAFT4)] if dialect is None and "id" in self._keys else found
 
     def entered(self, scope: Scope, pointer: str) -> Scope:
-        """The scope within the schema at a pointer, which is read in this scope."""
+        """Return the scope within the schema at a pointer."""
         if not self._is_dynamic:
             return ()
         uri = self._libraries[0].address(self._container(pointer))
         return scope if uri in scope else (*scope, uri)
 
     def find(self, reference: str, at: str) -> Target:
-        """The schema that a `$ref` means, if it stands at the pointer `at`. Raises UnsupportedSchema."""
+        """Return the target of a `$ref` at the pointer `at`. Raises UnsupportedSchema."""
         for library in self._libraries:
             # Many documents count from their own root, wherever the reference stands.
             for base in dict.fromkeys((library.address(self._container(at)), library.root)):
@@ -208,8 +193,7 @@ class References:
         raise UnsupportedSchema(at, "$ref", f"to {reference[:100]!r} leads to nothing in this schema")
 
     def find_dynamic(self, keyword: str, reference: str, at: str, scope: Scope) -> Target:
-        """The schema that a `$dynamicRef` or `$recursiveRef` means in this scope.
-        Raises UnsupportedSchema."""
+        """Return the target of a `$dynamicRef` or `$recursiveRef`. Raises UnsupportedSchema."""
         library = self._libraries[0]
         try:
             resolver = library.resolver(library.address(self._container(at)), scope)
@@ -222,7 +206,6 @@ class References:
             raise UnsupportedSchema(at, keyword, reason) from None
 
     def _target(self, found: object) -> Target:
-        """Raises LookupError for what is no schema of this document."""
         if not isinstance(found, (bool, dict)):
             raise LookupError(found)
         return found if isinstance(found, bool) else self._containers[id(found)].pointer
@@ -231,7 +214,7 @@ class References:
         return self._containers.get(id(self.value(pointer)))
 
     def value(self, pointer: str) -> Json:
-        """The value at a pointer. Raises KeyError, IndexError, ValueError or TypeError if there is none."""
+        """Look up a pointer. Raises KeyError, IndexError, ValueError or TypeError."""
         value = self._root
         for part in pointer.split("/")[1:]:
             if isinstance(value, list) and part.isascii() and part.isdigit():
@@ -244,5 +227,4 @@ class References:
 
 
 def escaped(name: str) -> str:
-    """A name as it stands in a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

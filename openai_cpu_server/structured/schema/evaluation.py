@@ -1,9 +1,8 @@
-"""What schemas evaluate of an object or an array, by their own keywords and by the schemas that they apply in
-place; and what they leave unevaluated.
+"""Parts of an object or array that schemas evaluate, and parts that stay unevaluated.
 
-A schema that passes evaluates what its subschemas evaluate, if these pass too. So there are several ways: one
-for each choice of alternatives. The more alternatives pass, the more is evaluated, and the less is left to
-constrain. So a way need not say which alternatives fail: it just sees less. All ways together are exact.
+A schema that passes evaluates what its passing subschemas evaluate, so there is one way for each choice of
+alternatives. A way need not say which alternatives fail, because it just sees less, and leaves more to
+constrain. All ways together are exact.
 """
 
 from __future__ import annotations
@@ -42,12 +41,11 @@ _MOST_TRIED = 256
 _PAIRS_PER_STEP = 8
 
 
-class TooManyWays(Exception):
-    """There are more alternatives, and combinations of them, than a grammar should consist of."""
+class TooManyWays(Exception): ...
 
 
 class Unknown(Exception):
-    """What is evaluated depends on a keyword that is left out."""
+    """A keyword that is left out decides."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,10 @@ class Evaluated:
     everything: bool = False
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    """Properties whose names match one of these patterns are evaluated."""
     prefix: int = 0
-    """The first so many items are evaluated."""
+    """Number of leading items."""
     matching: tuple[int, ...] = ()
-    """Items that fit one of these nodes are evaluated."""
+    """Nodes that evaluated items fit."""
 
     def union(self, other: Evaluated) -> Evaluated:
         if self.everything or other.everything:
@@ -83,7 +80,8 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
-        """The node that makes everything not evaluated fit `rest`. Errors name `place` (path, keyword)."""
+        """Return the node that makes everything not evaluated fit `rest`. `place`: path and keyword for
+        errors."""
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
@@ -97,30 +95,26 @@ NOTHING_SEEN = Evaluated()
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Where all the guards (nodes) hold, at least `seen` is evaluated."""
+    """At least `seen` is evaluated if all guards (nodes) hold."""
 
     guards: tuple[int, ...] = ()
     seen: Evaluated = NOTHING_SEEN
 
     def join(self, other: Way) -> Way:
-        """The way in which both hold. A way that sees nothing needs no guard."""
+        """Return the way in which both hold. A way that sees nothing needs no guard."""
         seen = self.seen.union(other.seen)
         return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
 
     def is_covered_by(self, other: Way) -> bool:
-        """Whether the other way needs no further guard and sees at least as much."""
         return set(other.guards) <= set(self.guards) and self.seen.is_within(other.seen)
 
 
 class EvaluatedOption(msgspec.Struct, frozen=True):
-    """A subschema: its node, and the ways in which it evaluates values that pass it."""
-
     number: int
     ways: list[Way]
 
     @property
     def guarded(self) -> list[Way]:
-        """The ways, each with the subschema itself as a further guard."""
         if self.number == FALSE:
             return []
         guard = Way() if self.number == TRUE else Way((self.number,), NOTHING_SEEN)
@@ -128,14 +122,12 @@ class EvaluatedOption(msgspec.Struct, frozen=True):
 
 
 class Combiner:
-    """Combines ways. `may_meet` tells whether two nodes may hold at once."""
-
     def __init__(self, may_meet: Callable[[int, int], bool], budget: Budget) -> None:
         self._may_meet = may_meet
         self._budget = budget
 
     def both(self, one: list[Way], other: list[Way]) -> list[Way]:
-        """The ways of two subschemas that both pass. Raises TooManyWays."""
+        """Return the ways if both pass. Raises TooManyWays."""
         self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
         found: list[Way] = []
         for a, b in itertools.product(one, other):
@@ -144,7 +136,7 @@ class Combiner:
         return pruned(found)
 
     def some_of(self, options: list[EvaluatedOption]) -> list[Way]:
-        """The ways of subschemas of which at least one passes. Raises TooManyWays."""
+        """Return the ways if at least one passes. Raises TooManyWays."""
         found: list[Way] = []
         is_nothing_seen = False
         for option in options:
@@ -159,7 +151,7 @@ class Combiner:
 
 
 def pruned(ways: list[Way]) -> list[Way]:
-    """The ways without those that another way covers. Raises TooManyWays."""
+    """Drop ways that another way covers. Raises TooManyWays."""
     _check(len(ways))
     kept: list[Way] = []
     for way in ways:
@@ -181,22 +173,18 @@ _BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _I
 
 
 def looks_beside(schema: Schema, kind: JsonKind) -> bool:
-    """Whether the schema's `unevaluated...` depends on keywords other
-    than `properties`, `items` and their like."""
+    """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
     asks = schema.get(KEYWORDS[kind], True) is not True
     return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
 
 def _is_closed(schema: Schema, kind: JsonKind) -> bool:
-    """Whether `additionalProperties` (`items`, `additionalItems`) evaluates everything else."""
     if kind is JsonKind.OBJECT:
         return "additionalProperties" in schema
     return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
 
 
 class SchemaReader(Protocol):
-    """What evaluations need of a `Normaliser`."""
-
     scope: Scope
     table: NodeTable
     references: References
@@ -208,11 +196,8 @@ class SchemaReader(Protocol):
 
 @dataclass(eq=False)
 class Evaluation:
-    """Finds what schemas evaluate of values of one type.
-
-    `reader` reads them in a dynamic scope, and `of_scope` gives the evaluation in another one; `may_meet`
-    tells if a value of a type may fit two nodes.
-    """
+    """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
+    `may_meet` tells if a value of a type may fit two nodes."""
 
     kind: JsonKind
     reader: SchemaReader
@@ -228,8 +213,7 @@ class Evaluation:
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], list[Way]]]:
-        """The handlers of the keywords that evaluate.
-        `not` never does, nor do keywords that the draft does not know."""
+        """`not` never evaluates, nor do keywords that the draft does not know."""
         objects = {**dict.fromkeys(("properties", "patternProperties"), self._properties)}
         objects["dependentSchemas"] = self._dependent
         arrays = {**dict.fromkeys(("items", "prefixItems"), self._items)}
@@ -246,14 +230,14 @@ class Evaluation:
         }
 
     def beside(self, pointer: str) -> list[Way]:
-        """What the schema at a pointer evaluates without its own `unevaluated...`. Raises TooManyWays."""
+        """Return the ways without the schema's own `unevaluated...`. Raises TooManyWays."""
         self.reader.at(pointer)
         schema = self.reader.references.value(pointer)
         assert isinstance(schema, dict)
         return self._in(schema, pointer)
 
     def ways(self, pointer: str) -> list[Way]:
-        """The ways of the schema at a pointer. Raises TooManyWays, Unknown."""
+        """Return the ways of the schema at a pointer. Raises TooManyWays, Unknown."""
         return _as_it_is_read(self, pointer).in_scope(pointer)
 
     def in_scope(self, pointer: str) -> list[Way]:
@@ -299,7 +283,7 @@ class Evaluation:
         return [Way(seen=Evaluated(names=tuple(names), patterns=tuple(patterns)))]
 
     def _is_regular(self, pattern: str) -> bool:
-        """Whether a pattern is regular. Others were refused before this, or are left out on request."""
+        """Other patterns were rejected before, or are left out on request."""
         try:
             search_language(pattern, self.budget.limits)
         except InvalidPattern:
@@ -355,8 +339,7 @@ class Evaluation:
     # References
 
     def _reference(self, keyword: str, schema: Schema, path: str) -> list[Way]:
-        """The ways of what a reference means.
-        One to nothing was refused before this, or is left out on request."""
+        """Dangling references were rejected before, or are left out on request."""
         address = schema[keyword]
         assert isinstance(address, str)
         try:
@@ -369,7 +352,6 @@ class Evaluation:
 
 
 def _as_it_is_read(evaluation: Evaluation, pointer: str) -> Evaluation:
-    """The evaluation in the scope of the schema at a pointer."""
     entered = evaluation.reader.references.entered(evaluation.reader.scope, pointer)
     return evaluation if entered == evaluation.reader.scope else evaluation.of_scope(entered)
 
@@ -377,7 +359,7 @@ def _as_it_is_read(evaluation: Evaluation, pointer: str) -> Evaluation:
 def expanded(
     of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: Unevaluated
 ) -> int:
-    """The number of a node that means the same in other words. Raises InvalidSchema, UnsupportedSchema."""
+    """Return an equivalent node without `Unevaluated`. Raises InvalidSchema, UnsupportedSchema."""
     evaluation = of_scope(node.kind, node.scope)
     table, keyword = evaluation.reader.table, KEYWORDS[node.kind]
     place = (node.pointer, keyword)

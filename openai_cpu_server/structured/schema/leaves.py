@@ -1,4 +1,4 @@
-"""Reads keywords that constrain a value by itself: types, values, numbers, strings, counts."""
+"""Keywords that constrain a value by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "arra
 
 
 class LeafKeywords:
-    """Each method reads one keyword (or a pair) of a schema and returns the number of a node."""
+    """Methods read one keyword or a pair each."""
 
     def __init__(self, table: NodeTable, budget: Budget, report: UnenforcedReport) -> None:
         self._table = table
@@ -90,7 +90,7 @@ class LeafKeywords:
         return self._table.add(MultipleOf(step), path, "multipleOf")
 
     def counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
-        """The non-negative integers of two keywords; 0 and None where they are absent."""
+        """Return integers, by default 0 and None. Raises InvalidSchema."""
         return self._natural(schema, low, path) or 0, self._natural(schema, high, path)
 
     def _natural(self, schema: Schema, keyword: str, path: str) -> int | None:
@@ -104,8 +104,6 @@ class LeafKeywords:
     def _counting(
         self, least: str, most: str, kind: type[Length | Count | PropertyCount]
     ) -> dict[str, Callable[[Schema, str], int]]:
-        """One handler for both keywords."""
-
         def read(schema: Schema, path: str) -> int:
             low, high = self.counts(schema, least, most, path)
             return self._table.add(kind(low, high), path, least if low else most)
@@ -118,8 +116,7 @@ class LeafKeywords:
         return self._table.add(Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
 
     def pattern(self, pattern: Json, path: str, keyword: str, kind: JsonKind) -> int:
-        """A node for the pattern; `LeftOut`, about the type, for one that cannot be compiled and may be left
-        out."""
+        """Return `LeftOut` for one that may be left out. Raises InvalidSchema, UnsupportedSchema."""
         if not isinstance(pattern, str):
             raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
         self._budget.spend("text", len(pattern))

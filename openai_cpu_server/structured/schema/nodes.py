@@ -1,8 +1,5 @@
-"""The normal form of schemas: small constraints on one type of value each, and ways to combine them.
-
-Every node has a number in its `NodeTable`; equal nodes have equal numbers. A constraint says nothing about
-values of other types than its own, as in JSON Schema.
-"""
+"""Normal form of schemas: constraints on one type of value each, and ways to combine them. Equal nodes
+have equal numbers in a `NodeTable`. As in JSON Schema, a constraint allows all values of other types."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from openai_cpu_server.structured.scalars.numbers import Bound
 
 
 class JsonKind(enum.Enum):
-    """The types of JSON values."""
-
     NULL = "null"
     BOOLEAN = "boolean"
     NUMBER = "number"
@@ -29,28 +24,23 @@ class JsonKind(enum.Enum):
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """True or False: all values fit, or none does."""
-
     value: bool
 
 
 class Types(msgspec.Struct, frozen=True):
-    """The value has one of these types; `integer` may stand beside those of Kind."""
+    """`integer` may stand beside the types of `JsonKind`."""
 
     names: frozenset[str]
 
 
 class Scalars(msgspec.Struct, frozen=True):
-    """The value is one of these: null, booleans, numbers, strings."""
-
     null: bool
     booleans: frozenset[bool]
     numbers: tuple[Decimal, ...]
     strings: tuple[str, ...]
 
 
-class Integer(msgspec.Struct, frozen=True):
-    """The number has no fraction."""
+class Integer(msgspec.Struct, frozen=True): ...
 
 
 class Minimum(msgspec.Struct, frozen=True):
@@ -66,7 +56,7 @@ class MultipleOf(msgspec.Struct, frozen=True):
 
 
 class Length(msgspec.Struct, frozen=True):
-    """The string has `low` to `high` characters."""
+    """Characters of a string."""
 
     low: int
     high: int | None
@@ -86,7 +76,7 @@ class Items(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """The array has `low` to `high` items."""
+    """Items of an array."""
 
     low: int
     high: int | None
@@ -98,15 +88,14 @@ class Contains(msgspec.Struct, frozen=True):
     high: int | None
 
 
-class Unique(msgspec.Struct, frozen=True):
-    """No two items of the array are equal."""
+class Unique(msgspec.Struct, frozen=True): ...
 
 
 class Properties(msgspec.Struct, frozen=True):
     named: tuple[tuple[str, int], ...]
     patterns: tuple[tuple[str, int], ...]
     rest: int
-    """The node for properties that are neither named nor match a pattern."""
+    """For properties that are neither named nor match a pattern."""
 
 
 class Required(msgspec.Struct, frozen=True):
@@ -123,8 +112,7 @@ class PropertyNames(msgspec.Struct, frozen=True):
 
 
 class SomeProperty(msgspec.Struct, frozen=True):
-    """Some property fits `value`.
-    Its name matches `pattern`, or (None) is none of those that `beside` knows."""
+    """Some property fits `value`. Its name matches `pattern`, or is not in `beside` if that is None."""
 
     pattern: str | None
     beside: tuple[tuple[str, ...], tuple[str, ...]]
@@ -132,8 +120,7 @@ class SomeProperty(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A keyword that is not enforced: a value may fit it or not, and nobody knows. It says something of
-    values of one type, or (None) of all."""
+    """Keyword that is not enforced, so its truth is unknown. `kind` None concerns all types."""
 
     kind: JsonKind | None
     path: str
@@ -159,14 +146,10 @@ class Negation(msgspec.Struct, frozen=True):
 class Reference(msgspec.Struct, frozen=True):
     pointer: str
     scope: tuple[str, ...] = ()
-    """The dynamic scope in which the schema there is to be read."""
 
 
 class Unevaluated(msgspec.Struct, frozen=True):
-    """The parts that the schema at `pointer` does not evaluate otherwise fit its `unevaluated...` keyword.
-
-    The parts are properties of an object, or items of an array.
-    """
+    """Unevaluated properties or items fit the `unevaluated...` keyword of the schema at `pointer`."""
 
     pointer: str
     kind: JsonKind
@@ -201,14 +184,12 @@ KIND_OF: dict[type[object], JsonKind] = {
     **dict.fromkeys((Items, Count, Contains, Unique), JsonKind.ARRAY),
     **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), JsonKind.OBJECT),
 }
-"""The type of value that a constraint is about. (`Scalars` is about all types, and `LeftOut` tells.)"""
+"""Type that a constraint concerns. `Scalars` concerns all types, `LeftOut` names its own."""
 
 TRUE, FALSE = 0, 1
 
 
 class NodeTable:
-    """Gives numbers to nodes, and remembers where in the schema each was met first."""
-
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._numbers: dict[Node, int] = {}
@@ -230,18 +211,16 @@ class NodeTable:
         return number
 
     def _place_of_parts(self, node: Node) -> tuple[str, str] | None:
-        """The place of the first part that has one."""
         parts = node.items if isinstance(node, (AllOf, AnyOf)) else ()
         parts = (node.item,) if isinstance(node, Negation) else parts
         return next((self._places[x] for x in parts if x in self._places), None)
 
     def place(self, number: int) -> tuple[str, str]:
-        """The (path, keyword) that an error about this node names."""
         return self._places.get(number, ("", "schema"))
 
     @contextmanager
     def standing_for(self, number: int) -> Iterator[None]:
-        """What is added in the block without a place of its own has that of this node."""
+        """Give the place of this node to nodes that are added in the block without a place."""
         before, self._default_place = self._default_place, self.place(number)
         try:
             yield

@@ -1,4 +1,4 @@
-"""JSON Schema, drafts 4 to 2020-12, -> nodes. References stay and are looked up when needed."""
+"""JSON Schema, drafts 4 to 2020-12, as nodes. References are resolved when needed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
 class _ValueKeywords:
-    """`enum` and `const`: the values themselves."""
-
     def __init__(self, table: NodeTable, budget: Budget) -> None:
         self._table = table
         self._budget = budget
@@ -81,7 +79,6 @@ class _ValueKeywords:
         )
 
     def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
-        """The schema that only this array or object fits."""
         self._budget.spend("schemas")
         self._budget.check("depth", depth)
         if isinstance(value, list):
@@ -97,8 +94,7 @@ class _ValueKeywords:
 
 
 class SchemaReaders:
-    """Reads the schemas of one document into a table: a reader for each dynamic scope, and most documents
-    have one."""
+    """One reader for each dynamic scope; most documents have one."""
 
     def __init__(self, root: Json, budget: Budget, report: UnenforcedReport) -> None:
         self.table = NodeTable()
@@ -117,13 +113,11 @@ class SchemaReaders:
         return self._readers[scope]
 
     def at(self, reference: Reference) -> int:
-        """The node of the schema that a reference means. Raises InvalidSchema, UnsupportedSchema."""
+        """Return the reference's target. Raises InvalidSchema, UnsupportedSchema."""
         return self.of(reference.scope).at(reference.pointer)
 
 
 class Normaliser:
-    """Reads schemas in one scope."""
-
     def __init__(self, readers: SchemaReaders, scope: Scope) -> None:
         self._readers = readers
         self.scope = scope
@@ -136,8 +130,7 @@ class Normaliser:
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
-        """The handlers by keyword. Keywords that belong together share
-        one, which runs at the first of them."""
+        """Keywords that belong together share a handler, which runs at the first of them."""
         return {
             **self._leaves.handlers,
             **_ValueKeywords(self.table, self._budget).handlers,
@@ -156,14 +149,14 @@ class Normaliser:
         }
 
     def at(self, pointer: str) -> int:
-        """The node of the schema at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
+        """Return the node at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
         if pointer not in self._by_pointer:
             self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
         return self._by_pointer[pointer]
 
     def needed(self, pointer: str) -> list[str]:
-        """The subschemas without which nothing fits the schema at a pointer that was read before, but for
-        types of values that it does not speak of."""
+        """Return the subschemas without which nothing fits a schema that was read before, apart from
+        values of other types."""
         schema = self.references.value(pointer)
         if not isinstance(schema, dict):
             return []
@@ -205,8 +198,7 @@ class Normaliser:
         return self.table.all(*parts, path=path, keyword=next(iter(schema), ""))
 
     def _unevaluated(self, schema: Schema, path: str) -> list[int]:
-        """The `unevaluated...` keywords.
-        They come first: their choices settle those of the keywords beside them."""
+        """First, because their choices settle those of the keywords beside them."""
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
         return [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
 
@@ -224,7 +216,7 @@ class Normaliser:
         return self.table.add(target, path, keyword)
 
     def target(self, keyword: str, address: str, path: str) -> Reference | bool:
-        """What a reference at this place means. Raises UnsupportedSchema if that is nothing."""
+        """Resolve a reference at this place. Raises UnsupportedSchema."""
         if keyword == "$ref":
             found = self.references.find(address, path)
         else:
@@ -257,7 +249,6 @@ class Normaliser:
         return self.table.all(self.table.add(found, path, keyword), *left_out)
 
     def _rest(self, schema: Schema, path: str, additional: str, kind: JsonKind) -> int:
-        """The schema for everything that has none of its own."""
         if additional in schema:
             return self.schema(schema[additional], f"{path}/{additional}")
         if KEYWORDS[kind] not in schema or looks_beside(schema, kind):

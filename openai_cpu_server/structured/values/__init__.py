@@ -1,4 +1,3 @@
-"""What a branch allows -> rules: the shapes of objects and arrays, the languages of strings and numbers.
-`compiler` calls it for each value that a schema has. Promises: properties in the order of the options, no
-value twice; what cannot be written down raises, and the compiler names its place.
-"""
+"""Rules for the values of a branch: shapes of objects and arrays, languages of strings and numbers. Called
+by `compiler` for each value of a schema. Properties stand in the order of the options, and no value is
+there twice. What cannot be written raises, and the compiler names its place."""

@@ -1,4 +1,4 @@
-"""Facts about arrays -> what their items may be -> grammar."""
+"""Grammar of arrays."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from openai_cpu_server.structured.writing.json_text import Punctuation
 
 
 class Need(msgspec.Struct, frozen=True):
-    """At least `low` and at most `high` items fit `item` (None: any number)."""
+    """At least `low` and at most `high` items fit `item`. `high` None means no limit."""
 
     item: Goal
     without: Goal
-    """The negation of `item`."""
     low: int
     high: int | None
     place: int
-    """The number of the node that asks for this, for errors."""
 
 
 class ArrayShape(msgspec.Struct, frozen=True):
@@ -35,13 +33,13 @@ class ArrayShape(msgspec.Struct, frozen=True):
     high: int | None
     needs: tuple[Need, ...]
     unique: int | None
-    """The number of the node that asks for unique items; None: nothing does."""
+    """Node that requires unique items, or None."""
 
     def item(self, index: int) -> Goal:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def without(self, place: int) -> ArrayShape:
-        """The shape without what this node asks for: unique items, or items that must occur."""
+        """Drop the constraint of this node: unique items, or items that must occur."""
         return (
             msgspec.structs.replace(self, unique=None)
             if place == self.unique
@@ -50,7 +48,7 @@ class ArrayShape(msgspec.Struct, frozen=True):
 
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
-    """The shape of the arrays that fit all facts; None if no array fits."""
+    """Return None if no array fits."""
     needs = [_need(f.node, f.number) for f in branch if isinstance(f.node, Contains)]
     if any(n.high is not None and n.high < n.low for n in needs):
         return None
@@ -85,7 +83,6 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
 
 
 def _reachable(prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals) -> int | None:
-    """The most items that an array can have, given that nothing fits some places."""
     places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
     if not goals.satisfiable(rest):
         places.append(len(prefix))
@@ -103,8 +100,7 @@ def _possible_somewhere(
 
 
 _MOST_SUBSETS = 260
-"""The most subsets of values that must differ.
-Each is a rule; with more, the values keep the list's order."""
+"""Subsets that are written as rules. With more, the values keep the order of the list."""
 
 
 _MOST_NEEDS = 3
@@ -116,8 +112,7 @@ _NOT_UNIQUE = (
 
 
 class NotEnforceable(Exception):
-    """The schema asks for unique items among too many values, or too much that must occur.
-    `place` is a node."""
+    """`place`: node of unique items among too many values, or of too many that must occur."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -131,12 +126,11 @@ class ArrayRules:
     marks: Punctuation
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
-    """Lists all values of a goal if they are few."""
+    """Returns None if they are many."""
     is_possible: Callable[[Goal], bool]
-    """Whether a goal has any values."""
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
-        """The grammar of such arrays. Raises NotEnforceable."""
+        """Return the grammar. Raises NotEnforceable."""
         if shape.unique is not None:
             content = self._set(shape, hint)
         elif len(shape.needs) > _MOST_NEEDS:
@@ -150,7 +144,7 @@ class ArrayRules:
         return seq(self.marks.open_array, content, self.marks.close_array)
 
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
-        """`a "," b ("," rest){m,n}`. The list may end wherever it has enough items."""
+        """`a "," b ("," rest){m,n}`."""
         if shape.high == 0:
             return EMPTY
         size = len(shape.prefix)
@@ -163,7 +157,6 @@ class ArrayRules:
         return first if shape.low > 0 else alt(EMPTY, first)
 
     def _tail(self, shape: ArrayShape, start: int, hint: str) -> Expr:
-        """The items from place `start` on, which all have the same goal."""
         high = None if shape.high is None else shape.high - start
         if high is not None and high <= 0:
             return EMPTY
@@ -173,8 +166,7 @@ class ArrayRules:
     # Items that must be there
 
     def _counted(self, shape: ArrayShape, hint: str) -> Expr:
-        """A rule for each (place, how often each need is met).
-        Both stop counting where they no longer matter."""
+        """Make a rule for each place and count of each need. Counting stops where it no longer matters."""
         rules: dict[tuple[int, ...], str] = {}
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
         start = (0, *(0 for _ in shape.needs))
@@ -198,8 +190,6 @@ class ArrayRules:
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
     ) -> list[tuple[Goal, tuple[int, ...]]]:
-        """The goals of one more item, one for each set of needs that
-        it can meet, with the state behind it."""
         if shape.high is not None and state[0] >= shape.high:
             return []
         moves = []
@@ -228,14 +218,14 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _differ(self, shape: ArrayShape) -> bool:
-        """Whether no value fits two places of the array, which then needs no list of values."""
+        """If no value fits two places, no list of values is needed."""
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)
         return not any(self.is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """A rule for each set of values used so far."""
+        """Make a rule for each set of used values."""
         rules = {0: self.grammar.reserve(f"{hint}-set")}
         queue = [0]
         for used in queue:
@@ -252,7 +242,7 @@ class ArrayRules:
         return Ref(rules[0])
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Subsets of many values, each in the order of the list: a rule for each (value, how many so far)."""
+        """Make a rule for each value and count, with the values in the order of the list."""
         is_limited = most < len(values)
         cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough
         row = [EMPTY if count >= low else NOTHING for count in range(cap + 1)]
@@ -266,11 +256,8 @@ class ArrayRules:
 
 
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
-    """The goal of an item that meets the need (or does not), and the new count; None: it may not meet it.
-
-    Without an upper limit, the count may ignore items that meet the need, and it stops once it is high
-    enough.
-    """
+    """New count None: the item may not meet the need. Without an upper limit the count may ignore items,
+    and stops once it is high enough."""
     if need.high is None:
         if is_hit:
             return need.item, (count + 1 if count < need.low else None)

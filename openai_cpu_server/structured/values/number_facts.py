@@ -1,4 +1,4 @@
-"""Facts about numbers -> the language of their text."""
+"""Language of numbers."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ from openai_cpu_server.structured.schema.nodes import (
 
 _LARGEST_MODULUS = 1_000
 _MOST_COUNTED = 32
-"""So many remainders, times twice 20 digits, are within the bound of an automaton's states."""
+"""Remainders that fit into the limit of states, times twice 20 digits."""
 _MOST_MULTIPLES = 1_500
-"""The most multiples between two bounds that are listed one by one."""
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
@@ -60,10 +59,8 @@ class NumberLanguages:
         self._report = report
 
     def language(self, branch: Branch) -> Expr:
-        """The texts of the numbers that fit all facts.
-
-        Where facts must be checked digit by digit, the texts have no exponent, except those of small numbers.
-        """
+        """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
+        numbers have an exponent."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
@@ -82,7 +79,6 @@ class NumberLanguages:
         return alt(both(*plain), _small(within))
 
     def listed(self, branch: Branch) -> list[Decimal]:
-        """The values of an `enum` that fit the other facts."""
         first = next(f.node for f in branch if isinstance(f.node, Scalars) and f.is_true)
         return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
 
@@ -111,7 +107,6 @@ class NumberLanguages:
 
 
 def _is_beyond_doubles(fact: Fact) -> bool:
-    """Whether every number keeps this bound once it is read as a double."""
     node = fact.node
     if isinstance(node, Minimum):
         return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
@@ -123,7 +118,6 @@ def _is_range(branch: Branch) -> bool:
 
 
 def _small(branch: Branch) -> Expr:
-    """Numbers with a negative exponent, if the bounds allow all of 0 to 1 (or -1 to 0)."""
     if not _is_range(branch):
         return NOTHING
     low = max((f.node.bound.value for f in branch if isinstance(f.node, Minimum)), default=Decimal(-1))
@@ -146,7 +140,6 @@ def _is_integer_range(branch: Branch) -> bool:
 
 
 def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
-    """The least and the greatest integer."""
     lows = [f.node.bound for f in branch if isinstance(f.node, Minimum)]
     highs = [f.node.bound for f in branch if isinstance(f.node, Maximum)]
     least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
@@ -155,7 +148,7 @@ def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
 
 
 def few_integers(branch: Branch, most: int) -> range | None:
-    """The integers of a short range, if the facts say nothing else; else None."""
+    """Return None if the range is long or there are other facts."""
     if not _is_integer_range(branch):
         return None
     low, high = _integer_bounds(branch)
@@ -163,7 +156,6 @@ def few_integers(branch: Branch, most: int) -> range | None:
 
 
 def _listed_multiples(branch: Branch) -> list[int] | None:
-    """The multiples between two bounds, if they are integers and few; else None."""
     steps = [f.node.step for f in branch if isinstance(f.node, MultipleOf) and f.is_true]
     bounds = tuple(f for f in branch if isinstance(f.node, (Minimum, Maximum)))
     low, high = _integer_bounds(bounds)
@@ -182,7 +174,6 @@ def _is_integer(branch: Branch) -> bool:
 
 
 def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
-    """`whole`: what an integer looks like; `plain`: what any number does."""
     integer = [f for f in branch if isinstance(f.node, Integer)]
     if not integer:
         return plain
@@ -192,8 +183,7 @@ def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
 
 
 def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
-    """Integers and numbers, their digits counted unless that has too many states: one for each remainder and
-    number of digits."""
+    """Digits are counted unless that takes too many states, one for each remainder and number of digits."""
     remainders = math.prod({x.modulus for x in every_expression(parts) if isinstance(x, Residue)})
     return (INTEGER, PLAIN) if remainders <= _MOST_COUNTED else UNCOUNTED
 
@@ -217,7 +207,7 @@ def _is_so(fact: Fact, value: Decimal) -> bool:
 
 
 def spelled(value: Decimal) -> Expr:
-    """The usual spelling: 5, 0.5, 1e+100; and 5.0 where the schema itself writes that."""
+    """Return the usual spelling (5, 0.5, 1e+100), and 5.0 if the schema writes that."""
     if value == value.to_integral_value() and value.copy_abs() < Decimal(10) ** 16:
         whole = literal(str(int(value)))
         exponent = value.as_tuple().exponent

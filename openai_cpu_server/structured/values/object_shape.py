@@ -1,4 +1,4 @@
-"""Puts facts about objects together: named properties in order, classes of other names, counts."""
+"""Shapes of objects: named properties in order, classes of other names, counts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from openai_cpu_server.structured.writing.json_text import plain_text
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A property that the schema names."""
-
     name: str
     value: Goal
     is_required: bool
 
 
 class Others(msgspec.Struct, frozen=True):
-    """Properties whose names are in a language; no named property is among them."""
+    """Properties whose names are in a language without the named ones."""
 
     names: Expr
     value: Goal
@@ -39,33 +37,26 @@ class Others(msgspec.Struct, frozen=True):
 class ObjectShape(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     excluded: tuple[str, ...]
-    """Names that `others` must not have: members, and properties that must be absent."""
+    """Members, and properties that must be absent."""
     others: tuple[Others, ...]
     low: int
     high: int | None
     is_order_meant: bool
-    """Whether somebody chose the order of the members.
-
-    If a program has sorted them by name, and `required` names them in another order, nobody did.
-    """
+    """False if a program has sorted the members: by name, while `required` has another order."""
     required: tuple[str, ...]
     witness: tuple[Others, ...] = ()
-    """One property of one of these kinds must be present, beside all else; (): none is asked for."""
+    """Kinds of which one more property must be present, or ()."""
 
     def without_low(self) -> ObjectShape:
         return msgspec.structs.replace(self, low=0)
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """One `Properties`, with its names as a dictionary."""
-
     fact: Properties
     named: dict[str, int]
 
 
 class _Class(msgspec.Struct, frozen=True):
-    """Other names that match some of the patterns and not the others."""
-
     names: Expr
     matched: frozenset[str]
 
@@ -76,8 +67,7 @@ class ObjectShapes:
         self._goals = goals
         self._strings = strings
         self.shapes = functools.cache(self._found)
-        """The shapes of a branch: usually one, none if no object fits, several
-        if one property of many is asked for."""
+        """Shapes of a branch: several if one property of many is required, none if no object fits."""
 
     def _found(self, branch: Branch) -> list[ObjectShape]:
         base = self._shape(branch)
@@ -129,7 +119,6 @@ class ObjectShapes:
         return both(*(self._strings.of_goal(g) for g in goals)) if goals else ALL
 
     def _listed_names(self, branch: Branch) -> list[str] | None:
-        """All names that an object may have, where `propertyNames` lists them; else None."""
         goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
         lists = [found for g in goals if (found := self._strings.listed_of(g)) is not None]
         return min(lists, key=len, default=None)
@@ -176,7 +165,6 @@ class ObjectShapes:
         return [c for c in (inside, outside) if self._has_names(c.names, names)]
 
     def _has_names(self, language: Expr, listed: list[str]) -> bool:
-        """Whether any names are in the language, beside the listed ones if these are few."""
         beside = both(language, negate(any_of(listed))) if 0 < len(listed) < 8 else language
         return not self._strings.plain.is_empty(beside)
 
@@ -211,7 +199,6 @@ class ObjectShapes:
 
 
 def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
-    """Whether `required` names declared properties in another order than `properties`."""
     places = [order.index(n) for n in required if n in order]
     return places != sorted(places)
 

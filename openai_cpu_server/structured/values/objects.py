@@ -1,8 +1,6 @@
-"""Objects -> grammar: properties in order, any subset of the optional ones, and other names after them.
-
-`a?, b?, c` is a chain: a rule for "from here on, something is written already", and no nested optionals.
-Where properties are counted, or may stand in any order, there is a rule for each state instead.
-"""
+"""Grammar of objects: properties in order, any subset of the optional ones, then other names. `a?, b?, c`
+is a chain of rules, not nested optionals. Where properties are counted or may stand in any order, each
+state is a rule."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _FREELY_ORDERED = 5
-"""The most properties that may stand in any order, because each subset of them is a rule."""
+"""Most properties in any order, because each subset of them is a rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +34,8 @@ class ObjectRules:
         return seq(self.marks.open_object, content, self.marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
-        """The schema's order; if nobody chose it, or any order is asked for, also that of `required` and
-        then the others."""
+        """Add the order of `required` if an author did not choose the order of the schema, or any order is
+        allowed."""
         if self.order is PropertyOrder.SCHEMA and shape.is_order_meant:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
@@ -49,7 +47,6 @@ class ObjectRules:
         return seq(key, self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
-        """One property of these kinds, with a name that is not excluded."""
         parts = []
         for kind in kinds:
             name = self.names.key(kind.names, excluded)
@@ -62,8 +59,6 @@ class ObjectRules:
 
 
 class _Body:
-    """Writes what stands between the braces, for one order of the members."""
-
     def __init__(
         self, objects: ObjectRules, shape: ObjectShape, hint: str, members: tuple[Member, ...]
     ) -> None:
@@ -88,7 +83,6 @@ class _Body:
 
     @property
     def _others_anywhere(self) -> bool:
-        """Whether additional properties may come before the declared ones, and between them."""
         is_counted = self._cap > 1 or self._shape.high is not None
         is_asked = self._objects.order is PropertyOrder.ANY and self._witness is None
         return is_asked and self._other is not NOTHING and not is_counted
@@ -96,8 +90,6 @@ class _Body:
     # In order, not counted
 
     def _starts(self) -> Expr:
-        """The ways to begin: with any leading optional member, with the
-        first required one, or with none at all."""
         num_leading = self._num_leading
         ways = min(num_leading + 1, len(self._members))
         rest = seq(*self._written(ways), self._tail(1))
@@ -112,12 +104,10 @@ class _Body:
 
     @property
     def _num_leading(self) -> int:
-        """The number of optional members before the first required one, each of which may come first."""
         optional = [not m.is_required for m, _ in self._members]
         return optional.index(False) if False in optional else len(optional)
 
     def _written(self, start: int, stop: int | None = None) -> list[Expr]:
-        """Members behind other members: each has its comma, and optional ones may be missing."""
         found = []
         for member, text in self._members[start:stop]:
             written = seq(self._objects.marks.comma, text)
@@ -129,7 +119,7 @@ class _Body:
     # In order, counted
 
     def _by_count(self) -> Expr:
-        """A rule for each (member, number of properties so far), the last members first."""
+        """Make a rule for each member and number of properties so far."""
         row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
         for place, (member, text) in reversed(list(enumerate(self._members))):
             row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
@@ -171,8 +161,7 @@ class _Body:
         )
 
     def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
-        """The properties behind the members, with the witness last:
-        if its name occurs twice, the last one counts."""
+        """The witness is last, because the last of equal names counts."""
         assert self._witness is not None
         if missing > 1 or room == 0:
             return NOTHING
@@ -188,7 +177,7 @@ class _Body:
     # In any order
 
     def in_any_order(self) -> Expr:
-        """A rule for each set of members written so far, and whether other names came too."""
+        """Make a rule for each set of members written so far."""
         rules = {(0, 0): self._objects.grammar.reserve(f"{self._hint}-any")}
         queue = [(0, 0)]
         texts = [text for _, text in self._members] + [self._other]
@@ -208,8 +197,6 @@ class _Body:
         return Ref(rules[0, 0])
 
     def _end(self, used: int, others: int) -> Expr:
-        """What may end the object: if all required members are there, other
-        names, unless they may come anywhere."""
         if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):
             return NOTHING
         count = used.bit_count() + others

@@ -1,4 +1,4 @@
-"""Strings, numbers and names of properties: their languages, and how these become lexemes of a grammar."""
+"""Languages of strings and property names, and lexemes of scalars."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import JsonText
 
 _MOST_LOOKED_AT = 8
-"""Of so many names at most it is asked whether a language has any others."""
+"""Excluded names considered when checking if a language has any others."""
 
 
 class StringLanguages:
-    """Finds the languages of string branches. Patterns are compiled once."""
-
     def __init__(self, goals: Goals, budget: Budget, report: UnenforcedReport) -> None:
         self._goals = goals
         self._report = report
@@ -43,7 +41,6 @@ class StringLanguages:
         self._deriver = Deriver(budget)
 
     def language(self, branch: Branch) -> Expr:
-        """The strings that fit all facts; listed ones are filtered here."""
         return self._language(self._without_clashes(branch))
 
     def _language(self, branch: Branch) -> Expr:
@@ -53,7 +50,6 @@ class StringLanguages:
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[str]:
-        """The values of an `enum` that fit the other facts."""
         return self._listed(self._without_clashes(branch))
 
     def _listed(self, branch: Branch) -> list[str]:
@@ -64,7 +60,7 @@ class StringLanguages:
         return [x for x in common if self._fits(x, parts, low, high)]
 
     def _without_clashes(self, branch: Branch) -> Branch:
-        """The facts without formats that leave nothing of the others: for the standard a format is a note."""
+        """Formats give way to other facts, because a format is an annotation in the standard."""
         formats = [f for f in branch if isinstance(f.node, Format) and f.is_true]
         others = tuple(f for f in branch if f not in formats)
         if not formats or not others or not self.plain.is_empty(self._language(branch)):
@@ -76,7 +72,6 @@ class StringLanguages:
         return others
 
     def _parts(self, branch: Branch) -> list[Expr]:
-        """The languages of the facts, except lengths and lists."""
         skipped = [
             f for f in branch if isinstance(f.node, Length) or (isinstance(f.node, Scalars) and f.is_true)
         ]
@@ -98,7 +93,7 @@ class StringLanguages:
         return all(self.matches(part, text) for part in parts)
 
     def listed_of(self, goal: Goal) -> list[str] | None:
-        """All strings that fit a goal, if they are listed; else None."""
+        """Return None if they are not listed."""
         branches = self._goals.branches(goal, JsonKind.STRING)
         if not all(any(isinstance(f.node, Scalars) and f.is_true for f in b) for b in branches):
             return None
@@ -108,14 +103,12 @@ class StringLanguages:
         return self._deriver.matches(language, text)
 
     def of_goal(self, goal: Goal) -> Expr:
-        """All strings that fit a goal."""
         languages = [self.language(b) for b in self._goals.branches(goal, JsonKind.STRING)]
         return ALL if ALL in languages else alt(*languages)
 
 
 @functools.lru_cache(maxsize=len(FORMATS))
 def _format_language(name: str) -> Expr:
-    """A format's language. It is the same for every schema, so it is compiled once."""
     return full_language(FORMATS[name], Limits())
 
 
@@ -126,7 +119,6 @@ class ScalarLexemes:
         self._strings = strings
 
     def string(self, language: Expr) -> Expr:
-        """The strings of a language, with quotes."""
         simple = self._strings.plain.simplified(language)
         if simple is not None:
             return self.text.string(simple)
@@ -150,7 +142,7 @@ class NameKeys:
         return self._lexemes.text.exactly(name)
 
     def key(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
-        """The strings of a language without `excluded`, with quotes. NOTHING if there are none."""
+        """Return NOTHING if all names are excluded."""
         unwanted = [n for n in excluded if self._strings.matches(language, n)]
         if self._strings.plain.is_empty(both(language, negate(any_of(unwanted[:_MOST_LOOKED_AT])))):
             return NOTHING

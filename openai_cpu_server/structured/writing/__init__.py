@@ -1,4 +1,3 @@
-"""A grammar under construction, and JSON as text: strings with escapes, punctuation, rules that are shared,
-pruned and merged. `values` and the compiler write with it; `maker` puts parts under one root with `parts`.
-Promises: equal rules are one rule; each lexeme can be read greedily; rules beyond the limits are refused.
-"""
+"""Construction of grammars, and JSON as text: strings with escapes, punctuation, rules shared, pruned and
+merged. Used by `values` and `compiler`. Equal rules are one rule, each lexeme can be read greedily, and
+rules beyond the limits are rejected."""

@@ -1,12 +1,8 @@
-"""A grammar under construction: named rules, equal ones shared; pruned, merged and shaped.
+"""A grammar under construction.
 
-Readers cut a text into lexemes: a rule made of nothing but characters becomes one lexeme, read
-greedily, and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their
-own, and whatever holds punctuation refers to a rule that is recursive (`never`, which matches nothing) and so
-stays a rule.
-
-`structured.compiler` gives the server each grammar as bytes too. They come back where a grammar of tool calls
-has the parameters of functions in it. Rules that parts have in common are there once.
+llguidance splits a text into lexemes. A rule that consists of characters becomes one lexeme, read greedily,
+and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their own. A rule
+with punctuation refers to the recursive rule `never`, which matches nothing, and so stays a rule.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ class GrammarBuilder:
         self._counts: dict[str, int] = dict.fromkeys(_RESERVED, 1)
 
     def reserve(self, hint: str) -> str:
-        """A new name for a rule. Names are lower case, because readers give case a meaning."""
+        """Names are lower case, because readers give case a meaning."""
         stem = re.sub(r"[^a-z0-9]+", "-", hint.lower())[:24].strip("-")
         stem = stem if stem[:1].isalpha() else f"r{stem}"
         count = self._counts[stem] = self._counts.get(stem, 0) + 1
@@ -73,8 +69,7 @@ class GrammarBuilder:
         self._rules[name] = expr
 
     def define(self, hint: str, expr: Expr) -> Expr:
-        """A reference to a rule for the expression, an older one if possible.
-        Short expressions need no rule."""
+        """Return a reference to a rule, shared with equal expressions."""
         if isinstance(expr, (Ref, Text)):
             return expr
         if expr not in self._shared:
@@ -84,27 +79,25 @@ class GrammarBuilder:
         return self._shared[expr]
 
     def once(self, name: str, make: Callable[[], Expr]) -> Expr:
-        """A rule that is made when it is first asked for."""
         if name not in self._made:
             self._made[name] = self.define(name, make())
         return self._made[name]
 
     def by_states(self, hint: str, automaton: Automaton, written: Callable[[CharSet], Expr]) -> Expr:
-        """A rule for each state of the automaton. `written` gives the text of one character."""
         names = [self.reserve(hint) for _ in automaton.edges]
         for name, expr in state_rules(automaton, names, written).items():
             self.set(name, expr)
         return Ref(names[0])
 
     def structural(self, hint: str, lexeme: Expr) -> Expr:
-        """A rule for punctuation that is not read as one lexeme: `lexeme | never`."""
+        """Return `lexeme | never`, which is not read as one lexeme."""
         if NEVER not in self._rules:
             self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """The grammar, from its root on. `path_of` tells where in the schema a rule comes from.
-        Raises SchemaTooLarge; InvalidSchema if nothing at all matches."""
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
+        `path_of`: place of a rule in the schema."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -123,7 +116,7 @@ class GrammarBuilder:
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
-    """The grammar of the texts without these characters. Raises InvalidSchema if there are none."""
+    """Forbid these characters. Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
     known: dict[Expr, Expr] = {}
@@ -144,7 +137,6 @@ def _without(expr: Expr, unknown: CharSet, parts: Mapping[Expr, Expr]) -> Expr:
 
 
 def _productive(rules: Rules) -> Rules:
-    """The rules without alternatives that can never end. `never` itself stays: that is its purpose."""
     good: set[str] = {NEVER}
     users_of = users(rules)
     queue = list(rules)
@@ -170,14 +162,12 @@ def _ends(expr: Expr, good: set[str]) -> bool:
 
 
 def _restricted(expr: Expr, good: set[str]) -> Expr:
-    """The expression without references to rules that are gone."""
     if isinstance(expr, Ref):
         return expr if expr.name in good else NOTHING
     return rebuilt(expr, (_restricted(x, good) for x in expr.parts))
 
 
 def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
-    """The expression with new names for some of the rules that it refers to."""
     if expr.references.isdisjoint(names):
         return expr
     if isinstance(expr, Ref):
@@ -190,7 +180,6 @@ def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
 
 
 def _merged(rules: Rules) -> Rules:
-    """Merge equal rules until nothing changes, and remove rules that only name another one."""
     while True:
         first: dict[Expr, str] = {}
         names: dict[str, str] = {}
@@ -212,13 +201,12 @@ def _last(name: str, names: dict[str, str]) -> str:
 
 
 def pruned(rules: Rules) -> Rules:
-    """The rules that the root leads to and that can end, equal ones once; none if nothing at all matches."""
+    """Return the rules that are reachable and can end, or {} if nothing matches."""
     found = _productive(rules)
     return _reachable(_merged(found)) if ROOT in found else {}
 
 
 def _reachable(rules: Rules) -> Rules:
-    """The rules that the root leads to, in the order in which they are met."""
     order = {ROOT: rules[ROOT]}
     queue = [ROOT]
     for name in queue:
@@ -230,12 +218,12 @@ def _reachable(rules: Rules) -> Rules:
 
 
 RuleKey = tuple[str, str]
-"""The key of the part to which a rule belongs, and the rule's name in that part."""
+"""Part and rule."""
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
-    """A grammar whose root is `root`, an expression of GBNF, perhaps with further rules on lines of their
-    own. Each part's root goes by the part's key there. Raises InvalidGrammar, SchemaTooLarge."""
+    """Return a grammar with the root `root`, GBNF that names the roots of parts by their keys, perhaps
+    with further rules on more lines. Raises InvalidGrammar, SchemaTooLarge."""
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", known=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
@@ -251,11 +239,8 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
 
 
 def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
-    """For each rule the first rule with the same meaning: the same name and expression, and so for all that
-    they name.
-
-    It first groups rules that look alike, then parts those that name different rules, until nothing changes.
-    """
+    """First rule with the same meaning: the same name and expression, and so for all that it names. Groups
+    of rules that look alike are split until nothing changes."""
     marks: dict[RuleKey, object] = {(key, name): (name, expr) for (key, name), expr in rules.items()}
     num_groups = 0
     while True:
@@ -271,12 +256,11 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
 
 
 def _names(firsts: Mapping[RuleKey, RuleKey]) -> dict[RuleKey, str]:
-    """New names. A root gets its part's key as its name, so that `root` can name it."""
     return {rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in firsts.items()}
 
 
 class _Node(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """One expression. It comes behind its parts, which it has by their numbers."""
+    """Stands behind its parts and has their numbers."""
 
     kind: str
     text: str = ""
@@ -292,7 +276,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def packed(rules: Rules) -> bytes:
-    """A grammar as bytes. What several places have in common is there once."""
+    """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
     nodes = []
     for expr in parts_first(list(rules.values())):
@@ -326,7 +310,6 @@ def _node(expr: Expr, parts: tuple[int, ...]) -> _Node:
 
 
 def _expr(node: _Node, made: list[Expr]) -> Expr:
-    """`made`: all expressions that come before it."""
     numbers = node.numbers
     match node.kind:
         case "Chars":

@@ -1,8 +1,4 @@
-r"""How JSON is written: strings of a language with their escapes, and marks with white space around them.
-
-A character stands for itself; `"`, `\` and controls are escaped as they must be; characters beyond ASCII
-may be written as \uXXXX too, for that is how many programs write them.
-"""
+r"""JSON as text. Characters beyond ASCII may be written as \uXXXX too, because many programs do so."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ _MOST_BLANKS = 40
 
 
 class Punctuation:
-    """Each mark takes the white space on both sides, so that it can be read in one way only."""
+    """Marks take the white space on both sides, so that there is one way to read it."""
 
     def __init__(self, grammar: GrammarBuilder, whitespace: Whitespace) -> None:
         self._grammar = grammar
@@ -65,7 +61,7 @@ class Punctuation:
         return self._mark("comma", self._blank, ",")
 
     def key(self, content: Expr) -> Expr:
-        """A property's name in quotes with its colon, as one lexeme."""
+        """Return the quoted name with its colon, as one lexeme."""
         colon = seq(self._blank, Text(":"), self._blank)
         if isinstance(content, Text) and colon == Text(":"):
             return Text(content.text + ":")
@@ -75,37 +71,32 @@ class Punctuation:
 _MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 _BEYOND_ASCII = CharSet.of((0x7F, 0xFFFF))
-"""All of the basic plane beyond ASCII, and DEL, a control that may be written either way."""
+"""With DEL, a control that may be written either way."""
 _BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
 _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
-"""The characters that may be escaped. (In a string without any limits every character may.)"""
+"""Characters that may be escaped; in a string without limits, all may."""
 _MOST_ESCAPED_RANGES = 16
-"""The most ranges of a set that may be written as escapes, from the lowest;
-others stand only for themselves."""
+"""Ranges of a set that may be written as escapes, from the lowest."""
 _HEX = DIGITS | CharSet.chars("abcdefABCDEF")
 
 
 class JsonText:
-    """Writes strings into one grammar."""
-
     def __init__(self, grammar: GrammarBuilder) -> None:
         self._grammar = grammar
         self._character = functools.cache(self._of_set)
 
     def string(self, content: Expr) -> Expr:
-        """The string with its quotes, as one lexeme."""
+        """Return one lexeme, with the quotes."""
         plain = plain_text(content)
         if plain is not None and plain.isascii():
             return Text(json.dumps(plain))
         return self._grammar.define("string", seq(Text('"'), self.content(content), Text('"')))
 
     def exactly(self, text: str) -> Expr:
-        """One string with its quotes."""
         return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))
 
     def none_of(self, texts: list[str], content: Expr) -> Expr:
-        """The strings with that content but for these texts, with quotes. No character has a needless escape,
-        so that each of these texts can be spelt out."""
+        """Exclude `texts`. Needless escapes are forbidden, because they would be other spellings."""
         spelt = alt(*(self._spelt(text) for text in texts))
         return seq(Text('"'), both(self._content(content), negate(spelt)), Text('"'))
 
@@ -114,7 +105,6 @@ class JsonText:
         return Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text))
 
     def content(self, content: Expr) -> Expr:
-        """The text between the quotes."""
         if content is ANY_CHAR:
             return self._grammar.once("char", _any_character)
         if isinstance(content, Chars):
@@ -122,7 +112,6 @@ class JsonText:
         return rebuilt(content, map(self.content, content.parts))
 
     def _content(self, content: Expr) -> Expr:
-        """The text between the quotes without needless escapes."""
         if isinstance(content, Chars):
             return self._character(content.set)
         return rebuilt(content, map(self._content, content.parts))
@@ -139,28 +128,27 @@ class JsonText:
 
 @functools.lru_cache(maxsize=4096)
 def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
-    """The characters that need no escape;
-    whether these are all and none may have one; whether all that may are there."""
+    """Characters that need no escape; True if these are all and must not be escaped; True if all that may
+    be escaped are there."""
     raw = chars - _MUST_ESCAPE
     is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
     return raw, is_plain, not _ESCAPED - chars
 
 
 def needfully_escaped(chars: CharSet) -> Expr:
-    """One character of the set within a JSON string, with an escape only where it must have one."""
     raw, others = chars - _MUST_ESCAPE, chars & _MUST_ESCAPE
     return alt(*([Chars(raw)] if raw else []), *_escapes(others)) if others else Chars(raw)
 
 
 def plain_text(content: Expr) -> str | None:
-    """The one string of a language that plainly has only one; else None."""
+    """Return None unless the language plainly has one string."""
     items = content.items if isinstance(content, Seq) else (content,)
     chars = [chr(x.set.ranges[0][0]) for x in items if isinstance(x, Chars) and x.set.size == 1]
     return "".join(chars) if len(chars) == len(items) else None
 
 
 def _any_character() -> Expr:
-    """Everything that JSON allows, with needless escapes, but without lone surrogates."""
+    """Without lone surrogates."""
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
@@ -171,7 +159,7 @@ def _any_character() -> Expr:
 
 
 def _surrogates() -> Expr:
-    r"""Any surrogate pair without the first `\u`."""
+    r"""Without the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
     high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("89abAB")), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
@@ -189,7 +177,6 @@ def _escapes(chars: CharSet) -> list[Expr]:
 
 
 def _pairs(chars: CharSet) -> list[Expr]:
-    """Surrogate pairs for all characters beyond the basic plane, or for a single one."""
     if chars == _BEYOND_BMP:
         return [seq(Text("\\u"), _surrogates())]
     if chars.size != 1:
@@ -200,7 +187,6 @@ def _pairs(chars: CharSet) -> list[Expr]:
 
 
 def _hex_range(low: int, high: int, width: int) -> Expr:
-    """Hexadecimal numbers of `width` digits from `low` to `high`, in upper or lower case."""
     if width == 0:
         return Seq(())
     unit = 16 ** (width - 1)

@@ -1,4 +1,4 @@
-"""The texts of a grammar as a call of a tool has them: raw, or as a JSON string."""
+"""Texts of a grammar as they stand in a tool call."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from openai_cpu_server.structured.writing.json_text import needfully_escaped
 class ToolText(NamedTuple):
     rules: Rules
     is_raw: bool
-    """Else the texts are JSON strings, with their quotes."""
+    """False for JSON strings with their quotes."""
 
 
 def tool_text(rules: Rules, mark: str) -> ToolText:
-    """Raw texts, without those that contain `mark`, which ends them; "": there is no such mark. Where without
-    those nothing is left, or it is too much, they are JSON strings."""
+    """Return raw texts without `mark`, which ends them, or JSON strings if that leaves nothing or is too
+    much work. `mark`: "" for JSON strings."""
     kept = _without_mark(rules, mark) if mark else {}
     return ToolText(kept, is_raw=True) if kept else ToolText(_quoted(rules), is_raw=False)
 
@@ -45,7 +45,6 @@ def _without_mark(rules: Rules, mark: str) -> Rules:
 
 
 def _quoted(rules: Rules) -> Rules:
-    """No character has a needless escape, as this server writes JSON."""
     known: dict[Expr, Expr] = {}
     for expr in parts_first(list(rules.values())):
         known[expr] = _escaped(expr, known)
@@ -64,7 +63,7 @@ def _escaped(expr: Expr, parts: Mapping[Expr, Expr]) -> Expr:
 
 
 class _MarkFree(RuleProduct[int]):
-    """The texts that do not contain a mark. A state counts the characters of it that have come."""
+    """A state counts the characters of the mark that have come."""
 
     def __init__(self, source: Rules, mark: str) -> None:
         self._mark = mark
@@ -84,7 +83,7 @@ class _MarkFree(RuleProduct[int]):
         return merged(ways)
 
     def _may_end(self, state: int) -> bool:
-        """Not where the text's end and the mark behind it make the mark sooner."""
+        """The text's end and the mark behind it must not form the mark sooner."""
         for char in self._mark[:-1]:
             state = self._next(state, char)
             if state == len(self._mark):
