@@ -1,8 +1,8 @@
-"""`/v1/responses`: items become a conversation, answers become items, and both can be stored.
+"""`/v1/responses`: items become a conversation, outputs become items, and both can be stored.
+`api/application.py` lists its routes, which serve requests, messages of a WebSocket and rows of batches. A
+response runs as every `Ask`. Beyond that it can continue a stored one (`turns`), run in the background, and
+be shown, cancelled and deleted later (`stored`).
 
-`api/application.py` names its routes; requests, a WebSocket's messages and the rows of batches reach them. A
-response goes the way of every `Ask`; what is its own is to go on from a stored one (`turns`), to be made in
-the background, and to be shown, cancelled and deleted later (`stored`). Promises: a response is stored before
-its client hears of its end; one that is made in the background has an end in the database, whoever listens; a
-row of a batch is stored only where it says so.
+A response is stored before its client sees the end. The end of a background response is stored whoever
+listens. A batch row is stored only on demand.
 """
