@@ -35,7 +35,6 @@ def application(
     headers: Sequence[str],
     lifespan: Lifespan[Starlette] | None,
 ) -> Starlette:
-    """`headers`: response headers of families, which browser pages may read."""
     described = [*(route.row for route in served if not route.is_hidden), DOCUMENT]
     document = ServedRoute(DOCUMENT, OpenApiRoute(described, lenient=options.lenient))
     shapes = tuple(dict.fromkeys(route.shape for route in served if route.shape is not None))

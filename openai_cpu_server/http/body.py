@@ -44,7 +44,6 @@ class ThreadLane:
         self._queue: FairQueue[anyio.Event] = FairQueue(max(1, num_threads - _LEFT_TO_OTHERS))
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        """Do the work in a thread when it is the client's turn. Raises what the work raises."""
         caller, ticket = CALLER.get(), anyio.Event()
         self._queue.add(caller, ticket)
         self._grant()
@@ -81,8 +80,8 @@ _LEFT_TO_OTHERS = 2
 class ThreadKind(enum.Enum):
     QUICK = 40
     SLOW = 8
-    """A schema can take a second. More threads share the same interpreter lock, and the event loop waits
-    up to 5 ms for each of them."""
+    """A schema can take a second. Each such thread can hold the interpreter's lock for 5 ms against the
+    event loop."""
     LARGE = 3
     """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
     FETCH = 16
@@ -132,8 +131,6 @@ _HEARD_OUT_BYTES, _HEARD_OUT_S = 8 * 1024 * 1024, 2.0
 
 
 class BodyBudget:
-    """Memory for all bodies and WebSocket messages that are being read."""
-
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held_bytes = 0
@@ -210,8 +207,8 @@ async def small_body(request: Request) -> bytes:
 
 
 async def unkept_body(request: Request) -> bytes:
-    """Return the body, of which the request keeps no copy. Pieces are written as they come, because
-    joining 20 MB at once can block the event loop for 0.1 s."""
+    """Read without a copy in the request, piece by piece: joining 20 MB can block the event loop for 0.1
+    s."""
     received = BytesIO()
     async for piece in request.stream():
         received.write(piece)
@@ -266,7 +263,6 @@ class _Inflating:
         self._is_last = False
         self._is_empty = True
         self._may_hold = False
-        """True if zlib may have output left without new input."""
         self._is_whole = False
 
     async def __call__(self) -> Message:

@@ -1,5 +1,4 @@
-"""Senders of requests: keys, addresses, and the clients among which the scheduler takes turns. Headers
-with addresses are believed only from trusted proxies."""
+"""Senders of requests: keys, addresses, and the clients among which the scheduler takes turns."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class Client(msgspec.Struct, frozen=True):
 
     @classmethod
     def group_of(cls, identity: Identity) -> str:
-        """Return the label shared by all clients of an address, whatever `user` or unneeded key they send.
-        The label is empty for holders of keys and unknown addresses."""
+        """Return the label shared by all clients of an address, or "" for keys and unknown addresses."""
         if identity.holder is not None or identity.address is None:
             return ""
         return cls(ClientKind.PEER, f"@{identity.address}").label
@@ -77,7 +75,7 @@ class Client(msgspec.Struct, frozen=True):
         return self.kind is ClientKind.KEY and self.name == identity.holder
 
     def shown_to(self, identity: Identity) -> str:
-        """Return the name to show, which has the address for keys of administrators only."""
+        """Return the name to show. Only keys of administrators see addresses."""
         if self.kind is not ClientKind.PEER:
             return self.name
         digest, _, address = self.name.partition("@")
@@ -104,11 +102,8 @@ def key_of(label: str) -> str:
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """Return the sender's address, or its /64 of IPv6, or None as on a Unix socket.
-
-    Headers are believed from the right up to the first untrusted hop. `X-Forwarded-For` overrides
-    `Forwarded`.
-    """
+    """Return the sender's address, or its /64 of IPv6, or None as on a Unix socket. Headers are believed
+    from the right up to the first untrusted hop."""
     client = scope.get("client")
     hop = _address(client[0]) if client else None
     if hop is None:
@@ -123,8 +118,8 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
 
 
 def is_local(scope: AsgiScope) -> bool:
-    """Return True if the peer and all hops in proxy headers are on this machine, or for a Unix socket. The
-    headers need no trust, because they can only make it False."""
+    """Return True if the peer and all hops in proxy headers are on this machine. The headers need no
+    trust, because they can only make it False."""
     client = scope.get("client")
     if client is None:
         return True
@@ -174,8 +169,7 @@ _ADMIN_IS_LOCAL = (
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Credentials of a request and the access that it needs. `identity` checks them again after keys
-    change."""
+    """Credentials of a request and the access that it needs. Keys may change before the check is repeated."""
 
     digest: str | None
     address: str | None

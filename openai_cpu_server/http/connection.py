@@ -1,5 +1,5 @@
-"""Connections of the web server, with limits of number, size and pace. The class overrides internals of
-uvicorn's protocol, so look here first when uvicorn changes."""
+"""Connections of the web server, with limits of number, size and pace. Look here first when uvicorn's
+protocol changes, because the class overrides its internals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ _MAX_WAITING = 8
 """Pipelined requests behind the one that is being answered."""
 _LINGER_S = 2.0
 EXCESS_CONNECTION = "excess_connection"
-"""Key in the state of a connection beyond the limit, for the application."""
 _EXCESS_READ_S = 2.0
 """Time for a connection beyond the limit to send its request, which is then rejected."""
 _UNSENT_BYTES = 128 * 1024
@@ -117,7 +116,6 @@ class Timer:
         return self._handle is not None
 
     def start(self, seconds: float, transport: asyncio.Transport) -> None:
-        """Drop the connection and unsent data after this time."""
         self.stop()
         self._handle = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
@@ -136,7 +134,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._reading = Timer()
         self._writing = Timer()
         self._has_head = False
-        """True while a message is read whose headers are complete."""
         self._drops_upgrade = False
         self._is_over = False
         self._refusal = _MALFORMED
@@ -186,8 +183,7 @@ class LimitedConnection(HttpToolsProtocol):
                 data = self._switched(data[stop.args[0] :])
 
     def _switched(self, rest: bytes) -> bytes:
-        """Return the rest to parse as HTTP. A server may ignore an Upgrade (RFC 9110, 7.8), and then
-        parses the request again without it."""
+        """Return the rest to parse as HTTP, because a server may ignore an Upgrade (RFC 9110, 7.8)."""
         if self._should_upgrade():
             self._open_socket()
             return b""
@@ -346,8 +342,7 @@ def limited(protocol: type[asyncio.Protocol], limits: ConnectionLimits) -> type[
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:
-    """End a response without a length by closing. HTTP/1.0 has no chunks (RFC 9112, 6.1), but uvicorn
-    would send them."""
+    """HTTP/1.0 has no chunks (RFC 9112, 6.1), but uvicorn would send them."""
     send, is_counted = cycle.send, False
 
     async def unchunked(message: ASGISendEvent) -> None:

@@ -59,18 +59,14 @@ class Ticket:
     client: str | None = None
     """Name of the key."""
     priority: Priority | None = None
-    """Unset for routes that do not generate or embed. Until the body is valid, header, key or server
-    decide."""
+    """Set for requests that generate or embed. A provisional value until the body is valid."""
     code: str | None = None
     call: EndedCall | None = None
-    """Generation or embedding, set when it has ended."""
     routed: RouteTaken | None = None
     has_headers: bool = True
     """False for one of several requests in a body or a file."""
     answer: AnswerUse | None = None
-    """Result of the answer cache, or None if it was not asked."""
     is_quiet: bool = False
-    """Suppresses the log line and the trace."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, call: EndedCall) -> None:
@@ -103,7 +99,6 @@ class Ticket:
         self.status = CLIENT_GONE
 
     def failed(self, error: Exception) -> None:
-        """Record the error. Internal errors are logged in full."""
         self.notes["error"] = type(error).__name__
         self.code = code_of(error)
         self.log_ours(error)
@@ -232,7 +227,6 @@ class Sender(msgspec.Struct, frozen=True):
     """Overrides the body."""
     default_priority: Priority = Priority.INTERACTIVE
     progress_header: str | None = None
-    """Requests progress events, for clients that cannot do so in the body."""
 
     @classmethod
     def of(
@@ -249,11 +243,8 @@ class Sender(msgspec.Struct, frozen=True):
         return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """Return the priority, at most the key's best. Raises InvalidRequest, also for a value that is
-        overridden.
-
-        `field`, `tier`: values of the body; our field overrides OpenAI's tier.
-        """
+        """Return the priority, at most the key's best. Our `field` overrides OpenAI's `tier`. Raises
+        InvalidRequest, also for a value that is overridden."""
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
@@ -285,7 +276,6 @@ class RequestContext:
     ticket: Ticket
     sender: Sender
     lease: Lease | None = None
-    """Use of its key's limits, or None if it is not counted."""
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
     claim: Claim | None = None
     """Credentials accepted by the gate, or None for a message or row."""
@@ -341,11 +331,8 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
 
 
 class ServedRequest:
-    """Outcome of a request without a response of its own."""
-
     def __init__(self, leases: AsyncExitStack) -> None:
         self.error: Exception | None = None
-        """Failure, or None."""
         self._leases = leases
 
     async def hold(self, context: RequestContext) -> None:
@@ -358,11 +345,9 @@ class ServedRequest:
 async def served(
     ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[ServedRequest]:
-    """Serve a request without a response of its own: one of a WebSocket, of a list, of a file.
-
-    A failure is stored in `error`, and a cancellation propagates. `end` is called once, after the lease has
-    ended. `has_left`: True if the client has left, which is not a failure.
-    """
+    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
+    stored, and a cancellation propagates. `end` is called once, after the lease has ended. `has_left`:
+    True if the client has left, which is not a failure."""
     leases = AsyncExitStack()
     request = ServedRequest(leases)
     try:

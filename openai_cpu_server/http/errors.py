@@ -93,8 +93,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
-    """`{"error": {"message", "type", "param", "code"}}`."""
-
     error: ErrorBody
 
 
@@ -142,7 +140,6 @@ class ErrorShape(msgspec.Struct, frozen=True):
 
     prefixes: tuple[str, ...]
     response: Callable[[Exception, str], Response]
-    """Takes the error and the request id."""
     id_headers: tuple[str, ...] = ("x-request-id",)
 
     def is_at(self, path: str) -> bool:

@@ -35,7 +35,6 @@ class Fetched(NamedTuple):
     """Allowed domains; `*.example.org` is everything below, `*` is any."""
     most_bytes: int
     too_large: str
-    """Error code for too many bytes."""
     timeout_s: float
     """Total time, redirects included."""
 

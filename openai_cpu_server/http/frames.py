@@ -19,9 +19,8 @@ _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: 
 
 
 class LimitedSocket(WebSocketsSansIOProtocol):
-    """WebSocket that is dropped if its client does not read. Messages use the memory for bodies until the
-    application takes them. A message that is late, in too many fragments or beyond that memory ends the
-    socket."""
+    """WebSocket that ends if its client does not read, or for a message that is late or in too many
+    fragments. Messages use the memory for bodies until the application takes them."""
 
     limits: ClassVar[ConnectionLimits]
 

@@ -1,8 +1,5 @@
-"""Checks before any handler: host name, key, origin of pages, and limits.
-
-A page can point its own name at this machine (DNS rebinding), so that the browser takes the server for the
-page's own. Only the `Host` reveals this. Other pages send a foreign `Origin`.
-"""
+"""Checks before any handler: host name, key, origin of pages, and limits. A page can point its own name at
+this machine (DNS rebinding), and only the `Host` reveals this. Other pages send a foreign `Origin`."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ def host_name(host: str) -> str | None:
 
 def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
     """Return True if the server was called by an allowed name or by an address, which is never a page's
-    own name. A client without `Host`, as before HTTP/1.1, is not a browser."""
+    name. A client without `Host` is not a browser."""
     if ANY in allowed:
         return True
     hosts = Headers(scope=scope).getlist("host")
@@ -121,7 +118,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
 
 
 def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
-    """A proxy may end HTTPS and say so in a header, which pages cannot set."""
+    """A proxy may end HTTPS and state this in a header, which pages cannot set."""
     scheme = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() or scope["scheme"]
     host = headers.get("host", "")
     if host_name(host) is None:
@@ -257,8 +254,8 @@ class RouteGuard:
     async def admit(
         self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve an admitted request. Raises TooManyConnections, OriginRefused, Unauthorized, Forbidden,
-        RequestsLimited, and errors of the body."""
+        """Serve the request if it is admitted. Raises TooManyConnections, OriginRefused, Unauthorized,
+        Forbidden, RequestsLimited, and errors of the body."""
         ticket = ticket_of(scope)
         ticket.is_quiet = access.is_quiet
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):

@@ -96,13 +96,10 @@ logger = logging.getLogger(__name__)
 
 
 class KeyRing:
-    """Keys of a server, which is open if it has none."""
-
     def __init__(
         self, api_key: str | None = None, path: Path | None = None, *, is_open_to_gateways: bool = False
     ) -> None:
-        """`is_open_to_gateways`: routes for gateways need no key, though a key may show more. Raises
-        StartupError."""
+        """`is_open_to_gateways`: routes for gateways need no key. Raises StartupError."""
         self._is_open_to_gateways = is_open_to_gateways
         self._own = () if api_key is None else (_shared_key(api_key),)
         self._path = path

@@ -54,7 +54,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority | None = None
     """Priority of requests that name none, or None for the server's default."""
     max_priority: Priority = Priority.INTERACTIVE
-    """Best priority of its requests."""
     models: frozenset[str] | None = None
     """Names of allowed models, or None for all."""
     mcp: frozenset[str] = frozenset()

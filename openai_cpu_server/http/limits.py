@@ -1,9 +1,6 @@
-"""Limits of keys for requests and tokens over time and for calls at once, and their response headers.
-
-A call's prompt and `max_tokens` must fit. The prompt is counted when the call begins, the real output when it
-ends. Without `max_tokens` no room is reserved for the output. A call that is rejected later gets its tokens
-back.
-"""
+"""Limits of keys for requests and tokens over time and for calls at once. A call's prompt and `max_tokens`
+must fit. The prompt is counted when the call begins, the real output when it ends. Without `max_tokens` no
+room is reserved. A call that is rejected later gets its tokens back."""
 
 from __future__ import annotations
 
@@ -142,7 +139,6 @@ class Lease:
         await self._show()
 
     async def refund(self) -> None:
-        """Return the tokens of a call that was rejected after all."""
         await self._give_back()
         self.output_tokens = 0
         self._account.held_tokens -= self._held_tokens

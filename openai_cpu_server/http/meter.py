@@ -75,7 +75,6 @@ class Quota(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Name as OpenAI writes it: `tokens per min (TPM)`."""
         unit, period = self.unit.value, self.period.value
         short = f"{unit[0]}P{period[0]}".upper()
         return f"{unit} per {period} ({short})"

@@ -50,7 +50,6 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bodies_bytes: int = 256 * 1024 * 1024
     """Total of all bodies that are being read, beyond the first 64 KiB of each."""
     max_file_bytes: int = 200 * 1024 * 1024
-    """Limit for an upload, as at OpenAI."""
     max_choices: int = 64
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -60,7 +59,6 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     read_timeout_s: float = 30.0
     """Time for a body, plus one second per KiB."""
     cors_origins: tuple[str, ...] = ()
-    """Origins of pages that may call from a browser; `*` is all."""
     hosts: frozenset[str] | None = None
     """Names of the server beside its addresses, or None for any."""
     is_admin_open: bool = True
@@ -69,7 +67,6 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Peers whose headers name the sender of a request."""
     max_socket_requests: int = 64
     max_sequences: int = 1024
-    """Limit for one call: its prompts times its choices."""
     default_priority: Priority = Priority.INTERACTIVE
     isolate_by_key: bool = False
     """Requests of different API keys share no cached prefixes."""

@@ -1,5 +1,4 @@
-"""Validation of request bodies. Types are strict, `null` means absent, fields without effect are found,
-and errors name a path."""
+"""Validation of request bodies. Types are strict, `null` means absent, and errors name a path."""
 
 from __future__ import annotations
 
@@ -110,7 +109,6 @@ class Body(BaseModel):
 
     @property
     def extra(self) -> dict[str, object]:
-        """Fields outside the schema that are not `null`."""
         return {name: value for name, value in (self.model_extra or {}).items() if value is not None}
 
     @classmethod
@@ -185,10 +183,8 @@ def is_lenient(info: ValidationInfo) -> bool:
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """Return the body and its ignored fields. Raises InvalidRequest, TooManyValues.
-
-    `lenient`: unknown fields are ignored too, and some fields accept more values.
-    """
+    """Return the body and its ignored fields. `lenient`: unknown fields are ignored too, and some fields
+    accept more values. Raises InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=schema.most_numbers)
     validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
     return _checked(validated, partial(from_json, data), lenient=lenient)
@@ -205,8 +201,7 @@ _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate the fields of a form, where numbers, `true` and `false` are text as in JSON. Raises
-    InvalidRequest."""
+    """Validate a form's fields; numbers, `true` and `false` are JSON text. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
@@ -258,11 +253,8 @@ def _named(kinds: list[str]) -> tuple[str, ...]:
 
 
 def path_of(location: Sequence[int | str], given: object, *, is_missing: bool = False) -> str | None:
-    """Return `messages[0].content[1].type` for `("messages", 0, "content", "<list>", 1, "type")`.
-
-    Parts that the body lacks are pydantic's own and left out: choices of unions, and `[key]` for a wrong key.
-    `is_missing`: the last part may be lacking.
-    """
+    """Return `messages[0].type` for `("messages", 0, "<choice>", "type")`. Parts that the body lacks are
+    pydantic's own and left out. `is_missing`: the last part may be lacking."""
     path, last = "", len(location) - 1 if is_missing else None
     for at, part in enumerate(location):
         if isinstance(part, int):

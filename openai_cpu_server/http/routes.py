@@ -1,6 +1,5 @@
 """The table of routes, from which the router, access checks, body limits and the OpenAPI document are
-made. Families and `api/admin` declare rows beside their handlers, in a `RouteRoom`; `api/application.py`
-lists them."""
+made. `api/application.py` lists its rows, each beside its handler."""
 
 from __future__ import annotations
 
@@ -36,11 +35,8 @@ _CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on
 
 @dataclass(frozen=True)
 class RouteRow(Generic[R]):
-    """Route with its description. `R`: object whose method is the handler."""
-
     method: str
     path: str
-    """Path for Starlette: `/v1/models/{id:path}`."""
     handler: Callable[[R], Handler]
     access: Access
     tag: str
@@ -52,7 +48,6 @@ class RouteRow(Generic[R]):
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
     answer: type[msgspec.Struct] | None = None
     also: tuple[type[msgspec.Struct], ...] = ()
-    """Other answers, depending on the request."""
     lists: tuple[bool, ...] = (False,)
     """True for a list of answers; both if it depends on the request."""
     or_list_of: type[msgspec.Struct] | None = None
@@ -63,7 +58,6 @@ class RouteRow(Generic[R]):
     stream_form: str = _CHUNKS
     stream_media: str = "text/event-stream"
     events: tuple[type[msgspec.Struct], ...] = ()
-    """Contents of events, if the answer is always a stream."""
     error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
@@ -76,7 +70,6 @@ class RouteRow(Generic[R]):
 
     @property
     def name(self) -> str:
-        """`POST /v1/completions`."""
         return f"{self.method} {self.shown_path}"
 
     def at(self, path: str) -> RouteRow[R]:
@@ -85,14 +78,11 @@ class RouteRow(Generic[R]):
 
 @dataclass(frozen=True)
 class RouteRoom(Generic[P, R]):
-    """Routes served by one object, which is made of a server's parts."""
-
     make: Callable[[P], R | None]
     """Returns None if the server lacks these routes."""
     rows: tuple[RouteRow[R], ...]
     _: KW_ONLY
     is_hidden: Callable[[P], bool] = lambda _: False
-    """True to leave the routes out of documents."""
     shape: ErrorShape | None = None
     """Form of failures on their paths and below, or None for OpenAI's."""
 

@@ -20,8 +20,8 @@ _RESERVE = 128
 
 
 def room_for_connections(wanted: int) -> int:
-    """Return the possible number of connections, at most `wanted`, and raise the soft limit of open files.
-    Beyond the limit no connection is accepted, not even to be rejected."""
+    """Return the possible number of connections, and raise the soft limit of open files. Beyond that limit
+    a connection cannot even be rejected."""
     files = _raised(wanted + _RESERVE)
     possible = max(1, files - _RESERVE)
     if possible >= wanted:
@@ -59,12 +59,9 @@ class Engines(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn with other meanings of signals.
-
-    The first SIGTERM or Ctrl-C drains: no new requests are accepted, and running ones get `drain_s`. The
-    second ends them at once, the third skips the delivery of last bytes. `checkpoint` is called when draining
-    begins. Signals are not raised again, so the process exits with 0.
-    """
+    """uvicorn with other meanings of signals. The first drains: no new requests are accepted, running ones
+    get `drain_s`, and `checkpoint` is called. The second ends them at once, the third skips the delivery
+    of last bytes. Signals are not raised again, so the process exits with 0."""
 
     def __init__(
         self,

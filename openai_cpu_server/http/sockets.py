@@ -1,5 +1,5 @@
-"""WebSocket server for all families, which only handle messages. A socket passes the gate as a request
-does. Each of its requests is then checked against the current keys, logged, and ended once."""
+"""WebSocket server for all families. A socket passes the gate as a request does, and each of its requests
+is checked against the current keys, logged, and ended once."""
 
 from __future__ import annotations
 

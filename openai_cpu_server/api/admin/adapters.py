@@ -33,7 +33,6 @@ class AdapterBody(Body):
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Path below the server's `--adapter-dir`."""
     source: Annotated[str, Field(pattern=r"^hf:[^/:\s]+/[^/:\s]+/[^:\s]+$", max_length=512)] | None = None
-    """`hf:OWNER/REPO/FILE`."""
     scale: Annotated[float, Field(ge=-LARGEST_SCALE, le=LARGEST_SCALE)] | None = None
 
 
@@ -82,8 +81,7 @@ class AdapterRoutes:
         return json_response(AdapterList(cards))
 
     async def load(self, request: Request) -> Response:
-        """Load an adapter, and answer when requests get it. Until then they get the previous one of the
-        name."""
+        """Answer when requests get the adapter. Until then they get the previous one of the name."""
         data = await small_body(request)
         body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
         model = await self._model(body.model, request)

@@ -33,8 +33,6 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class KvPool(msgspec.Struct, frozen=True, kw_only=True):
-    """KV cells of running requests."""
-
     block_tokens: int
     total: Amount
     used: Amount
@@ -43,13 +41,10 @@ class KvPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached prefixes in host memory."""
-
     block_tokens: int
     capacity: Amount
     used: Amount
     evictions: int
-    """Blocks."""
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +73,8 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     cache: PrefixCache | None
     savings: Savings | None
     prompt_tokens: int
-    """Prompt tokens of all requests that have run."""
     cached_tokens: int
-    """Prompt tokens that were not computed."""
     hit_rate: float | None
-    """`cached_tokens / prompt_tokens`, or None before the first."""
     answers: AnswerCacheSize | None = None
     """Answer cache, or None if there is none or it fails."""
 
@@ -119,8 +111,7 @@ class CacheRoutes:
         return Response(status_code=204)
 
     def _with_prompts(self) -> list[Engine]:
-        """A sleeping model may have prompts in a file. All engines must be able to clear theirs, or none
-        does. Raises EngineUnavailable."""
+        """Clearing needs all engines that may have a cache. A sleeping model may have one in a file."""
         models = self._models.current
         asked = [m.engine for m in models if len(models) == 1 or m.engine.state not in _HAVE_NONE]
         for engine in asked:

@@ -1,5 +1,4 @@
-"""Polled routes: `/health`, `/ready`, `/version`, `/metrics` in Prometheus' text format, and the few
-metrics that gateways use."""
+"""Polled routes: `/health`, `/ready`, `/version`, `/metrics`, and the few metrics that gateways use."""
 
 from __future__ import annotations
 
@@ -40,8 +39,6 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class LastRestart(msgspec.Struct, frozen=True):
-    """Last death of the engine, which the server has survived."""
-
     cause: str
     """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
@@ -49,12 +46,9 @@ class LastRestart(msgspec.Struct, frozen=True):
 
 
 class NodeHealth(msgspec.Struct, frozen=True):
-    """Engine on one NUMA node."""
-
     state: str
     reason: str | None
     queue: dict[str, QueueSizes]
-    """By priority."""
     rss_bytes: int
     """Resident memory of the process, weights included."""
     restarts: int
@@ -94,16 +88,14 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     model or a replica has failed), `restarting`, `draining`, `failed` or `stopped`."""
     reason: str | None
     model: str
-    """Name of the default model."""
     models: dict[str, ModelHealth]
     loaded: float
     """Loaded share of the model, 0 to 1."""
     queue: dict[str, QueueSizes]
-    """By priority."""
     memory: Memory
     kernels: dict[str, str]
-    """Instruction set of each of our kernels, or the reason why it is off. `weights`: layout in memory.
-    Empty until the model is loaded."""
+    """Instruction set of each of our kernels, or why it is off, and the layout of `weights`. Empty until
+    the model is loaded."""
     restarts: int
     last_restart: LastRestart | None
     error: Union[ErrorBody, UnsetType] = UNSET
@@ -146,8 +138,7 @@ class HealthRoutes:
         return _response(self._metrics.page())
 
     async def gateway_metrics(self, request: Request) -> Response:
-        """Return few metrics, because gateways may ask 20 times per second and the whole page takes
-        milliseconds."""
+        """Gateways may ask 20 times per second, and the whole page takes milliseconds."""
         return _response(text_of(self._for_gateways))
 
     def _report(self, status: EngineStatus) -> HealthReport:

@@ -31,7 +31,6 @@ class McpServerCard(msgspec.Struct, frozen=True, kw_only=True):
     """`server_label` of a request's tool."""
     object: str = "mcp_server"
     transport: str
-    """`stdio` or `http`."""
     state: str
     """`idle` (not asked yet), `starting`, `ready`, or `failed` (at the last attempt)."""
     error: str | None

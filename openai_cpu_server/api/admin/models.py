@@ -43,12 +43,10 @@ class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     description: str
     quantisation: str | None
-    """As stated in the file, such as `q4_k_m`."""
+    """Statement of the file, such as `q4_k_m`."""
 
 
 class Modalities(msgspec.Struct, frozen=True):
-    """Format of llama-server and OpenRouter."""
-
     input_modalities: tuple[str, ...]
     output_modalities: tuple[str, ...] = ("text",)
 
@@ -72,11 +70,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`ready`, `loading`, `asleep` (loaded by a request), `failed`, or another state of `/health`."""
     reason: str | None
-    """Reason for not being ready, if known."""
     memory_bytes: int | None
     """Resident memory of the process, or None without one."""
     meta: ModelMeta | None
-    """None for a router, while the only model is loading, or if the file cannot be read."""
+    """Unknown (None) for a router, while the only model is loading, or if the file cannot be read."""
     architecture: Modalities = Modalities(("text",))
     routes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Routers only: model by route."""
@@ -93,8 +90,6 @@ class TruncationPolicy(msgspec.Struct, frozen=True):
 
 
 class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Entry of Codex' catalog, with the tools for the model and its limit for compaction."""
-
     slug: str
     display_name: str
     description: str
@@ -102,13 +97,11 @@ class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
     """Lower values come first in the list."""
     context_window: int | None
     truncation_policy: TruncationPolicy
-    """Limit for results of tools."""
     supported_reasoning_levels: list[dict[str, str]]
     supports_reasoning_summaries: bool
     base_instructions: str
     shell_type: str = "shell_command"
     apply_patch_tool_type: str = "freeform"
-    """Custom tool with a grammar."""
     supports_parallel_tool_calls: bool = True
     support_verbosity: bool = False
     input_modalities: tuple[str, ...] = ("text",)
@@ -137,8 +130,6 @@ _RESULT_TOKENS = 10_000
 
 
 class AlwaysLoaded:
-    """Models whose engines are started and ended elsewhere."""
-
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         if replace:
             raise InvalidRequest("This server does not load models anew.", param="reload")
@@ -186,8 +177,8 @@ class ModelRoutes:
         return json_response(model_card(self._models.choose(name, allowed)))
 
     async def load(self, request: Request) -> Response:
-        """Load a model and return its card. With `?wait=false` return 202 at once, unless loading fails
-        immediately. Loading continues if the caller leaves."""
+        """Answer when the model is loaded, or at once with `?wait=false` unless loading fails immediately.
+        Loading continues if the caller leaves."""
         waits, replaces = _flags(request, "wait", "reload")
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
@@ -202,7 +193,6 @@ class ModelRoutes:
         return json_response(model_card(self._models.choose(name, allowed)))
 
     async def unload(self, request: Request) -> Response:
-        """Unload a model, and return its card when its memory is free."""
         _flags(request)
         allowed = context_of(request.scope).identity.allowed_models
         name = request.path_params["id"]

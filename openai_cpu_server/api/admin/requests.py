@@ -1,5 +1,5 @@
-"""Live requests: `/v1/requests` lists and cancels them, with an error. `/control` stops an answer or its
-thoughts without an error, and `/stream` resumes a stream that continues without its client."""
+"""Live requests: listed, cancelled with an error, stopped without one (`/control`), and resumed
+(`/stream`)."""
 
 from __future__ import annotations
 
@@ -44,13 +44,12 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "request"
     priority: str
     state: str
-    """`waiting` or `running`."""
     prompt_tokens: int
     output_tokens: int
     age_s: float
     client: str
-    """Name of the API key, or the body's `user`, or part of an unnamed key's digest with the address,
-    which only administrators' keys see."""
+    """Name of the API key, else the body's `user`, else part of a key's digest. Administrators' keys also
+    see the address."""
     position: int | None
     """Position near the head of the queue, from 1."""
     first_token_ms: float | None
@@ -73,7 +72,6 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 class ControlAction(enum.Enum):
     STOP = "stop"
-    """Keep the answer as it is."""
     STOP_THINKING = "stop_thinking"
     REASONING_END = "reasoning_end"
 
@@ -106,7 +104,6 @@ class ControlBody(Body):
 class LlamaControlBody(ControlBody):
     id: str
     model: str | None = None
-    """Ignored, because the id is enough."""
 
 
 class Controlled(msgspec.Struct, frozen=True):
@@ -171,7 +168,6 @@ class RequestRoutes:
         return json_response(Cancelled(name))
 
     async def control(self, request: Request) -> Response:
-        """Stop an answer or its thoughts. Raises RequestNotFound, RequestEnded, NotThinking."""
         body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
@@ -201,8 +197,7 @@ class RequestRoutes:
         return json_response(DeletedAnswer(name))
 
     async def stream(self, request: Request) -> ASGIApp:
-        """Resume a stream. Raises RequestNotFound, and InvalidRequest if missing events are no longer
-        recorded."""
+        """Resume a stream. Raises RequestNotFound, and InvalidRequest for missing events."""
         _check_known(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
         kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)

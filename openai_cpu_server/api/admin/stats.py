@@ -30,12 +30,10 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Requests and batch rows that generate, embed or score, counted when they end."""
 
     seconds: float
-    """Duration that the numbers cover."""
     processed: int
     failed: int
     """Failed calls, including those whose client has left."""
     latency_ms: Times
-    """From arrival to the end."""
     queue_ms: Times
     ttft_ms: Times
     inter_token_ms: Times
@@ -53,8 +51,6 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """Draft tokens."""
-
     drafted_since_start: int
     accepted_since_start: int
     acceptance_rate: float | None
@@ -77,18 +73,14 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float | None
-    """Hit rate, or None before the first prompt."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "stats"
     uptime_s: float
     engine: str
-    """State, as in `/health`."""
     restarts: int
-    """Restarts of the engine process."""
     queue: dict[str, QueueSizes]
-    """By priority."""
     total: Calls
     recent: Calls
     """Last five minutes."""

@@ -49,22 +49,19 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Messages | None = None
     add_special: bool | None = None
-    """Put BOS first if the model wants it. Default: no for `content`, yes for `prompt`, and for messages
-    unless the template does."""
+    """Put BOS first if the model wants it. Default: only for `prompt`, and for messages without it."""
     add_special_tokens: bool | None = None
     """vLLM's name of `add_special`."""
     parse_special: bool | None = None
     """Parse names of control tokens in a text. Default: for models that generate."""
     with_pieces: bool | None = None
-    """Return tokens with their texts, as llama-server does."""
     return_token_strs: bool | None = None
     """Return the texts in a list too, as vLLM does."""
 
     add_generation_prompt: bool | None = None
     """End messages where the model answers. Default: true."""
     continue_final_message: bool | None = None
-    """Continue the assistant's last message. Also done by default, unless `add_generation_prompt` is
-    false."""
+    """Continue the assistant's last message, as by default unless `add_generation_prompt` is false."""
     tools: Tools | None = None
     chat_template: str | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
@@ -94,7 +91,7 @@ _SLICE = 10_000
 class TokenPiece(msgspec.Struct, frozen=True):
     id: int
     piece: Union[str, tuple[int, ...]]
-    """Text, or bytes that are no text by themselves."""
+    """Text, or the bytes of an incomplete character."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,7 +102,7 @@ class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ApplyTemplateBody(ChatBody):
-    """All fields of a chat are accepted, but only those of the prompt have an effect."""
+    """Accepts all fields of a chat, but only those of the prompt have an effect."""
 
     is_open: ClassVar[bool] = True
 
@@ -130,8 +127,6 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
 
 
 class TokenRoutes:
-    """Routes that need no engine."""
-
     def __init__(self, service: GenerationService, *, lenient: bool) -> None:
         self._models, self._attachments = service.models, service.attachments
         self._lenient = lenient

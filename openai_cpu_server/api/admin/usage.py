@@ -63,7 +63,6 @@ class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[UsageRow]
     total: UsageRow
-    """Sum over all pages."""
     first_id: str | None
     last_id: str | None
     has_more: bool

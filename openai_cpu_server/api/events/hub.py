@@ -1,5 +1,4 @@
-"""Steps of the engines, gathered once for all listeners, and rates. Without listeners the engines send no
-steps."""
+"""Steps and rates of the engines for all listeners. Without listeners the engines send no steps."""
 
 from __future__ import annotations
 
@@ -57,7 +56,6 @@ class RateWindow:
         self._slices.at(now_s).gaps[priority].add(gap_s / count, count)
 
     def rates(self, now_s: float) -> Rates:
-        """Return the rates of complete slices."""
         number = self._slices.number(now_s)
         slices = self._slices.between(number - _SLICES, number)
         seconds = max(1e-3, min(_SLICES * _SLICE_S, number * _SLICE_S - self._began_s))
@@ -133,7 +131,6 @@ class StepFeed:
         self._watched: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
         self.position = 0
-        """Number of steps seen."""
         self._states: dict[str, ShownState] = {}
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
@@ -169,7 +166,6 @@ class StepFeed:
                 self._end()
 
     def since(self, position: int) -> FeedNews:
-        """Return the steps from this position that are still buffered."""
         first = self.position - len(self._steps)
         steps = [self._steps[n - first] for n in range(max(position, first), self.position)]
         return FeedNews(steps, max(0, first - position), self.position)
@@ -221,8 +217,7 @@ class StepFeed:
                     self._came(model, part, now_s)
 
     def _came(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
-        """The first output of a request counts as its first token, unless it had output before the stream
-        began."""
+        """The first output is a first token, unless the request had output before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s
         if last_s is not None:

@@ -22,9 +22,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
     cause: str
     """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
-    """Clause for people."""
     restarts: int
-    """Count of this model."""
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,15 +30,13 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`generates`, `embeds` or `reranks`."""
     state: str
-    """State, as in `/health`."""
     reason: str | None
     loaded: float
     """Loaded share of the model, 0 to 1."""
     quantisation: str | None
     context_length: int | None
-    """Set, like the next three, when the model is known."""
+    """Set, like the next three, if the model is known."""
     max_seqs: int | None
-    """Limit for concurrent sequences."""
     threads: int | None
     """Compute threads without contention."""
     threads_computing: int | None
@@ -64,37 +60,30 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
     server: str
     at: float
     sees: str
-    """`all` for an administrator's key or a server without keys, or `own` (requests of others are counted
-    without names)."""
+    """Scope of names: `all` for administrators and servers without keys, else `own`."""
     types: list[str]
     """Events that follow; some need other keys."""
     interval_ms: int
-    """Least time between two events."""
     models: list[ModelState]
     restarts: list[Restart]
     usage: bool
     scheduling: SchedulingOptions | None
-    """Options that explain the pictures."""
 
 
 class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of one sequence in a step, or without an `id` of all sequences of other keys with this
-    priority."""
+    """Tokens of a sequence in a step, or without an `id` of all other keys' sequences of this priority."""
 
     id: str | None = None
     client: str | None = None
     priority: str
     sequences: int = 1
     prompt: int = 0
-    """Prompt tokens."""
     decode: int = 0
     """Token from which the next one is sampled."""
     forced: int = 0
     """Output tokens that the grammar determines."""
     draft: int = 0
-    """Draft tokens."""
     accepted: int = 0
-    """Accepted draft tokens."""
     output: int = 0
     encoding_ms: float = 0
     """Time to encode its pictures and sounds."""
@@ -114,7 +103,6 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Start of the step."""
     ms: float
     predicted_ms: float
-    """Prediction of the cost model."""
     tokens: int = 0
     """Computed tokens without padding. 0 if the step only moved KV cells."""
     encoding_ms: float = 0
@@ -165,14 +153,12 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="queue"):
     sizes: dict[str, Sizes]
-    """By priority, with requests of others."""
     waiting: list[Waiting]
     """First hundred in order for each model, without those of other keys."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """Id for `DELETE /v1/requests/{id}`."""
     model: str
     priority: str
     client: str
@@ -191,8 +177,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tiles of the pool with cells of a request; several requests can share a tile. Without an `id`, those
-    of all other keys' requests of this priority."""
+    """Tiles with KV cells of a request, or without an `id` of all other keys' requests of this priority."""
 
     id: str | None = None
     priority: str
@@ -205,7 +190,6 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     used_blocks: int
     shared_blocks: int
-    """Held by more than one request."""
     tiles: int
     """Resolution of the picture of the pool."""
     tile_blocks: int
@@ -213,7 +197,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix cache in host memory. Counts begin with the engine process."""
+    """Prefix cache in host memory, with counts since the start of the engine process."""
 
     block_tokens: int
     capacity_blocks: int
@@ -223,14 +207,13 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float | None
-    """`cached_tokens / prompt_tokens`."""
 
 
 class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     pool: Pool
     prompts: Prompts | None
-    """None, like `answers`, for keys without the scope `admin`."""
+    """Prefix cache, or None, like `answers`, for keys without the scope `admin`."""
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +230,6 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Caches(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cache"):
     models: list[ModelCache]
     answers: Answers | None
-    """Answer cache, or None if there is none or it was not used."""
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,14 +240,10 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Quantiles
-    """From submission to the first token."""
     inter_token_ms: Quantiles
-    """Between two tokens of a sequence."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="rate"):
-    """Rates of the last `window_s` seconds."""
-
     window_s: float
     output_tokens_per_s: float
     computed_tokens_per_s: float
@@ -283,5 +261,4 @@ EVENTS: tuple[type[msgspec.Struct], ...] = (Hello, Steps, Queue, Requests, Cache
 
 
 def name_of(event: Event) -> str:
-    """Return the SSE event name, which is also the `type`."""
     return str(event.__struct_config__.tag)

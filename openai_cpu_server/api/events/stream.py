@@ -154,8 +154,7 @@ class EventRoutes:
         self._hub = StepFeed(parts.models)
 
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream events, only those of `?types=step,restart` if given. Raises InvalidRequest,
-        TooManyWatchers."""
+        """Stream events, only some kinds with `?types=`. Raises InvalidRequest, TooManyWatchers."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":

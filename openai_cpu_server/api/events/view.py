@@ -49,7 +49,6 @@ class EventFilter:
 
     @property
     def is_whole(self) -> bool:
-        """True for an administrator."""
         return self._identity.may(Scope.ADMIN)
 
     @property

@@ -1,6 +1,3 @@
-"""OpenAI's batch API: files, jobs of many requests, and the execution of their rows. `api/application.py`
-lists its routes, which need jobs. `jobs/` calls `rows` for each row of a batch.
-
-Objects belong to the name of a key. A row runs as a request does, at batch priority, and counts only against
-the limit for rows.
-"""
+"""OpenAI's batch API: files, jobs of many requests, and the execution of their rows, which `jobs/` calls.
+Objects belong to the name of a key. A row runs as a request does, at batch priority, and counts only
+against the limit for rows."""

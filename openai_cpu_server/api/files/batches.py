@@ -50,10 +50,8 @@ from openai_cpu_server.observe.ended import RequestOrigin
 
 class RowRunner:
     """Implements `jobs.rows.RunRow`. A batch outlives its request, so each row checks the current key.
-
-    Rows do not count against rate limits, as at OpenAI, because they only use spare capacity. They have a
-    limit of their own, and their output counts as stored. Beyond that they wait.
-    """
+    Rows do not count against rate limits, as at OpenAI, because they only use spare capacity. Beyond their
+    own limit, or that of stored bytes, they wait."""
 
     def __init__(
         self,

@@ -63,8 +63,7 @@ _PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA)
 
 
 async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
-    """Return an uploaded file, or the first `most_bytes` + 1 bytes of a larger one. Raises
-    JobObjectNotFound."""
+    """Return an uploaded file, or `most_bytes` + 1 bytes of a larger one. Raises JobObjectNotFound."""
     record = await jobs.file(owner, file_id)
     data = bytearray()
     async for part in _whole(jobs.content(record), record):

@@ -78,8 +78,6 @@ Side = Annotated[Literal["left", "right"], BeforeValidator(_as_side)]
 
 
 class Cut(NamedTuple):
-    """Truncation of inputs that are too long."""
-
     most_tokens: int | None
     """Limit, or None for the model's."""
     keeps_end: bool
@@ -90,12 +88,10 @@ class PoolingBody(Body):
     model: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    """OpenAI's newer name of `user`."""
     service_tier: Tier | None = None
 
     # Ours.
     truncate: Truncate | None = None
-    """Truncate inputs that are too long, instead of rejecting them."""
     truncate_prompt_tokens: LastTokens | None = None
     """vLLM's limit, with control tokens; -1 for the model's."""
     truncation_side: Side | None = None
@@ -152,8 +148,6 @@ Document = Annotated[
 
 
 class RerankBody(PoolingBody):
-    """Names of Cohere, Jina and vLLM."""
-
     hints: ClassVar[Hints] = RERANK_HINTS
     refusals: ClassVar[Refusals] = RERANK_REFUSALS
 
@@ -214,7 +208,6 @@ class ClassifyBody(PoolingBody):
 Rows = npt.NDArray[np.float32]
 """Shape: inputs x numbers."""
 Writer = Callable[[Rows, Figures], bytes]
-"""Makes the body of a response, in any thread."""
 
 
 class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):

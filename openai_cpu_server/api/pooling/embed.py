@@ -32,8 +32,7 @@ FOREIGN_TOKENS = "foreign_token_ids"
 
 
 class InputReader(msgspec.Struct, frozen=True):
-    """Makes inputs of at most `limit` tokens, with special ones. `truncate`: cut longer inputs, at the
-    beginning if `keeps_end`."""
+    """Makes inputs of at most `limit` tokens, with special ones. `keeps_end`: cut at the beginning."""
 
     tokenizer: Tokenizer
     limit: int
@@ -51,14 +50,12 @@ class InputReader(msgspec.Struct, frozen=True):
         )
 
     def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
-        """Tokenize texts without parsing control tokens. Raises InputTooLong, and InvalidRequest for a
-        text without tokens."""
+        """Tokenize texts without control tokens. Raises InputTooLong, and InvalidRequest without tokens."""
         read = self._read(texts, params, add_special=True)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
-        """Check token ids. Raises InputTooLong, and InvalidRequest for ids that the model's tokenizer
-        cannot produce."""
+        """Check that this tokenizer can produce the ids. Raises InputTooLong, InvalidRequest."""
         begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
         is_framed = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
         if not is_framed or min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:

@@ -1,5 +1,4 @@
-"""`/api/embed` and `/api/embeddings`, Ollama's names of `/v1/embeddings`. The family `ollama` defines the
-form of failures."""
+"""`/api/embed` and `/api/embeddings`, Ollama's names of `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -57,8 +56,6 @@ class OllamaOldEmbedBody(PoolingBody):
 
 
 class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema of the response, whose bytes a writer formats."""
-
     model: str
     embeddings: list[list[float]]
     total_duration: int

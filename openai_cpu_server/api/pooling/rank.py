@@ -39,8 +39,7 @@ _PREFIX = "rerank-"
 _SOFTMAX = frozenset({"qwen3", "qwen3vl"})
 """Rerankers whose scores llama.cpp already turns into probabilities."""
 _FORCED = 100.0
-"""Added to the logits of yes and no, so that no control token is sampled. Log-probabilities are those
-before the addition."""
+"""Added to the logits of yes and no against control tokens, after the log-probabilities are taken."""
 _HALF = "\N{REPLACEMENT CHARACTER}"
 """Remainder of a character that was cut."""
 
@@ -185,8 +184,7 @@ class _Prompts:
         self._asked = asked
 
     def about(self, pairs: _Pairs) -> list[Tokens]:
-        """Return the prompts. Raises InputTooLong, with `truncate` only if more than the document is too
-        long."""
+        """Return the prompts. Raises InputTooLong, with `truncate` only for more than the document."""
         return [tokens for asked in pairs.by_query() for tokens in self._about(*asked)]
 
     def _about(self, query: str, documents: Sequence[str], params: Sequence[str]) -> list[Tokens]:

@@ -25,7 +25,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def checked(rows: Rows) -> Rows:
-    """Return finite rows. Raises GenerationFailed for others, which JSON cannot express."""
+    """Return the rows. Raises GenerationFailed for numbers that JSON cannot express."""
     if not np.isfinite(rows).all():
         raise GenerationFailed("The model has computed something that is no number.")
     return rows
@@ -38,8 +38,6 @@ def normalised(rows: Rows) -> Rows:
 
 
 class LlamaVector(msgspec.Struct, frozen=True):
-    """Schema of an element; a writer formats the bytes."""
-
     index: int
     embedding: list[list[float]]
 
@@ -67,8 +65,8 @@ def as_numbers(rows: Rows) -> Iterator[bytes]:
 
 
 def _shortened(rows: Rows) -> npt.NDArray[np.float64]:
-    """Round to the fewest digits that mean the same float32. Otherwise float64 has 17 digits, JSON is 1.6
-    times as long, and Python's parser takes three times as long."""
+    """Round to the fewest digits of the same float32. JSON of float64 is 1.6 times as long, and Python's
+    parser takes three times as long."""
     wide = rows.astype(np.float64)
     _, exponents = np.frexp(wide)
     decimals = _DIGITS - np.ceil(exponents * _LOG10_OF_2).astype(np.int64)
@@ -133,7 +131,6 @@ class RankedDocument(msgspec.Struct, frozen=True):
 
 class RankedResult(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """Index of the document in the request."""
     relevance_score: float
     document: Union[RankedDocument, UnsetType] = UNSET
 
@@ -143,7 +140,6 @@ class Reranked(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     model: str
     results: list[RankedResult]
-    """Best first."""
     usage: InputUsage
     timings: dict[str, float]
 
@@ -163,7 +159,6 @@ def first_numbers(rows: Rows) -> Scores:
 
 
 def probabilities(rows: Rows) -> Scores:
-    """Apply the logistic function to the first numbers."""
     return 1 / (1 + np.exp(-first_numbers(rows)))
 
 
@@ -173,7 +168,6 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     top_n: int | None
     documents: tuple[str, ...] | None
-    """Documents to return, or None."""
     scores_of: Callable[[Rows], Scores]
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
@@ -205,7 +199,6 @@ class RankedText(msgspec.Struct, frozen=True, kw_only=True):
 class TextRankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     top_n: int | None
     texts: tuple[str, ...] | None
-    """Texts to return, or None."""
     scores_of: Callable[[Rows], Scores]
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
@@ -242,7 +235,6 @@ class ClassesWriter(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     labels: tuple[str, ...]
     activates: bool
-    """Turn the model's numbers into probabilities."""
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
         numbers = checked(rows).astype(np.float64)
@@ -264,7 +256,6 @@ class ClassesWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _of_classes(numbers: Scores) -> Scores:
-    """Logistic function of one number, else softmax."""
     if numbers.shape[1] == 1:
         return 1 / (1 + np.exp(-numbers))
     raised = np.exp(numbers - numbers.max(axis=1, keepdims=True))

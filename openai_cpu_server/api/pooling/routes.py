@@ -54,13 +54,10 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
 _CHEAPER = 16
-"""Bytes of a vector are formatted this many times faster than a body is parsed and tokenised. 32 KiB of
-vectors take a millisecond."""
+"""Speed of formatting bytes of a vector against parsing a body: 32 KiB of vectors take a millisecond."""
 
 
 class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
-    """Kind of call: its bodies, required models, and resolution."""
-
     schema: type[B]
     ability: Ability
     resolve: Callable[[B, ModelContext], PoolingCall]

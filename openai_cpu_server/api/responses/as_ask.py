@@ -58,8 +58,7 @@ _INCLUDABLE = frozenset(
         "message.input_image.image_url",
     }
 )
-"""Values of OpenAI's API. All but the first concern tools and media that are not implemented, or data that
-is shown anyway, such as thoughts."""
+"""Values of OpenAI's API. Only the first has an effect: others need missing tools, or are shown anyway."""
 _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
@@ -76,7 +75,6 @@ def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | Text
 
 
 def left_out(body: ResponsesBody) -> list[str]:
-    """Return the unsupported tools, as a header names them."""
     return [tool.named(at) for at, _, tool in _places(body) if isinstance(tool, ForeignKind)]
 
 
@@ -92,8 +90,7 @@ def check_supported(body: ResponsesBody) -> None:
 def response_ask(
     body: ResponsesBody, messages: Sequence[AskedMessage], offered: Sequence[AskedFunction] = ()
 ) -> Ask:
-    """`messages`: instructions, earlier turns and this one. `offered`: tools of MCP servers. Raises
-    InvalidRequest."""
+    """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
     if not messages:
         raise missing(_PATH)
     conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")

@@ -1,4 +1,4 @@
-"""Background responses, which run and record their events until their end, whoever listens."""
+"""Background responses, which run and record their events until their end, with or without a listener."""
 
 from __future__ import annotations
 

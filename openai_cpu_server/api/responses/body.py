@@ -57,8 +57,6 @@ class GrammarFormat(Syntax):
 
 
 class TextTool(EchoedBody):
-    """Tool whose input is a text, possibly with a grammar."""
-
     type: Literal["custom"]
     name: Name
     description: str | None = None
@@ -252,8 +250,6 @@ class ContextManagement(Body):
 
 
 class TurnFields(Body):
-    """Fields that determine the prompt of a response."""
-
     hints: ClassVar[Hints] = RESPONSES_HINTS
     refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
 
@@ -262,7 +258,6 @@ class TurnFields(Body):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: NamedConversation | None = None
-    """Continued conversation, which gets the response's items at its end."""
     text: TextOptions | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -283,14 +278,11 @@ class TurnFields(Body):
 
     @property
     def is_compacting(self) -> bool:
-        """True if the response is to be a summary of the conversation."""
         last = self.input[-1] if isinstance(self.input, list) and self.input else None
         return isinstance(last, CompactionTrigger)
 
 
 class InputTokensBody(TurnFields):
-    """Body of `POST /v1/responses/input_tokens`: the fields of a response that become its prompt."""
-
     def as_response(self) -> ResponsesBody:
         """Return a response's body. Fields outside this schema were not validated and are left out."""
         return ResponsesBody.model_construct(
@@ -311,7 +303,6 @@ class ResponsesBody(SharedBody, TurnFields):
     prompt_cache_key: str | None = None
 
     def compacting(self) -> ResponsesBody:
-        """Return a copy that asks for a summary, neither streamed nor stored."""
         given = self.input or []
         items = [SentMessageItem(role="user", content=given)] if isinstance(given, str) else given
         trigger = CompactionTrigger(type="compaction_trigger")

@@ -104,8 +104,7 @@ class ApprovedCall(NamedTuple):
 
 
 def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem]) -> list[ApprovedCall]:
-    """Return the calls that the body's own `items` approve and that were not made yet. Raises
-    InvalidRequest."""
+    """Return calls that the body's own `items` approve and that were not made. Raises InvalidRequest."""
     everything = [one.item for one in (*earlier, *items)]
     requests = {one.id: one for one in everything if isinstance(one, ApprovalRequestItem)}
     made = {one.approval_request_id for one in everything if isinstance(one, McpCallItem)}
@@ -124,14 +123,13 @@ def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem])
 
 
 def listed_servers(items: Iterable[SourcedItem]) -> frozenset[str]:
-    """Return the MCP servers whose tools the conversation already lists."""
     lists = (one.item for one in items if isinstance(one.item, McpListItem))
     return frozenset(one.server_label for one in lists if one.error is None)
 
 
 def _as_functions(items: Iterable[SourcedItem]) -> Iterator[SourcedItem]:
-    """MCP calls become function calls with outputs. The output of a call that was not approved says so; an
-    approved one appears as the call that followed."""
+    """A call that was not approved has an output with the reason. An approved one appears as the later
+    call."""
     everything = list(items)
     answers = {one.item.approval_request_id for one in everything if isinstance(one.item, _ANSWERS)}
     requests: dict[str, ApprovalRequestItem] = {}
@@ -192,11 +190,8 @@ def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
 
 
 def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
-    """Return the items to show to the model, without those that the last summary replaces.
-
-    A summary before an answer was made on the way to it. The items that it answers stay. Before any other
-    summary, the words of users stay.
-    """
+    """Return the items to show to the model, without those that the last summary replaces. If an answer
+    follows the summary, the items that it answers stay. Otherwise the words of users stay."""
     found = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
     if not found:
         return items
@@ -236,7 +231,6 @@ def trigger_item() -> MessageItem:
 
 
 def is_trigger(item: Item) -> bool:
-    """Return True for the request of a summary, which is not part of the conversation."""
     return isinstance(item, MessageItem) and item.content == _TRIGGER
 
 
@@ -247,8 +241,6 @@ def with_instructions(messages: Sequence[AskedMessage], instructions: str | None
 
 @dataclass
 class _Turn:
-    """Consecutive items of the assistant."""
-
     answer: EarlierAnswer | None
     path: str
     texts: list[str] = field(default_factory=list)

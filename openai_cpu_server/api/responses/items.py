@@ -20,8 +20,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.renderer import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
-"""Prefix of the `encrypted_content` of our summaries. The rest is plain text, because it belongs to the
-client."""
+"""Prefix of our `encrypted_content`. The rest is plain text, because it belongs to the client."""
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
@@ -29,7 +28,7 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
 
 
 class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_image"):
-    """Shown in a form that can be sent again."""
+    """Shown in a form that can be sent again, as audio and files are."""
 
     image_url: Union[str, None] = None
     file_id: Union[str, None] = None
@@ -48,14 +47,11 @@ class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
 
 
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
-    """Shown in a form that can be sent again."""
-
     input_audio: dict[str, str]
     """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
     @classmethod
     def of(cls, sound: SoundSource, given: object) -> InputAudio:
-        """`given`: the client's `input_audio`, if any."""
         fields = given if isinstance(given, dict) else {"url": sound.source}
         return cls({name: value for name, value in fields.items() if isinstance(value, str)})
 
@@ -67,8 +63,6 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
 
 
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
-    """Shown in a form that can be sent again."""
-
     filename: str = ""
     file_data: Union[str, None] = None
     file_id: Union[str, None] = None
@@ -137,8 +131,6 @@ class FunctionCallOutputItem(
 
 
 class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    """Call of a tool whose input is a text."""
-
     id: str
     status: str = "completed"
     call_id: str
@@ -195,8 +187,6 @@ class McpCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 class ApprovalRequestItem(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
 ):
-    """Call that waits for the client's approval."""
-
     id: str
     server_label: str
     name: str
@@ -253,7 +243,6 @@ _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
 def named_for_models(tool: str) -> str:
-    """Return the part of the name that follows the server's."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", tool)[:64]
 
 

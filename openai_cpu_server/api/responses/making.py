@@ -51,11 +51,8 @@ from openai_cpu_server.models.registry import Ability, choose_able, fetch
 async def alive(
     told: AsyncGenerator[Said, None], stream: ResponseStream, *, first_s: float, every_s: float
 ) -> AsyncIterator[Said]:
-    """Yield events, and signs of life while none come. The signs are numbered events, so keep-alive comments
-    cannot replace them.
-
-    `every_s`: 0 for no signs.
-    """
+    """Yield events, and signs of life while none come. Keep-alive comments cannot replace them, because
+    the signs are numbered events. `every_s`: 0 for none."""
     wait_s = min(first_s, every_s) or None
     async with aclosing(told):
         while stream.is_silent:
@@ -137,7 +134,6 @@ class RunningResponse:
             yield said
 
     async def warmed(self) -> Sequence[Chunk]:
-        """Return the events of a response whose prompt is only prefilled."""
         async with self.running:
             await self.running.gather()
         chunks = self.stream.warmed(self.running.figures)
@@ -145,21 +141,18 @@ class RunningResponse:
         return chunks
 
     async def whole(self) -> bytes:
-        """Return the complete response. Raises the failure of the call."""
         async with self.running:
             async for _ in self._told():
                 pass
         return await off_loop(_SHOWN * self.running.figures.total_tokens, partial(encoded, self.response))
 
     def recent(self) -> LastResponse:
-        """Return the conversation, for a response that continues it."""
         answer = EarlierAnswer(self.stream.written, self._vocabulary())
         outputs = [SourcedItem(item, "previous_response_id", answer) for item in self.response.output]
         inputs = [SourcedItem(one.item, "previous_response_id") for one in self.read.items]
         return LastResponse(self.response.id, (*self.read.earlier, *inputs, *outputs))
 
     def record(self, kept: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
-        """`response`: content to show, or None for the current one."""
         response = response or self.response
         return ResponseRecord(
             id=response.id,
@@ -193,7 +186,7 @@ class RunningResponse:
             logger.error("response %s was not stored: %s", self.response.id, error)
 
     def turn(self, response: ResponseObject) -> ConversationTurn | None:
-        """Return new items of the conversation, or None if there is none or the response has failed."""
+        """Return new items of the conversation, or None without one or after a failure or cancellation."""
         named, conversations = self.read.adds_to, self._conversations
         if named is None or conversations is None or ResponseStatus(response.status) not in USABLE:
             return None
@@ -220,13 +213,10 @@ _MOST_SUMMARY = 2048
 _FULL = 0.75
 """Share of the context above which a conversation is summarized, without a threshold in the request."""
 _SUMMARY_ROUTE = "/v1/responses/compact"
-"""Route in the log for making a summary."""
 CallingTools = Callable[[], Awaitable[list[AnsweredCall]]]
 
 
 class ResponseMaker:
-    """Starts responses as other generating calls."""
-
     def __init__(
         self,
         service: GenerationService,
@@ -253,8 +243,7 @@ class ResponseMaker:
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
         watched: Callable[[CallingTools], Awaitable[list[AnsweredCall]]] = lambda calling: calling(),
     ) -> RunningResponse:
-        """Start a response, after a summary if `context_management` asks for one. `watched`: makes
-        approved calls while the client is connected."""
+        """Start a response, after a summary if `context_management` asks for one. Raises InvalidRequest."""
         box = await self.opened(read.body, context.identity)
         running: OpenCall
         if box is None:

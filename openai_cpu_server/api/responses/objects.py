@@ -24,9 +24,7 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     """Always 0, because prompts are cached without a request."""
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Unset without images."""
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Unset without audio."""
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
 
     def __add__(self, other: ResponseInputDetails) -> ResponseInputDetails:

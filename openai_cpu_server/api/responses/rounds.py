@@ -1,5 +1,4 @@
-"""Response whose model calls MCP tools: one generation after another, until no call is left or the client
-must act."""
+"""Response whose model calls MCP tools, in generations until no call is left or the client must act."""
 
 from __future__ import annotations
 
@@ -59,8 +58,6 @@ def not_offered(call: ApprovedCall) -> InvalidRequest:
 
 
 class AnsweredCall(NamedTuple):
-    """Approved call and its result."""
-
     request: ApprovedCall
     one: OfferedTool
     answer: McpAnswer
@@ -79,14 +76,11 @@ class AnsweredCall(NamedTuple):
 
 
 class ToolCaller:
-    """Makes concurrent calls and counts them."""
-
     def __init__(self, box: Toolbox, observer: McpObserver) -> None:
         self._box = box
         self._observer = observer
         self.num_calls = 0
         self.seconds = 0.0
-        """Time spent waiting for calls."""
 
     async def approved(self, calls: Sequence[ApprovedCall]) -> list[AnsweredCall]:
         """Make approved calls. Raises InvalidRequest for a tool that is no longer offered."""
@@ -130,15 +124,12 @@ class RoundPlan(NamedTuple):
     ask: Ask
     box: Toolbox
     max_calls: int | None
-    """Client's limit, or None."""
     listed: frozenset[str]
-    """Servers whose tools the conversation already lists."""
     approved: Sequence[AnsweredCall]
 
 
 class ToolRounds:
-    """Implements `OpenCall`. Leaving the context ends the running generation or tool call, and closes the
-    toolbox."""
+    """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the toolbox."""
 
     def __init__(
         self,
@@ -157,10 +148,8 @@ class ToolRounds:
         self._caller = caller
         self._observer = observer
         self._is_open = True
-        """True while the generation's context is entered."""
         self._rounds: list[EndedCall] = []
         self._scope: anyio.CancelScope | None = None
-        """Encloses tool calls."""
         self._is_cancelled = False
         self._is_stopped = False
 
@@ -206,7 +195,6 @@ class ToolRounds:
             self._scope.cancel()
 
     def stop(self) -> None:
-        """Stop the generation or the tool calls, whichever runs."""
         self._is_stopped = True
         with contextlib.suppress(RequestEnded):  # this generation, but not all
             self._running.stop()

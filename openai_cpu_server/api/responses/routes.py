@@ -69,7 +69,6 @@ class ResponsesRoutes:
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
     async def compact(self, request: Request) -> Response:
-        """Return the messages of users, and a summary of everything else."""
         data, context = await unkept_body(request), context_of(request.scope)
         read = await self._reader.read(data, context.identity, is_compacting=True)
         making = await self._maker.begin(read, context)
@@ -100,7 +99,6 @@ class ResponsesRoutes:
             raise
 
     async def input_tokens(self, request: Request) -> Response:
-        """Count the tokens of the prompt, without generating."""
         data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         asked, ignored = await off_loop(len(data), reading)
@@ -118,8 +116,8 @@ class ResponsesRoutes:
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
     async def _behind(self, request: Request, read: AskedResponse, background: Background) -> ASGIApp:
-        """The response outlives this request, except while approved calls are made, because the client
-        does not know its id yet. The server's limit of time does not apply."""
+        """The response outlives this request, except while approved calls are made: a client that leaves
+        then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
         ticket = outer.ticket.inner(RequestOrigin.BACKGROUND)
         ticket.client = outer.ticket.client

@@ -249,8 +249,7 @@ _SENT_OUTPUTS = (SentFunctionOutput, SentCustomOutput)
 
 
 def new_items(given: str | Sequence[InputItem] | None, found: Mapping[str, Item]) -> list[SourcedItem]:
-    """Return the body's items, with new ids where they lack one. `found`: items by referenced id. Raises
-    InvalidRequest."""
+    """Return the body's items. `found`: items by referenced id. Raises InvalidRequest."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -264,7 +263,6 @@ def new_items(given: str | Sequence[InputItem] | None, found: Mapping[str, Item]
 
 
 def told_in_words(given: str | Sequence[InputItem] | None) -> list[str]:
-    """Return the items and parts of unsupported kinds, as a header names them."""
     names: list[str] = []
     for index, one in enumerate(given if isinstance(given, list) else ()):
         content = getattr(one, "output" if isinstance(one, _SENT_OUTPUTS) else "content", None)
@@ -283,12 +281,11 @@ def references(given: str | Sequence[InputItem] | None) -> list[str]:
 
 _CALL, _OUTPUT = "_call", "_call_output"
 _ASKED = ("input", "action", "operation", "arguments", "code", "queries")
-"""Fields with the arguments of calls of other tools than functions."""
 
 
 def _foreign(given: ForeignKind) -> list[Item]:
-    """A call of another tool becomes a function call, and its result that call's output. A call that a
-    service made itself becomes text, and other items are dropped."""
+    """A call of another tool becomes a function call, a call that a service made itself becomes text.
+    Other items are dropped."""
     fields, kind = given.fields, given.type
     call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
     if kind.endswith(_OUTPUT) and isinstance(call_id, str):

@@ -1,9 +1,6 @@
-"""`/v1/responses` as a WebSocket: OpenAI's WebSocket mode, one response after another.
-
-A message is `{"type": "response.create", ...}` with the body of a POST, without `stream` and `background`;
-the replies are the events of a stream. The last response of a socket can be continued without being stored.
-With `generate: false` the prompt is only prefilled, for later turns.
-"""
+"""`/v1/responses` as a WebSocket. A message is `{"type": "response.create", ...}` with the body of a POST;
+the replies are the events of a stream. The last response can be continued without being stored. With
+`generate: false` the prompt is only prefilled, for later turns."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _CREATE = "response.create"
 
 
 class SocketRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to a message that was rejected before its response began."""
+    """Sent if a message fails before its first event."""
 
     type: str = "error"
     status: int
@@ -144,8 +141,7 @@ class ResponsesExchange:
 
 
 def _body(data: bytes) -> tuple[bytes, bool]:
-    """Return the body of a POST that streams, and False for `generate: false`. Raises InvalidRequest,
-    TooManyValues."""
+    """Return the body of a POST that streams, and False for `generate: false`. Raises InvalidRequest."""
     check_size(data)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

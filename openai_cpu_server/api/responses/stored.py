@@ -63,7 +63,6 @@ class StoredResponses:
         return _json(await self._shown(owner, response_id))
 
     async def delete(self, request: Request) -> Response:
-        """Delete a response, after cancelling it if it is still running."""
         kept, (owner, response_id) = self._there(), _named(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
@@ -148,7 +147,6 @@ class StoredResponses:
 
 
 def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float) -> ASGIApp:
-    """Stream recorded events, which continue without this client."""
     return event_source(told, {**UNKEPT, **headers}, keep_alive_s=keep_alive_s)
 
 

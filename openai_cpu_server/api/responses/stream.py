@@ -69,10 +69,7 @@ class ResponseStream(Renderer):
         summary: WrittenSummary | None = None,
         box: Toolbox | None = None,
     ) -> None:
-        """`response`: initial state. `is_compacting`: the output is a summary. `summary`: made before this
-        response."""
         self.response = response
-        """Current state, complete after the end."""
         self._call = call
         self._pieces = pieces
         self._reader = call.reader()
@@ -96,8 +93,7 @@ class ResponseStream(Renderer):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Tokens of the output, for the next turn. Empty after reasoning, which the template may show or
-        not, or after tool calls."""
+        """Tokens of the output for the next turn, unless it contains thoughts or several rounds."""
         return self.written_in_round if self._num_rounds == 1 else ()
 
     @property
@@ -106,12 +102,10 @@ class ResponseStream(Renderer):
 
     @property
     def has_ended(self) -> bool:
-        """True if the response has ended well and only its last event is missing."""
         return ResponseStatus(self.response.status).has_ended
 
     @property
     def is_silent(self) -> bool:
-        """True if no output was sent."""
         return self._stage is not StreamStage.SPEAKING
 
     def begin(self) -> Sequence[Chunk]:
@@ -138,8 +132,7 @@ class ResponseStream(Renderer):
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def lives(self) -> Sequence[Chunk]:
-        """Return an event while the response waits or is prefilled, because some clients give up silent
-        streams."""
+        """Some clients give up streams that are silent while the response waits or is prefilled."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS
@@ -158,7 +151,6 @@ class ResponseStream(Renderer):
         return chunks
 
     def go_on(self, call: Call, pieces: ShownPieces) -> None:
-        """Continue with another generation."""
         self._call, self._pieces, self._reader = call, pieces, call.reader()
         self._content_scores, self._tokens, self._has_reasoned = ContentScores(), [], False
         self._num_rounds += 1
@@ -174,7 +166,6 @@ class ResponseStream(Renderer):
         return [*chunks, self._about(f"response.{self.response.status}")]
 
     def warmed(self, figures: Figures) -> Sequence[Chunk]:
-        """Return all events of a response whose prompt is only prefilled."""
         chunks = [*self.begin(), *self._started()]
         usage = ResponseUsage.of(figures)
         self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))

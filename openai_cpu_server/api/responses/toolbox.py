@@ -42,8 +42,6 @@ class OfferedTool(NamedTuple):
 
 
 class ToolListing(NamedTuple):
-    """Tools of one server, or the error of listing them."""
-
     label: str
     tools: tuple[McpTool, ...]
     error: str | None = None
@@ -86,8 +84,7 @@ class ToolboxOpener:
         self._servers = servers
 
     async def open(self, body: ResponsesBody, identity: Identity) -> Toolbox | None:
-        """Return a toolbox, which the caller must close, or None without MCP tools. Servers that fail to
-        list their tools offer none. Raises InvalidRequest."""
+        """Return a toolbox, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         asked = [
             (f"tools[{index}]", tool)
             for index, tool in enumerate(body.tools or ())
@@ -221,8 +218,7 @@ def is_allowed(wanted: McpServerTool, tool: McpTool) -> bool:
 
 
 def needs_approval(rule: RequiredApproval | None, tool: McpTool) -> bool:
-    """Return True if both filters match, or neither of two does. A filter for `always` alone frees all
-    other tools."""
+    """Return True if both filters match, or neither of two. A filter for `always` alone frees other tools."""
     if not isinstance(rule, ApprovalRule):
         return rule != "never"
     if rule.always is not None and _matches(rule.always, tool):

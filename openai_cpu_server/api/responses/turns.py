@@ -49,16 +49,12 @@ USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 class AskedResponse(msgspec.Struct, frozen=True):
     body: ResponsesBody
     messages: tuple[AskedMessage, ...]
-    """Instructions, earlier turns and this one."""
     earlier: tuple[SourcedItem, ...]
     items: tuple[SourcedItem, ...]
-    """Items of the body."""
     approved: tuple[ApprovedCall, ...]
-    """MCP calls that may be made now."""
     attached: tuple[Attached, ...]
     ignored: Ignored
     num_bytes: int
-    """Size of everything that was read."""
     owner: str
     is_stored: bool
     summary: WrittenSummary | None = None
@@ -83,7 +79,6 @@ class AskedResponse(msgspec.Struct, frozen=True):
         )
 
     def summing_up(self) -> AskedResponse:
-        """Return the request for a summary of everything so far."""
         body = self.body.compacting().model_copy(update={"truncation": "auto"})
         asked = SourcedItem(trigger_item(), _MANAGEMENT)
         shown = [*current([*self.earlier, *self.items]), asked]
@@ -91,7 +86,6 @@ class AskedResponse(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, body=body, messages=tuple(messages), is_stored=False)
 
     def summed_up(self, summary: WrittenSummary) -> AskedResponse:
-        """Return a copy with a summary in place of earlier items."""
         shown = summed_up([*self.earlier, *self.items], SourcedItem(summary.item, _MANAGEMENT))
         return msgspec.structs.replace(
             self,
@@ -110,7 +104,6 @@ class LastResponse(msgspec.Struct, frozen=True):
 
     id: str
     items: tuple[SourcedItem, ...]
-    """Items of the whole conversation."""
 
 
 class _OfConversation(msgspec.Struct, frozen=True):
@@ -135,10 +128,7 @@ class ResponseReader:
         is_compacting: bool = False,
     ) -> AskedResponse:
         """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
-        StorageFull and DiskFull.
-
-        `stores_unasked`: default of `store`. `is_compacting`: make a summary, neither stored nor streamed.
-        """
+        StorageFull and DiskFull. `stores_unasked`: default of `store`."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:

@@ -44,8 +44,6 @@ _PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.
 
 
 class EventNumbers:
-    """Writes the events of one stream, numbered from 0."""
-
     def __init__(self, first: int = 0) -> None:
         self._next = first
 
@@ -54,8 +52,7 @@ class EventNumbers:
         return Chunk(one_line(msgspec.json.encode(named)), kind)
 
     def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
-        """Return a delta event, built from bytes because there are many. `place`: fields before the text.
-        `tail`: end of the object after it."""
+        """`place`: fields before the text. `tail`: end of the object after it."""
         head = b'{"type":"%b","sequence_number":%d,' % (kind.encode(), self._take())
         return Chunk(head + place + b',"delta":' + json_text(text) + tail, kind)
 
@@ -77,8 +74,7 @@ class ItemWriting:
         offered: Mapping[str, OfferedTool] = MappingProxyType({}),
         is_compacting: bool = False,
     ):
-        """`offered`: MCP tools by the names that the model sees. `is_compacting`: the text is a summary,
-        and thoughts are dropped."""
+        """`offered`: MCP tools by the names that the model sees. `is_compacting`: thoughts are dropped."""
         self._offered = offered
         self._is_compacting = is_compacting
         self._numbers = numbers
@@ -93,31 +89,26 @@ class ItemWriting:
 
     @property
     def waiting(self) -> Sequence[WaitingCall]:
-        """Calls that this server has to make."""
         return tuple(self._waiting)
 
     @property
     def waits_for_client(self) -> bool:
-        """True if the client must make a call or approve one."""
         return any(isinstance(item, _FOR_CLIENTS) for item in self._done)
 
     @property
     def of_round(self) -> Sequence[OutputItem]:
-        """Items of the current generation."""
         return self._done[self._round_start :]
 
     def start_round(self) -> None:
         self._round_start = len(self._done)
 
     def give(self, item: CompactionItem) -> list[Chunk]:
-        """Return the events of an item that precedes the output."""
         place = _ItemPlace(self._numbers, item.id, len(self._done))
         self._done.append(item)
         self._num_given += 1
         return [place.item(_ADDED, item), place.item(_DONE, item)]
 
     def tell_listing(self, listing: ToolListing) -> list[Chunk]:
-        """Return the events of a server's list of tools."""
         place = self._place(McpListItem)
         item = McpListItem(id=place.id, server_label=listing.label, tools=())
         told = msgspec.structs.replace(
@@ -135,7 +126,6 @@ class ItemWriting:
     def tell_call(
         self, one: OfferedTool, arguments: str, approval_id: str | None, answer: McpAnswer
     ) -> list[Chunk]:
-        """Return the events of an approved call, made before the output."""
         chunks = self._begun(_McpWriter(self._place(McpCallItem), one, approval_id))
         chunks += self._more(arguments, ()) + self._closed("completed")
         return chunks + self.tell_answer(self._waiting[-1], answer)
@@ -426,8 +416,6 @@ class _ApprovalWriter:
 
 
 class WaitingCall(NamedTuple):
-    """Call with complete arguments. `at`: index of its item."""
-
     at: int
     writer: _McpWriter
 

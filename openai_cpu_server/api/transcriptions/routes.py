@@ -46,8 +46,7 @@ from openai_cpu_server.http.unheeded import TIER_HINT, TRANSCRIPTION_REFUSALS, H
 _PIECE_S = 29.9
 """Whisper's encoders take 30 seconds, but at exactly 30 they add a second part of silence."""
 _PIECE_TOKENS = 1024
-"""Limit for a piece without the client's own, about five times the speech it can hold. Models may repeat
-themselves endlessly."""
+"""Default for a piece, five times the speech it can hold, because some models repeat themselves endlessly."""
 _MOST_FIELDS = 128
 _WORDS = {
     "transcribe": "Write down what is said in this recording, word for word, in the language that is spoken. "
@@ -55,8 +54,7 @@ _WORDS = {
     "translate": "Translate what is said in this recording into English. Answer with the translation alone.",
 }
 _TRAINED = {"lfm2": "Perform ASR."}
-"""System message for transcription by architecture, as in llama-server. Those models get no other
-instructions."""
+"""System message for transcription by architecture, as in llama-server, without other instructions."""
 
 
 def _no_words(granularities: list[str]) -> list[str]:
@@ -92,7 +90,6 @@ class RecordingBody(SharedBody):
     language: _Language | None = None
     """Spoken language, as a code of ISO 639-1 or a name."""
     languages: Annotated[list[_Language], Field(max_length=16), _Listed] | None = None
-    """Possible languages."""
     prompt: Annotated[str, Field(max_length=16_384)] | None = None
     keywords: Annotated[list[_Phrase], Field(max_length=256), _Listed] | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
