@@ -1,10 +1,8 @@
-"""What is HTTP, and of no family: connections, keys, limits, one table of routes, errors.
+"""HTTP for all API families: connections, keys, limits, the table of routes, errors. The web server
+(`server`, `connection`, `frames`) calls the `application`. Its `gate` checks the key and its limits, and puts
+a `RequestContext` into the scope for the handler. API families declare their rows of the table (`routes`)
+beside their handlers, and run requests without a response of their own inside `served`.
 
-The web server (`server`, `connection`, `frames`) calls the `application` for each request. Its `gate` finds
-out who asks, holds them to what they may use, and puts one `RequestContext` into the scope, where handlers
-find it; what has no response of its own (a message of a WebSocket, one prompt of many) is served inside
-`served`. Families and rooms of administration have their rows of the table (`routes`) beside their handlers;
-of them are made the router, what each route asks for, and the OpenAPI document. Promises: no handler is
-reached but through the gate; every request ends once, with a line in the log and news for the watch; a
-failure becomes a status in one table (`errors`), and what is ours goes to the log, whole.
+No handler is reached except through the gate. Each request ends once, with a line in the log and an event for
+the watch. One table (`errors`) turns failures into statuses.
 """

@@ -1,4 +1,4 @@
-"""The routes of a server as one ASGI application, behind the gates."""
+"""ASGI application of a server's routes, behind the gates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ServedRoute, guarded_nowhere
 
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
-"""What responses say in headers of our own, beside what families do."""
 
 
 def application(
@@ -36,7 +35,6 @@ def application(
     headers: Sequence[str],
     lifespan: Lifespan[Starlette] | None,
 ) -> Starlette:
-    """`headers`: those that families add to their responses, which pages may read too."""
     described = [*(route.row for route in served if not route.is_hidden), DOCUMENT]
     document = ServedRoute(DOCUMENT, OpenApiRoute(described, lenient=options.lenient))
     shapes = tuple(dict.fromkeys(route.shape for route in served if route.shape is not None))
@@ -56,7 +54,7 @@ def application(
 
 
 def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
-    """The layer around all but one: a preflight has no key, and pages may read errors too."""
+    """Added around the entrance, because preflights carry no key and pages may read errors too."""
     if not origins:
         return []
     return [
@@ -71,7 +69,7 @@ def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
 
 
 def _hint(request: Request) -> str:
-    """Clients put their own paths behind a base URL, which people give with too much or too little."""
+    """Clients append paths to a base URL, in which users omit or repeat `/v1`."""
     names = [name for name in request.url.path.split("/") if name]
     while names and names[0] == "v1":
         del names[0]
@@ -85,7 +83,6 @@ def _hint(request: Request) -> str:
 
 
 async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: Exception) -> Response:
-    """Answers 404 and 405 of the router, and says what was asked for."""
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}{_hint(request)}"
     named = HTTPException(error.status_code, detail, error.headers)

@@ -1,5 +1,4 @@
-"""Bodies of requests: how large and slow they may be, how they are read, and what is done with them off the
-loop."""
+"""Bodies of requests: limits of size and pace, reading, and work on them outside the event loop."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ class ThreadLane:
         self._queue: FairQueue[anyio.Event] = FairQueue(max(1, num_threads - _LEFT_TO_OTHERS))
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        """Do the work in a thread when it is the client's turn. Raises what the work raises."""
         caller, ticket = CALLER.get(), anyio.Event()
         self._queue.add(caller, ticket)
         self._grant()
@@ -82,27 +80,20 @@ _LEFT_TO_OTHERS = 2
 
 
 class ThreadKind(enum.Enum):
-    """Kinds of work that threads do, with the number of threads for each."""
-
     QUICK = 40
     SLOW = 8
-    """A schema can take a second. More such threads get no more done, because they share the interpreter's
-    lock; and the event loop waits up to 5 ms for each of them whenever it wants that lock."""
+    """A schema can take a second. Each such thread can hold the interpreter's lock for 5 ms against the
+    event loop."""
     LARGE = 3
-    """Bodies above `_LARGE_BYTES`: parsing each holds the interpreter's lock for milliseconds."""
+    """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
     FETCH = 16
-    """Waiting for other servers."""
 
 
 _lanes: RunVar[dict[ThreadKind, ThreadLane]] = RunVar("thread_lanes")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Does work whose time grows with a body of this size, and that waits for nobody: at once if that is
-    small, else in a thread.
-
-    Raises what the work raises; NativePanic in place of a panic.
-    """
+    """Run work that never waits, in a thread unless the body is small. Raises NativePanic."""
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
     kind = ThreadKind.LARGE if num_bytes > _LARGE_BYTES else ThreadKind.QUICK
@@ -110,16 +101,12 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
 
 
 async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
-    """Do work that may wait for a reader, always in a thread. Slow work only waits for other slow work.
-
-    Raises what the work raises; NativePanic in place of a panic.
-    """
+    """Run work that may wait for a reader. Slow work waits only for slow work. Raises NativePanic."""
     kind = ThreadKind.SLOW if is_slow else ThreadKind.QUICK
     return await thread_lane(kind).run(partial(_contained, work))
 
 
 def thread_lane(kind: ThreadKind) -> ThreadLane:
-    """The event loop's own lane for work of this kind."""
     lanes = _lanes.get(None)
     if lanes is None:
         lanes = {each: ThreadLane(each.value) for each in ThreadKind}
@@ -138,24 +125,20 @@ def _contained(work: Callable[[], T]) -> T:
 
 
 FREE_BYTES = 64 * 1024
-"""So much of each body is free. Senders of large bodies who dawdle keep nobody from an ordinary request."""
+"""Uncharged bytes of each body, so that slow senders of large bodies do not block ordinary requests."""
 MOST_SMALL_BYTES = 64 * 1024
-"""A body has no more where all that is wanted are a few names and numbers."""
 _BYTES_PER_S = 1024
-"""Each of so many bytes buys its body a second more."""
+"""A body gets one more second per this many bytes."""
 _HEARD_OUT_BYTES, _HEARD_OUT_S = 8 * 1024 * 1024, 2.0
-"""A body that is too large by no more than that is read to its end, for no longer than that."""
 
 
 class BodyBudget:
-    """The memory for all bodies, and for messages of WebSockets, that are being read."""
-
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises BodiesFull, and takes nothing then."""
+        """Reserve memory. Raises BodiesFull."""
         if self._held_bytes + num_bytes > self._max_bytes:
             raise BodiesFull
         self._held_bytes += num_bytes
@@ -166,8 +149,7 @@ class BodyBudget:
 
 
 class BodyQuota:
-    """One body's part of the budget, or that of a WebSocket's unfinished messages. At most `most_bytes` of it
-    are in memory; the rest is on disk."""
+    """Budget used by one body, or by a WebSocket's messages. Bytes beyond `most_bytes` are on disk."""
 
     def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
         self._budget = budget
@@ -175,14 +157,14 @@ class BodyQuota:
         self._charged_bytes = 0
 
     def has_grown(self, received_bytes: int) -> None:
-        """The body has so many bytes now. Raises BodiesFull."""
+        """Charge for a body that has grown to this size. Raises BodiesFull."""
         due = max(0, min(received_bytes, self._most_bytes) - FREE_BYTES)
         if due > self._charged_bytes:
             self._budget.take(due - self._charged_bytes)
             self._charged_bytes = due
 
     def holds(self, num_bytes: int) -> bool:
-        """So many bytes are held now, be it more or less. False: there is no room for more."""
+        """Charge for a new size, larger or smaller. Return False if the budget is used up."""
         due = max(0, min(num_bytes, self._most_bytes) - FREE_BYTES)
         if due < self._charged_bytes:
             self._budget.give(self._charged_bytes - due)
@@ -199,7 +181,7 @@ class BodyQuota:
 
 
 async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
-    """Raises BodyTooLarge for a body that says so itself; then it counts against no limit of its key."""
+    """Check the `content-length` before the request counts against its key's limits. Raises BodyTooLarge."""
     announced = _announced_bytes(scope)
     if announced <= max_bytes:
         return
@@ -209,16 +191,14 @@ async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> Non
 
 
 async def _hear_out(receive: Receive) -> None:
-    """Reads a body and keeps nothing of it. A client that still sends when the connection closes sees a reset
-    instead of the answer."""
+    """A client that still sends when the connection closes sees a reset instead of the response."""
     with anyio.move_on_after(_HEARD_OUT_S):
         while (await receive()).get("more_body", False):
             pass
 
 
 async def small_body(request: Request) -> bytes:
-    """The body of a request that never needs a large one, such as those that manage something.
-    Raises BodyTooLarge."""
+    """Return a body of at most `MOST_SMALL_BYTES`. Raises BodyTooLarge."""
     received = bytearray()
     async for piece in request.stream():
         received += piece
@@ -229,8 +209,8 @@ async def small_body(request: Request) -> bytes:
 
 
 async def unkept_body(request: Request) -> bytes:
-    """Reads the body. Unlike `Request.body` it leaves no copy in the request, and puts each piece where it
-    belongs when it comes: to join 20 MB in one go can hold the event loop for a tenth of a second."""
+    """Read without a copy in the request, piece by piece: joining 20 MB can block the event loop for 0.1
+    s."""
     received = BytesIO()
     async for piece in request.stream():
         received.write(piece)
@@ -251,8 +231,7 @@ def form_of(request: Request, *, most_fields: int) -> AbstractAsyncContextManage
 
 
 def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Receive:
-    """Returns a `receive` that raises BodyTooSlow before the body's end, and behind it waits as long as it
-    takes."""
+    """Return a `receive` that raises BodyTooSlow until the body is complete, and then waits without limit."""
     ends_s = clock() + timeout_s
     is_whole = False
 
@@ -274,13 +253,13 @@ def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.
 
 _PLAIN, _COMPRESSED = ("", "identity"), ("gzip", "x-gzip", "deflate")
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
-"""zlib then reads both: `deflate` is its own format (RFC 9110, 8.4.1.2)."""
+"""Accepts gzip and zlib headers; `deflate` is the zlib format (RFC 9110, 8.4.1.2)."""
 _INFLATED_AT_ONCE = 128 * 1024
-"""It takes half a millisecond."""
+"""Takes half a millisecond."""
 
 
 def inflated(scope: Scope, receive: Receive) -> Receive:
-    """Returns a `receive` of the body as it was before its Content-Encoding. Raises EncodingNotSupported."""
+    """Return a `receive` of the decompressed body. Raises EncodingNotSupported."""
     encoding = Headers(scope=scope).get("content-encoding", "").strip().lower()
     if encoding in _PLAIN:
         return receive
@@ -290,22 +269,18 @@ def inflated(scope: Scope, receive: Receive) -> Receive:
 
 
 class _Inflating:
-    """Reads no more of the body than makes a piece, so whoever counts the pieces bounds what it becomes."""
+    """Reads only as much input as one piece needs, so that a limit on the pieces bounds the work."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._member = zlib.decompressobj(_EITHER_HEADER)
         self._came = b""
-        """What has not been inflated yet."""
         self._is_last = False
-        """Nothing else comes."""
         self._is_empty = True
         self._may_hold = False
-        """zlib may have more of what it was given before."""
         self._is_whole = False
 
     async def __call__(self) -> Message:
-        """Raises InvalidRequest."""
         if self._is_whole:
             return await self._receive()
         if self._may_hold:
@@ -339,6 +314,5 @@ def _wrongly_encoded() -> InvalidRequest:
 
 
 def _announced_bytes(scope: Scope) -> int:
-    """The `content-length`; 0 where it is missing, or is no number that a server would let pass."""
     announced = Headers(scope=scope).get("content-length", "")
     return int(announced) if announced.isdecimal() and len(announced) < 20 else 0

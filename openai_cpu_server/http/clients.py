@@ -1,6 +1,4 @@
-"""Who sends requests: the key that came with one, the address that it came from, and the clients between whom
-the scheduler takes turns. An address is the peer's; proxies are believed only if the server was told to trust
-them."""
+"""Senders of requests: keys, addresses, and the clients among which the scheduler takes turns."""
 
 from __future__ import annotations
 
@@ -21,30 +19,27 @@ from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import STRANGER, VISITOR, Access, Identity, Key, Scope
 
 _DIGEST_CHARS = 16
-"""So many characters of a key's digest are enough to tell clients apart in a listing."""
 Address = Union[IPv4Address, IPv6Address]
 Network = Union[IPv4Network, IPv6Network]
 
 _SITE_BITS = 64
-"""One household or machine holds a whole /64 of IPv6, and may change its address within it."""
+"""A household or machine has a whole /64 of IPv6, and may change its address within it."""
 _PORT = re.compile(r"^(?:\[([^\]]*)\](?::\d+)?|([^:]*):\d+)$")
 """`[2001:db8::1]`, with or without a port, and `192.0.2.1:80`."""
 _FOR = re.compile(r'\bfor="?([^";,\s]+)', re.IGNORECASE)
-"""The `for=` of one hop in a `Forwarded` header."""
 
 
 class ClientKind(enum.Enum):
     KEY = "key"
-    """It is the holder of a key with a name. Nobody else can be one, whatever a body says."""
+    """Holder of a named key, which a body cannot claim."""
     USER = "user"
-    """The body names it in `user`; anybody may write anything there."""
+    """Name in the body's `user`, which is not verified."""
     PEER = "peer"
-    """It names nobody: it goes by its address, and by the digest of a key that has no name or was not needed.
-    """
+    """Address, with the digest of any key that has no name or was not needed."""
 
 
 class Client(msgspec.Struct, frozen=True):
-    """One to whom the scheduler is fair. The label goes to the engine and comes back with live requests."""
+    """Participant in the scheduler's fair turns. The label returns with the engine's live requests."""
 
     kind: ClientKind
     name: str
@@ -59,15 +54,13 @@ class Client(msgspec.Struct, frozen=True):
 
     @classmethod
     def group_of(cls, identity: Identity) -> str:
-        """All who come from one address have one turn, whatever they call themselves, and with whatever key
-        that nobody needed. "": the holder of a key, or one of whose address nothing is known."""
+        """Return the label shared by all clients of an address, or "" for keys and unknown addresses."""
         if identity.holder is not None or identity.address is None:
             return ""
         return cls(ClientKind.PEER, f"@{identity.address}").label
 
     @classmethod
     def of_label(cls, label: str) -> Client:
-        """Reads a label. An empty one is a peer of whom nothing is known."""
         kind, _, name = label.partition(":")
         return cls(ClientKind(kind) if kind else ClientKind.PEER, name)
 
@@ -76,16 +69,13 @@ class Client(msgspec.Struct, frozen=True):
         return f"{self.kind.value}:{self.name}"
 
     def is_owned_by(self, identity: Identity) -> bool:
-        """Whether this identity may see and end its requests. A name in a body's `user` owns nothing."""
+        """Return True if this identity may see and end its requests. A body's `user` owns nothing."""
         if identity.may(Scope.ADMIN):
             return True
         return self.kind is ClientKind.KEY and self.name == identity.holder
 
     def shown_to(self, identity: Identity) -> str:
-        """The name that this identity is told. Only keys of administrators are told addresses.
-
-        On a server without keys everybody may see all requests, but nobody is told another's address.
-        """
+        """Return the name to show. Only keys of administrators see addresses."""
         if self.kind is not ClientKind.PEER:
             return self.name
         digest, _, address = self.name.partition("@")
@@ -94,33 +84,26 @@ class Client(msgspec.Struct, frozen=True):
 
 
 def account_of(identity: Identity) -> str:
-    """Who answers for what an engine dies of: the key, else the address; "" where neither is known.
-
-    A name in a body's `user` does not: anybody may write anything there.
-    """
+    """Return the key or address to blame for crashes of an engine, or "". A body's `user` is not trusted."""
     if identity.key is not None and identity.key.digest:
         return f"key:{identity.key.digest.hex()[:_DIGEST_CHARS]}"
     return f"address:{identity.address}" if identity.address else ""
 
 
 def works_for(identity: Identity) -> None:
-    """Let this task, and the threads that it starts, take turns as this client from now on."""
+    """Make this task, and the threads that it starts, take turns as this client."""
     label = Client.of(identity, None).label
     CALLER.set((Client.group_of(identity) or label, label))
 
 
 def key_of(label: str) -> str:
-    """The name of the key of a client with this label; "" for one without a named key."""
     client = Client.of_label(label)
     return client.name if client.kind is ClientKind.KEY else ""
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """The sender's address, or its /64 of IPv6; None where there is none, as on a Unix socket.
-
-    Headers are believed as far as trusted proxies have written them: from the right, up to the first hop that
-    is no trusted proxy. `X-Forwarded-For` goes before `Forwarded`.
-    """
+    """Return the sender's address, or its /64 of IPv6, or None as on a Unix socket. Headers are believed
+    from the right up to the first untrusted hop."""
     client = scope.get("client")
     hop = _address(client[0]) if client else None
     if hop is None:
@@ -135,10 +118,8 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
 
 
 def is_local(scope: AsgiScope) -> bool:
-    """Whether a request comes from this machine: its peer is on it, and no proxy's header names another.
-
-    That header need not be believed: it can only take away. A Unix socket, which has no addresses, is local.
-    """
+    """Return True if the peer and all hops in proxy headers are on this machine. The headers need no
+    trust, because they can only make it False."""
     client = scope.get("client")
     if client is None:
         return True
@@ -146,13 +127,11 @@ def is_local(scope: AsgiScope) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """False for names, `localhost` aside."""
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
 def _forwarded(headers: Headers) -> list[str]:
-    """The addresses in the headers of proxies, the nearest last."""
     listed = ",".join(headers.getlist("x-forwarded-for"))
     if listed:
         return [hop.strip() for hop in listed.split(",")]
@@ -164,7 +143,6 @@ def _is_in(address: Address, networks: Collection[Network]) -> bool:
 
 
 def _address(text: str) -> Address | None:
-    """None for what is no address, such as `unknown`."""
     match = _PORT.match(text)
     try:
         address = ip_address((match[1] or match[2] or "") if match else text)
@@ -182,24 +160,22 @@ def _site(address: Address) -> str:
 
 
 SUBPROTOCOL = "openai-chat-completions"
-"""The name of our WebSocket protocol. Browsers want the server to choose one of those that they offer."""
+"""Browsers require the server to choose one of the subprotocols that they offer."""
 _KEY_PROTOCOL = "openai-insecure-api-key."
-"""A subprotocol that carries a key, as OpenAI has it: pages cannot set headers of a WebSocket."""
+"""Carries a key, as at OpenAI, because pages cannot set headers of a WebSocket."""
 _ADMIN_IS_LOCAL = (
     "Without API keys they belong to the server's own machine: see --api-key, --api-keys and --open-admin."
 )
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The key and the address that a request has come with, and what it asks for. Whether it may have that is
-    for the keys to say, as they are at any time."""
+    """Credentials of a request and the access that it needs. Keys may change before the check is repeated."""
 
     digest: str | None
-    """That of the key which was sent."""
     address: str | None
     access: Access
     is_visitor: bool
-    """There are no keys, and this is nobody who administrates such a server."""
+    """True for a non-administrator on a server without keys."""
 
     @classmethod
     def of(
@@ -211,7 +187,7 @@ class Claim(msgspec.Struct, frozen=True):
         *,
         is_administrator: bool,
     ) -> Claim:
-        """`is_administrator`: they would be one on a server without keys."""
+        """`is_administrator`: has an effect only on a server without keys."""
         given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
         return cls(
             key_identity(given),
@@ -221,7 +197,7 @@ class Claim(msgspec.Struct, frozen=True):
         )
 
     def identity(self, keys: KeyRing) -> Identity:
-        """Who that is, by the keys as they are now. Raises Unauthorized, Forbidden."""
+        """Return the identity by the current keys. Raises Unauthorized, Forbidden."""
         identity = Identity(self._key(keys), self.digest, self.address)
         required = self.access.scope
         if required is None or identity.may(required) or keys.admits_strangers(self.access):
@@ -229,7 +205,6 @@ class Claim(msgspec.Struct, frozen=True):
         raise Forbidden(required.value, _ADMIN_IS_LOCAL if self.is_visitor else "")
 
     def _key(self, keys: KeyRing) -> Key | None:
-        """None: everything is allowed. Raises Unauthorized."""
         if keys.is_open:
             return VISITOR if self.is_visitor else None
         if self.access.scope is None:
@@ -243,8 +218,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def given_key(headers: Mapping[str, str]) -> bytes | None:
-    """The key in `Authorization: Bearer KEY`, else in `x-api-key: KEY`; None where there is neither. An empty
-    one is none: clients send it that were told of no key."""
+    """Return the bearer token or `x-api-key`, or None. Clients without a key send an empty one."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else ""
     key = key or headers.get("x-api-key", "").strip()
@@ -252,6 +226,5 @@ def given_key(headers: Mapping[str, str]) -> bytes | None:
 
 
 def offered_key(subprotocols: Sequence[str]) -> bytes | None:
-    """The key among the subprotocols of a WebSocket's handshake."""
     keys = (name.removeprefix(_KEY_PROTOCOL) for name in subprotocols if name.startswith(_KEY_PROTOCOL))
     return next(keys, "").encode("latin-1") or None

@@ -1,5 +1,5 @@
-"""One connection of the web server: how many there may be, how slow a request may come, and what of it is
-malformed. It subclasses uvicorn's protocol: look here first when that changes."""
+"""Connections of the web server, with limits of number, size and pace. Look here first when uvicorn's
+protocol changes, because the class overrides its internals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from openai_cpu_server.http.body import BodyQuota
 
 
 def authority(host: str, port: int) -> str:
-    """`127.0.0.1:8000`, `[::1]:8000`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -39,7 +38,7 @@ class Complaints:
         self._num_unsaid = 0
 
     def note(self, client: tuple[str, int] | None, what: str) -> None:
-        """A line at once, then none for a while; the next one says how many there were meanwhile."""
+        """Log at most one line per interval, with the number of complaints since the last line."""
         self._num_unsaid += 1
         now_s = self._clock()
         if now_s < self._next_s:
@@ -49,18 +48,15 @@ class Complaints:
 
 
 class Hangup:
-    """Catches the signal. Make it in the main thread at the start: a signal that comes early is not lost.
-
-    The signal is noted rather than masked: threads that libraries have started before would not have the
-    mask.
-    """
+    """SIGHUP handler, created in the main thread early so that no signal is lost. Masking the signal would
+    not reach threads that libraries have started."""
 
     def __init__(self) -> None:
         self._has_come = False
         signal.signal(signal.SIGHUP, self._note)
 
     def call(self, action: Callable[[], None]) -> None:
-        """Call a function at each signal from now on, in the running loop; and now, if one has come."""
+        """Call `action` in the running loop at each signal, and at once if one has come."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, action)
         if self._has_come:
             action()
@@ -71,27 +67,25 @@ class Hangup:
 
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_FIELDS = 256
-"""A request's line, its headers and its trailers have no more bytes, and are no more, together."""
+"""Limits for headers and trailers together; the bytes include the URL."""
 _MAX_WAITING = 8
-"""So many requests may wait behind one that is answered."""
+"""Pipelined requests behind the one that is being answered."""
 _LINGER_S = 2.0
 EXCESS_CONNECTION = "excess_connection"
-"""The key in a connection's state that marks one beyond the limit for the application."""
 _EXCESS_READ_S = 2.0
-"""The seconds in which a connection beyond the limit must send its request, which is then refused."""
+"""Time for a connection beyond the limit to send its request, which is then rejected."""
 _UNSENT_BYTES = 128 * 1024
-"""Bytes of a response that the kernel takes before the client has room for them."""
+"""Bytes that the kernel accepts before the client has room for them."""
 _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     read_timeout_s: float
-    """Seconds for the headers of a request, counted from the start of the connection or its first byte."""
+    """Time for a request's headers, from the start of the connection or the first byte."""
     write_timeout_s: float
-    """The seconds after which a client that does not read is dropped."""
+    """Time after which a client that does not read is dropped."""
     messages: Callable[[], BodyQuota]
-    """Makes what a WebSocket counts its messages in."""
     complaints: Complaints
 
 
@@ -110,12 +104,10 @@ class _TooLarge(Exception):
 
 
 class _Full(Exception):
-    """Stops the parser: too many requests wait."""
+    """Stops the parser because too many requests wait."""
 
 
 class Timer:
-    """One timer, which runs at most once at a time."""
-
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
 
@@ -124,7 +116,6 @@ class Timer:
         return self._handle is not None
 
     def start(self, seconds: float, transport: asyncio.Transport) -> None:
-        """Drop the connection after this time, with whatever is unsent, unless the timer is stopped."""
         self.stop()
         self._handle = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
@@ -135,8 +126,7 @@ class Timer:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One timer runs while a request's headers come, another while the client takes no data. Between requests
-    runs uvicorn's own."""
+    """One timer runs while headers arrive, another while the client does not read."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -144,14 +134,12 @@ class LimitedConnection(HttpToolsProtocol):
         self._reading = Timer()
         self._writing = Timer()
         self._has_head = False
-        """A message is being read, and its headers are complete."""
         self._drops_upgrade = False
         self._is_over = False
-        """Nothing more is read."""
         self._refusal = _MALFORMED
         self._field_bytes = self._num_fields = 0
         self._silent_bytes = 0
-        """Came since the parser had something to tell: it keeps them until it has."""
+        """Bytes since the parser's last callback, which it buffers until the next."""
         self._answered: RequestResponseCycle | None = None
         super().connection_made(transport)
         _bound_send_buffer(transport)
@@ -195,10 +183,7 @@ class LimitedConnection(HttpToolsProtocol):
                 data = self._switched(data[stop.args[0] :])
 
     def _switched(self, rest: bytes) -> bytes:
-        """Returns what is to be read as HTTP, where the parser has stopped at an Upgrade.
-
-        A server may ignore one (RFC 9110, 7.8): the request is read again without it, and its body too.
-        """
+        """Return the rest to parse as HTTP, because a server may ignore an Upgrade (RFC 9110, 7.8)."""
         if self._should_upgrade():
             self._open_socket()
             return b""
@@ -217,7 +202,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self.parser.get_method() == b"GET" and super()._should_upgrade()
 
     def _open_socket(self) -> None:
-        """What the reader of WebSockets reads itself must be ASCII. Who waits for an answer opens none."""
+        """uvicorn's WebSocket code needs ASCII here. A client with a pending response cannot upgrade."""
         read = [value for name, value in self.headers if name.startswith(b"sec-websocket-")]
         if self._is_answering() or not all(map(bytes.isascii, (self.url, *read))):
             self._refuse(_MALFORMED)
@@ -237,7 +222,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Also of a trailer, which nobody reads: but for the count it would be kept for ever."""
+        """Trailers are counted and dropped, because uvicorn would keep them."""
         self._num_fields += 1
         self._count_field(len(name) + len(value))
         if not self._has_head:
@@ -306,13 +291,12 @@ class LimitedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _end_after_accepted(self) -> None:
-        """Reads nothing more. Requests that were accepted get their answers; then the connection closes."""
         self._is_over = True
         self.cycle.keep_alive = False
         self.limits.complaints.note(self.client, "too many requests wait on one connection")
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """Answers a request that never reaches the application, or only a part of it, and closes."""
+        """Reject a request of which the application sees at most a part, and close."""
         self.limits.complaints.note(self.client, refusal.message)
         self._is_over = True
         if self._is_answering() and not self._has_head:  # an earlier request gets its answer
@@ -344,8 +328,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.write(b"\r\n".join((*head, b"", body)))
 
     def _hang_up(self) -> None:
-        """What the client still sends is thrown away for a while: closing at once would reset the connection,
-        and the client would not see the answer."""
+        """Closing at once would reset the connection before the client sees the response."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._reading.start(_LINGER_S, self.transport)
@@ -355,13 +338,11 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def limited(protocol: type[asyncio.Protocol], limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn, which makes one object of it for each connection."""
     return type(protocol.__name__, (protocol,), {"limits": limits})
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:
-    """Lets the end of the connection be the end of a response without a length: clients of HTTP/1.0 know no
-    chunks (RFC 9112, 6.1), and uvicorn would send them all the same."""
+    """HTTP/1.0 has no chunks (RFC 9112, 6.1), but uvicorn would send them."""
     send, is_counted = cycle.send, False
 
     async def unchunked(message: ASGISendEvent) -> None:
@@ -379,7 +360,6 @@ def _send_unchunked(cycle: RequestResponseCycle) -> None:
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
-    """Tells the application of this request that its client is gone; what it sends is thrown away."""
     cycle.disconnected = True
     cycle.message_event.set()
 

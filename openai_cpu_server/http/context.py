@@ -1,5 +1,4 @@
-"""One request while it is served: who has sent it, what is noted about it, what it may use, and where it
-ends."""
+"""One request while it is served: its sender, log record, limits and end."""
 
 from __future__ import annotations
 
@@ -42,44 +41,35 @@ _MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.ticket"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD = OTHER_ROUTE = "other"
-"""How methods and paths are called that the server does not know: clients cannot make up more."""
+"""Label of unknown methods and paths, because clients can invent any number."""
 
 
 @dataclass
 class Ticket:
-    """It lives as long as its request. Whoever knows something for the log adds it to `notes`."""
+    """Log record of one request. Any part of the server may add `notes`."""
 
     id: str
     method: str
     path: str
     route: str = OTHER_ROUTE
-    """The path of the route that was matched, as the table has it."""
     origin: RequestOrigin = RequestOrigin.HTTP
     trace: TraceParent | None = None
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None
-    """Set when the response begins."""
     client: str | None = None
-    """The name of its key."""
+    """Name of the key."""
     priority: Priority | None = None
-    """The priority of a request that generates or embeds. Until its body is read, and if that is refused, it
-    is what header, key and server say."""
+    """Set for requests that generate or embed. A provisional value until the body is valid."""
     code: str | None = None
-    """The code of its error."""
     call: EndedCall | None = None
-    """What was generated or embedded; set when that has ended."""
     routed: RouteTaken | None = None
-    """The way that a router has sent it."""
     has_headers: bool = True
-    """Its answer has headers of its own; False: it is one of many in a body or a file."""
+    """False for one of several requests in a body or a file."""
     answer: AnswerUse | None = None
-    """What the cache of answers did for it; None: it was not asked."""
     is_quiet: bool = False
-    """It gets no line in the log and no trace."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
     def generated(self, call: EndedCall) -> None:
-        """Notes what a call came to; also of one that was left before its end."""
         self.call, figures = call, call.figures
         self.notes["prompt_tokens"] = figures.prompt_tokens
         if call.inputs is None:
@@ -95,13 +85,11 @@ class Ticket:
             self.notes["ttft_ms"] = round(1000 * call.ttft_s, 1)
 
     def sent_to(self, routed: RouteTaken) -> None:
-        """Notes what a router has decided, or decided anew."""
         self.routed = routed
         self.notes["routed"] = routed.model
         self.notes["routed_why"] = routed.reason
 
     def recalled(self, use: AnswerUse, similarity: float | None) -> None:
-        """Notes what the cache of answers had."""
         self.answer = use
         self.notes["cache"] = use.value
         if similarity is not None:
@@ -111,7 +99,6 @@ class Ticket:
         self.status = CLIENT_GONE
 
     def failed(self, error: Exception) -> None:
-        """Notes what its client is told instead of an answer. What went wrong here goes to the log, whole."""
         self.notes["error"] = type(error).__name__
         self.code = code_of(error)
         self.log_ours(error)
@@ -128,8 +115,7 @@ class Ticket:
         path: str | None = None,
         has_headers: bool = False,
     ) -> Ticket:
-        """The ticket of a call that came with this request, and has a line and an end of its own, in the
-        same trace."""
+        """Return the ticket of a call within this request, with its own log line in the same trace."""
         return Ticket(
             id or new_request_id(),
             "POST",
@@ -141,7 +127,6 @@ class Ticket:
         )
 
     def log(self, seconds: float) -> None:
-        """Writes one line, and the same as fields. `seconds` is all the time that it took."""
         route = f"{self.method} {self.path[:200]!r}".replace("'", "")
         fields: dict[str, str | int | float] = {"id": self.id, "route": route, "status": self.status or "-"}
         if self.origin is not RequestOrigin.HTTP:
@@ -160,7 +145,7 @@ class Ticket:
 
 
 def open_ticket(scope: Scope) -> Ticket:
-    """Makes the ticket, with the client's own request id, where it sent a sane one."""
+    """Create the ticket, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
     request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
@@ -176,7 +161,7 @@ def new_request_id() -> str:
 
 
 def _trace(headers: Headers) -> TraceParent | None:
-    """A malformed header begins a trace of its own, as the specification has it."""
+    """A malformed header starts a new trace, as the specification requires."""
     parent = headers.get("traceparent", "")
     if not _TRACE_PARENT.fullmatch(parent):
         return None
@@ -190,7 +175,7 @@ def ticket_of(scope: Scope) -> Ticket:
 
 
 class EndedRequests:
-    """Every request ends here, once, however it came in and however it went."""
+    """Common end of all requests. `end` is called once for each."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -219,11 +204,10 @@ class EndedRequests:
         )
 
     def row_begins(self) -> None:
-        """A row of a batch job begins. Then comes `end` or `row_put_off`, and `row_left` in any case."""
+        """Count a batch row. `end` or `row_put_off` follows, and `row_left` in any case."""
         self._watch.metrics.rows_running.inc()
 
     def row_put_off(self) -> None:
-        """The row will be run again: this was not its end."""
         self._watch.metrics.row_put_off()
 
     def row_left(self) -> None:
@@ -238,36 +222,29 @@ _CONTEXT = "openai_cpu_server.context"
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """Who sent a body, and what they said beside it."""
-
     identity: Identity = ANYBODY
     priority_header: str | None = None
-    """It outranks what the body says."""
+    """Overrides the body."""
     default_priority: Priority = Priority.INTERACTIVE
-    """The priority of a body that names none."""
     progress_header: str | None = None
-    """Whether a stream is to tell its progress, for clients that cannot say so in the body."""
 
     @classmethod
     def of(
         cls, identity: Identity, *, header: str | None, default: Priority, progress: str | None = None
     ) -> Sender:
-        """`default` is the server's; the key's own goes before it. `progress`: that header."""
+        """`default`: priority of the server, which the key's own overrides."""
         own = identity.key.priority if identity.key else None
         return cls(identity, header, default if own is None else own, progress)
 
     def wants_progress(self) -> bool:
-        """Raises InvalidRequest for a header that says neither."""
+        """Return True if the header asks for progress. Raises InvalidRequest."""
         if self.progress_header not in (None, "true", "false"):
             raise wrong_value(PROGRESS_HEADER, "'true' or 'false'")
         return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """`field` and `tier` stand in the body; our own field goes before OpenAI's tier.
-
-        What exceeds the key's best is lowered to that. Raises InvalidRequest for any value that is wrong,
-        also for one that another outranks.
-        """
+        """Return the priority, at most the key's best. Our `field` overrides OpenAI's `tier`. Raises
+        InvalidRequest, also for a value that is overridden."""
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
@@ -276,7 +253,7 @@ class Sender(msgspec.Struct, frozen=True):
         return max(next(given, self.default_priority), best)  # the smaller one goes first
 
     def announced_priority(self) -> Priority | None:
-        """The priority as far as it is known without the body; None: the header names none that there is."""
+        """Return the priority before the body is read, or None if the header is invalid."""
         try:
             return self.priority()
         except InvalidRequest:
@@ -294,21 +271,16 @@ def _named(label: str | None, param: str) -> Priority | None:
 
 @dataclass
 class RequestContext:
-    """One request, from the gate to its end: handlers find it in the scope, by `context_of`.
-
-    What comes by no request of its own, such as a message of a WebSocket or a row of a batch, has one too.
-    """
+    """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
 
     ticket: Ticket
     sender: Sender
     lease: Lease | None = None
-    """Its share of its key's limits; None: it counts against none."""
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
-    """What of its body is in memory."""
     claim: Claim | None = None
-    """What the gate has let in; None: it came by no request of its own."""
+    """Credentials accepted by the gate, or None for a message or row."""
     timeout_s: float | None = None
-    """The server's limit for a call, waiting included; None: there is none."""
+    """Limit for a call, waiting included, or None."""
 
     @property
     def identity(self) -> Identity:
@@ -316,63 +288,55 @@ class RequestContext:
 
     @property
     def owner(self) -> str:
-        """Under this name they store things; "" without a key of a name."""
+        """Name of the owner of stored objects, or "" without a named key."""
         return self.identity.holder or ""
 
     @property
     def limit_headers(self) -> dict[str, str]:
-        """What is to be said of its key's limits, as far as they are known by now."""
         return {} if self.lease is None else self.lease.headers
 
     def identity_now(self, keys: KeyRing) -> Identity:
-        """Who has opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
+        """Return the connection's identity by the current keys. Raises Unauthorized, Forbidden."""
         assert self.claim is not None, "it has come through the gate"
         return self.claim.identity(keys)
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """As the lease does. Raises TokensLimited."""
+        """Reserve tokens of the lease, if there is one. Raises TokensLimited."""
         if self.lease is not None:
             await self.lease.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     async def settle(self) -> None:
-        """A generation of the call has ended, and another one follows: what it wrote is counted."""
         if self.lease is not None:
             await self.lease.settle()
 
     async def refund(self) -> None:
-        """The call was refused after all, so it uses nothing."""
         if self.lease is not None:
             await self.lease.refund()
 
 
 def put_context(scope: Scope, context: RequestContext) -> None:
-    """The gate does so, once."""
     scope[_CONTEXT] = context
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """The context of a request that the gate has let in."""
     context = scope[_CONTEXT]
     assert isinstance(context, RequestContext)
     return context
 
 
 def limit_headers_of(scope: Scope) -> dict[str, str]:
-    """What the response is to say of its key's limits; nothing where it is not metered, or not let in."""
+    """Return no headers for a request that is not metered or not admitted."""
     context = scope.get(_CONTEXT)
     return context.limit_headers if isinstance(context, RequestContext) else {}
 
 
 class ServedRequest:
-    """How a request that has no response of its own went."""
-
     def __init__(self, leases: AsyncExitStack) -> None:
         self.error: Exception | None = None
-        """What it failed with; None: it went well."""
         self._leases = leases
 
     async def hold(self, context: RequestContext) -> None:
-        """Holds the request to its key's limits from now to its end. Raises RequestsLimited."""
+        """Apply the key's limits until the request ends. Raises RequestsLimited."""
         if context.lease is not None:
             await self._leases.enter_async_context(context.lease)
 
@@ -381,13 +345,9 @@ class ServedRequest:
 async def served(
     ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[ServedRequest]:
-    """`async with` it around all that is done for a request that has no response of its own: one of a
-    WebSocket, of a list of them, of a file.
-
-    A failure ends here, and stands in `error` for whoever tells it; what cancels goes on. In any case `end`
-    is called, once, when the lease has been given back. `has_left`: what ends because its client has left is
-    no failure.
-    """
+    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
+    stored, and a cancellation propagates. `end` is called once, after the lease has ended. `has_left`:
+    True if the client has left, which is not a failure."""
     leases = AsyncExitStack()
     request = ServedRequest(leases)
     try:

@@ -1,4 +1,4 @@
-"""What is answered where it is no family's matter: the one table of failures, and small replies."""
+"""The table of failures, and responses that belong to no family."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from openai_cpu_server.jobs.records import PageQuery
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What a class of failures is to a client."""
-
     status: int
     type: str
     code: str | None = None
@@ -26,10 +24,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 CLIENT_GONE = 499
-"""nginx's word for a client that left before its answer; others use it for a cancelled request too.
-
-Unlike 409 and 5xx it makes no SDK try again.
-"""
+"""nginx's status for a client that has left, also used for cancelled requests. SDKs do not retry it."""
 TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.InvalidRequest: Failure(400, "invalid_request_error"),
     errors.PromptFarTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
@@ -85,8 +80,7 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
     errors.ServerError: Failure(500, "server_error", "internal_error"),
 }
-"""408 is OpenAI's status for a request that took too long. SDKs would try again, so a header asks them not
-to."""
+"""OpenAI uses 408 for requests that take too long. SDKs would retry them, so a header forbids it."""
 INTERNAL = TABLE[errors.ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -99,8 +93,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
-    """`{"error": {"message", "type", "param", "code"}}`."""
-
     error: ErrorBody
 
 
@@ -111,7 +103,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def is_ours(error: Exception) -> bool:
-    """It concerns only us: the client is told no more than that, and the log has all of it."""
+    """Return True for an internal failure, whose details go to the log and not to the client."""
     return failure_of(error) == INTERNAL
 
 
@@ -128,7 +120,7 @@ def error_object(error: Exception, *, request_id: str) -> ErrorObject:
 
 
 def code_of(error: Exception) -> str:
-    """One of few words that say what went wrong: the error object's code, else its type."""
+    """Return the error object's code, or else its type, both from a small set."""
     own = error.code if isinstance(error, errors.InvalidRequest) else None
     failure = failure_of(error)
     return failure.code or own or failure.type
@@ -144,13 +136,11 @@ def error_response(error: Exception, *, request_id: str) -> Response:
 
 
 class ErrorShape(msgspec.Struct, frozen=True):
-    """How failures look on the paths of one API. On all others they are OpenAI's object."""
+    """Form of failures on the paths of one API. Other paths use OpenAI's."""
 
     prefixes: tuple[str, ...]
     response: Callable[[Exception, str], Response]
-    """Makes the answer to an error; the text is the id of its request."""
     id_headers: tuple[str, ...] = ("x-request-id",)
-    """The headers of any response that tell its id."""
 
     def is_at(self, path: str) -> bool:
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
@@ -161,17 +151,17 @@ OPENAI = ErrorShape(("",), lambda error, request_id: error_response(error, reque
 
 class NumberedError(msgspec.Struct, frozen=True, kw_only=True):
     code: int
-    """The status."""
+    """HTTP status."""
     message: str
     type: str
     param: str | None
     n_prompt_tokens: Union[int, UnsetType] = UNSET
     n_ctx: Union[int, UnsetType] = UNSET
-    """With `exceed_context_size_error`, as clients of llama-server read it."""
+    """Set with `exceed_context_size_error`, for clients of llama-server."""
 
 
 class NumberedErrorObject(msgspec.Struct, frozen=True):
-    """`{"error": {"code", "message", "type", "param"}}`, as llama-server tells it."""
+    """`{"error": {"code", "message", "type", "param"}}`, as in llama-server."""
 
     error: NumberedError
 
@@ -189,7 +179,7 @@ _STATUSES = {failure.code or failure.type: failure.status for failure in TABLE.v
 def numbered(
     told: ErrorObject, status: int | None = None, error: Exception | None = None
 ) -> NumberedErrorObject:
-    """`status`: None is found by the object's code."""
+    """`status`: None to derive it from the object's code."""
     body = told.error
     found = status or _STATUSES.get(body.code or body.type, 400)
     kind = "exceed_context_size_error" if body.code == _TOO_LONG else _NUMBERED_TYPES.get(found, body.type)
@@ -220,7 +210,6 @@ def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
 
 
 def _message(error: Exception, failure: Failure, request_id: str) -> str:
-    """What concerns only us stays in the log, where the request id finds it."""
     if failure == INTERNAL:  # see `is_ours`
         return f"The server had an error while processing the request (request id {request_id})."
     return error.detail if isinstance(error, HTTPException) else str(error)
@@ -236,7 +225,7 @@ _NAMING_FIELDS = (
 
 
 _REST_IS_OF_NO_USE = {"connection": "close"}
-"""Nobody reads the rest of the body."""
+"""The rest of the body is not read."""
 _ALWAYS: Mapping[type[Exception], dict[str, str]] = {
     errors.BodyTooLarge: _REST_IS_OF_NO_USE,
     errors.BodyTooSlow: _REST_IS_OF_NO_USE,
@@ -246,7 +235,6 @@ _ALWAYS: Mapping[type[Exception], dict[str, str]] = {
 
 
 def headers_of(error: Exception) -> dict[str, str]:
-    """The headers that its response has beside the object."""
     match error:
         case HTTPException(headers=headers):
             return dict(headers or {})
@@ -279,8 +267,7 @@ def headers_of(error: Exception) -> dict[str, str]:
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
-    """Gives whole seconds to everybody, and to OpenAI's SDKs the milliseconds that they read; a second at
-    least."""
+    """Whole seconds for all clients, milliseconds for OpenAI's SDKs."""
     seconds = max(1.0, seconds)
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
 
@@ -300,7 +287,7 @@ def json_response(
 
 
 def page_of(query: QueryParams, *, known: frozenset[str], default: int, most: int) -> PageQuery:
-    """Raises errors.InvalidRequest for what is wrong or not in `known`."""
+    """Return the checked query. Raises InvalidRequest, also for parameters that are not `known`."""
     for name in query:
         if name not in known:
             raise errors.InvalidRequest(

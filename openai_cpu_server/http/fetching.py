@@ -1,4 +1,4 @@
-"""Fetches what clients name by a URL: from named domains alone, and never from this machine's neighbours."""
+"""Downloads from URLs in requests, from allowed domains only and never from private addresses."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 64 * 1024
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
-"""Networks that Python takes for public: of IPv4 addresses, a translator's own, and of sites."""
+"""Networks that Python takes for public: of IPv4 addresses, of local NAT64, site-local."""
 
 
 class Fetched(NamedTuple):
     url: str
     domains: tuple[str, ...]
-    """Those that may be asked; `*.example.org` is all below that, `*` is any."""
+    """Allowed domains; `*.example.org` is everything below, `*` is any."""
     most_bytes: int
     too_large: str
-    """The code of the error where it has more."""
     timeout_s: float
-    """For all of it, redirects included."""
+    """Total time, redirects included."""
 
 
 async def fetch(asked: Fetched) -> bytes:
-    """What stands there. Raises InvalidRequest, with a clause for the client."""
+    """Return the content. Raises InvalidRequest, with a clause as its message."""
     try:
         with anyio.fail_after(asked.timeout_s):
             return await thread_lane(ThreadKind.FETCH).run(partial(_fetched, asked), abandon_on_cancel=True)
@@ -65,7 +64,6 @@ def _fetched(asked: Fetched) -> bytes:
 
 
 def _once(asked: Fetched, url: str, until_s: float) -> bytes | str:
-    """The content, or where it is redirected to."""
     parts = _checked(asked, url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -98,14 +96,13 @@ def _checked(asked: Fetched, url: str) -> urllib.parse.SplitResult:
 
 
 def is_below(host: str, domain: str) -> bool:
-    """Whether an option's domain means this host; both are in small letters."""
     if domain.startswith("*."):
         return host.endswith(domain[1:])
     return domain in ("*", host)
 
 
 def _connected(host: str, port: int, until_s: float, *, is_secure: bool) -> http.client.HTTPConnection:
-    """To an address that is looked at before it is asked: a name cannot mean another one afterwards."""
+    """Connect to the checked address, because the name may resolve to another one afterwards."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     address = next((one for *_, (one, *_) in found), None)
     if address is None or not all(is_public(str(one)) for *_, (one, *_) in found):
@@ -122,7 +119,7 @@ def _connected(host: str, port: int, until_s: float, *, is_secure: bool) -> http
 
 @contextmanager
 def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator[None]:
-    """Ends it at the end of its time: who sends a byte now and then never lets a socket's timeout pass."""
+    """Close at the deadline, because a trickle of bytes never triggers a socket's timeout."""
     sock = connection.sock  # the connection itself forgets it where the other side is going to close it
 
     def cut() -> None:
@@ -143,7 +140,7 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
 
 
 def is_public(address: str) -> bool:
-    """Whether it is of the internet at large, by what it translates to, too."""
+    """Return True for a public address. An IPv4 address inside an IPv6 address must be public too."""
     one = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(one, ipaddress.IPv6Address):
         if any(one in network for network in _LOCAL):

@@ -1,4 +1,4 @@
-"""One WebSocket of uvicorn's, with limits of time and size."""
+"""uvicorn's WebSocket protocol with limits of time and size."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from openai_cpu_server.http.connection import ConnectionLimits, Timer
 
 _MAX_FRAGMENTS = 4096
 _BYTES_PER_S = 1024
-"""Each of so many bytes buys its message a second more, as it does a body."""
+"""A message gets one more second per this many bytes, as a body does."""
 _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class LimitedSocket(WebSocketsSansIOProtocol):
-    """A connection that has become a WebSocket. It is dropped if its client takes no data.
-
-    A message is held until it is whole and the application has taken it. So long its bytes count among those
-    of all bodies. One that is late, in too many pieces, or too much beside others ends its socket.
-    """
+    """WebSocket that ends if its client does not read, or for a message that is late or in too many
+    fragments. Messages use the memory for bodies until the application takes them."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -33,9 +30,9 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self._message = bytearray()
         self._num_fragments = 0
         self._waiting: deque[int] = deque()
-        """Sizes of the messages that the application has not taken."""
+        """Sizes of messages that the application has not taken."""
         self._began_s: float | None = None
-        """When the message that is not whole began; None: there is none."""
+        """Start of the incomplete message, or None."""
         self._late: asyncio.TimerHandle | None = None
         super().connection_made(transport)
 
@@ -75,7 +72,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self.handle_cont(event)
 
     def handle_cont(self, event: Frame) -> None:
-        """Pieces are joined as they come: a list of them would take many times their bytes."""
+        """Fragments are joined as they come, because a list of them would take many times their bytes."""
         if self.close_sent:
             return
         if event.fin:
@@ -124,7 +121,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         return self._num_fragments > 0 or len(self.conn.reader.buffer) > 0
 
     def _check_time(self) -> None:
-        """While the application takes no message, none is late: what comes of one is not read."""
+        """No message is late while reading is paused, because the application takes none."""
         assert self._began_s is not None
         now_s = self.loop.time()
         if self.read_paused:
@@ -142,7 +139,6 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self._late = None
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Closes with this code. It reads nothing more."""
         self._stop_waiting()
         self.limits.complaints.note(self.client, f"WebSocket: {reason}")
         self.conn.fail(code, reason)

@@ -1,9 +1,5 @@
-"""What every request passes: the name that the server is called by, its id and its one end; then, before the
-handler of its route, who may come in, from which pages, and what they may use.
-
-A page can let its own name point at this machine (DNS rebinding): then the browser takes the server for the
-page's own, and only the `Host` that it sends tells. Any other page sends an `Origin` that is not ours.
-"""
+"""Checks before any handler: host name, key, origin of pages, and limits. A page can point its own name at
+this machine (DNS rebinding), and only the `Host` reveals this. Other pages send a foreign `Origin`."""
 
 from __future__ import annotations
 
@@ -54,20 +50,18 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _BEFORE_HOST = {"0.9", "1.0"}
 _SECURE = {"https", "wss"}
 _READING = {"GET", "HEAD", "OPTIONS"}
-"""They change nothing, and what they answer a page of another origin cannot read."""
+"""Methods that change nothing. Pages of other origins cannot read their responses."""
 
 
 class Origin(NamedTuple):
-    """Where a page comes from, as browsers compare it."""
-
     scheme: str
     host: str
     port: int | None
-    """None: it has none, as an application's `app://name`."""
+    """Port, or None as for `app://name`."""
 
     @classmethod
     def of(cls, text: str) -> Origin | None:
-        """None for what names no origin, such as `null`, which is many pages' and nobody's own."""
+        """Return None for text that is not an origin, such as `null`, which many pages share."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -80,30 +74,26 @@ class Origin(NamedTuple):
         return cls(parts.scheme, parts.hostname.rstrip("."), port or _DEFAULT_PORTS.get(parts.scheme))
 
     def __str__(self) -> str:
-        """As browsers write it: without the port where it is the scheme's own."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         is_usual = self.port is None or self.port == _DEFAULT_PORTS.get(self.scheme)
         return f"{self.scheme}://{host}" if is_usual else f"{self.scheme}://{host}:{self.port}"
 
 
 def canonical_origin(text: str) -> str:
-    """As browsers write it, so that it can be compared; what is no origin (`*`, `null`) stays as it is."""
+    """Return the origin as browsers write it. Other text, such as `*` and `null`, stays as it is."""
     origin = Origin.of(text)
     return text if origin is None else str(origin)
 
 
 def host_name(host: str) -> str | None:
-    """The name in a `Host` header, without its port; None for what is no name and no address."""
+    """Return the name in a `Host` header without its port, or None if it is malformed."""
     match = _HOST.fullmatch(host)
     return match["name"].lower().rstrip(".") if match else None
 
 
 def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
-    """Whether the server was called by one of these names, or by an address.
-
-    An address needs no permission: a page's own name is never one. A client that sends no Host at all, as
-    was allowed before HTTP/1.1, is no browser.
-    """
+    """Return True if the server was called by an allowed name or by an address, which is never a page's
+    name. A client without `Host` is not a browser."""
     if ANY in allowed:
         return True
     hosts = Headers(scope=scope).getlist("host")
@@ -114,12 +104,8 @@ def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
-    """Raises OriginRefused for a page that is neither this server's nor of an allowed origin, which are
-    canonical.
-
-    A browser sends some POSTs of any page without asking, and opens any WebSocket; all else that changes
-    something needs a preflight.
-    """
+    """Reject pages of other origins. Raises OriginRefused. Browsers send some POSTs and open any WebSocket
+    without a preflight."""
     headers = Headers(scope=scope)
     given = headers.get("origin")
     if given is None or (scope["type"] == "http" and scope["method"] in _READING):
@@ -132,10 +118,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
 
 
 def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
-    """Where a page of this server comes from, by the name that it was called by.
-
-    A proxy in front may end HTTPS, and says so; a page cannot say it in its place.
-    """
+    """A proxy may end HTTPS and state this in a header, which pages cannot set."""
     scheme = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() or scope["scheme"]
     host = headers.get("host", "")
     if host_name(host) is None:
@@ -155,15 +138,14 @@ logger = logging.getLogger(__name__)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SOCKET_REFUSED = 403
-"""The status that the web server makes of a WebSocket closed before it opened: nothing is at its path."""
+"""Sent by the web server for a WebSocket that is closed before it opens, because it has no route."""
 _SWITCHING_PROTOCOLS = 101
 
 
 class Entrance:
-    """Failures become responses. What names no route is refused here, the rest by the guard of its route."""
+    """Opens the ticket of each request, turns failures into responses, and ends the ticket."""
 
     def __init__(self, app: ASGIApp, *, endings: EndedRequests, shapes: Sequence[ErrorShape] = ()) -> None:
-        """`shapes`: those of APIs whose failures look otherwise than OpenAI's."""
         self._app = app
         self._endings = endings
         self._shapes = shapes
@@ -203,7 +185,7 @@ class Entrance:
 
 
 class HostGate:
-    """Stands around all, preflights of browsers included: whoever calls by another's name is refused."""
+    """Outermost layer. It rejects foreign host names, also of browsers' preflights."""
 
     def __init__(
         self,
@@ -213,7 +195,7 @@ class HostGate:
         hosts: Collection[str] | None,
         shapes: Sequence[ErrorShape],
     ) -> None:
-        """`hosts`: names that the server goes by, beside its addresses; None: any."""
+        """`hosts`: accepted names beside addresses, or None for any."""
         self._app = app
         self._hosts = hosts
         self._refusing = Entrance(self._refuse, endings=endings, shapes=shapes)
@@ -230,14 +212,13 @@ class HostGate:
 
 
 def _check_path(path: str) -> None:
-    """Raises InvalidRequest for control characters: patterns and logs may take them for an end."""
+    """Patterns and logs may take a control character for an end."""
     if _CONTROL.search(path):
         message = "The path has control characters."
         raise InvalidRequest(message, code="invalid_path")
 
 
 def _opening_status(message: Message) -> int | None:
-    """The status of a response or of a WebSocket's handshake that begins with this message."""
     match message["type"]:
         case "http.response.start" | "websocket.http.response.start":
             status: int = message["status"]
@@ -250,21 +231,17 @@ def _opening_status(message: Message) -> int | None:
 
 
 def _leave_incomplete(error: Exception, scope: Scope) -> None:
-    """It is too late for another response: the web server closes the connection, and the client sees it cut.
-
-    Raises the error for a stack in the log, unless it is one with a name, such as a file that was deleted.
-    """
+    """The web server cuts the connection. Raises internal errors, for a traceback in the log."""
     if is_ours(error) or scope["type"] == "websocket":
         raise error
 
 
 _SPOOLED_BYTES = 1024 * 1024
-"""Starlette's reader of forms keeps so much of a file in memory."""
+"""Bytes of a file that Starlette's form parser keeps in memory."""
 
 
 class RouteGuard:
-    """Decides who comes in, holds them to what they may use as long as they are served, and each body to its
-    size and pace. It makes the request's context."""
+    """Authenticates requests and enforces the limits of keys and bodies while they are served."""
 
     def __init__(self, *, keys: KeyRing, limits: RateLimits, bodies: BodyBudget, options: ApiOptions) -> None:
         self._keys = keys
@@ -277,8 +254,8 @@ class RouteGuard:
     async def admit(
         self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Raises TooManyConnections, OriginRefused, Unauthorized, Forbidden, RequestsLimited, and what its
-        body is refused with."""
+        """Serve the request if it is admitted. Raises TooManyConnections, OriginRefused, Unauthorized,
+        Forbidden, RequestsLimited, and errors of the body."""
         ticket = ticket_of(scope)
         ticket.is_quiet = access.is_quiet
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):
@@ -302,7 +279,6 @@ class RouteGuard:
                 context.body.release()
 
     def _context(self, access: Access, scope: Scope, ticket: Ticket) -> RequestContext:
-        """Raises Unauthorized, Forbidden."""
         is_administrator = self._options.is_admin_open or self._is_called_locally(scope)
         proxies = self._options.trusted_proxies
         claim = Claim.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
@@ -333,7 +309,6 @@ class RouteGuard:
         return self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
 
     def _counted(self, receive: Receive, held: BodyQuota, max_bytes: int) -> Receive:
-        """Returns a `receive` that raises for a body that is too large or too much."""
         received = 0
 
         async def counted() -> Message:
@@ -349,5 +324,5 @@ class RouteGuard:
         return counted
 
     def _is_called_locally(self, scope: Scope) -> bool:
-        """Also a browser on this machine may show a page whose name points here: it calls by that name."""
+        """A browser on this machine may show a page whose name points here, so the name is checked too."""
         return is_local(scope) and is_own_host(scope, self._hosts)

@@ -1,4 +1,4 @@
-"""Where keys come from: a new one, the file that lists them, and the ring that a server looks them up in."""
+"""API keys: new ones, the file that lists them, and the ring that looks them up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class _Entry(Allowance, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp: frozenset[str] = frozenset()
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     admin: bool = False
-    """The key has all scopes."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +35,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Raises StartupError: one line says what is wrong and where, and never what is written there."""
+    """Return the keys of a file. Raises StartupError, in one line that never repeats the file's values."""
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
         _check(entries)
@@ -47,7 +46,6 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def _check(entries: dict[str, _Entry]) -> None:
-    """Raises ValueError."""
     for name in entries:
         if not NAME.fullmatch(name):
             raise ValueError(f"{name[:64]!r} is no name for a key")
@@ -81,13 +79,12 @@ _RANDOM_BYTES = 32
 
 class NewKey(NamedTuple):
     key: str
-    """The key itself, which is kept nowhere."""
+    """Secret, which is stored nowhere."""
     lines: str
-    """These go into the file of `--api-keys`."""
 
 
 def new_key(name: str) -> NewKey:
-    """Raises StartupError for a name that no file may have."""
+    """Return a random key. Raises StartupError for an invalid name."""
     if not NAME.fullmatch(name):
         raise StartupError(f"{name[:64]!r} is no name for a key: use letters, digits and . _ @ -")
     key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
@@ -99,15 +96,10 @@ logger = logging.getLogger(__name__)
 
 
 class KeyRing:
-    """`api_key` is one key for everything, `path` a file of keys. With neither the server is open."""
-
     def __init__(
         self, api_key: str | None = None, path: Path | None = None, *, is_open_to_gateways: bool = False
     ) -> None:
-        """`is_open_to_gateways`: what gateways read needs no key; those whose keys open more of it see more.
-
-        Raises StartupError for a file that cannot be used.
-        """
+        """`is_open_to_gateways`: routes for gateways need no key. Raises StartupError."""
         self._is_open_to_gateways = is_open_to_gateways
         self._own = () if api_key is None else (_shared_key(api_key),)
         self._path = path
@@ -121,8 +113,7 @@ class KeyRing:
         return self._is_open_to_gateways and access.callers is Callers.GATEWAYS
 
     def with_digest(self, digest: bytes) -> Key | None:
-        """The key with this digest. It is compared with every key, whichever fits, so that time tells
-        nothing."""
+        """Compare with all keys, so that the time reveals nothing."""
         found = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
@@ -130,11 +121,10 @@ class KeyRing:
         return found
 
     def named(self, name: str) -> Key | None:
-        """The key of this holder, as it is now."""
         return next((key for key in self._keys if key.name == name), None)
 
     def reload(self) -> None:
-        """Reads the file again, if there is one. A broken file changes nothing but the log."""
+        """Read the file again, if there is one. A broken file is logged and changes nothing."""
         if self._path is None:
             return
         try:

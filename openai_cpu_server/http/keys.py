@@ -1,5 +1,4 @@
-"""API keys as the server holds them (digests, never the keys themselves), and what a route asks of whoever
-comes."""
+"""API keys as digests, and the access that a route requires."""
 
 from __future__ import annotations
 
@@ -13,13 +12,11 @@ from openai_cpu_server.jobs.records import NO_LIMITS, StorageLimits
 
 
 class Scope(enum.Enum):
-    """What a key is for."""
-
     INFERENCE = "inference"
-    """Models, generation, tokens; one's own requests."""
+    """Models, generation, tokens, and the client's own requests."""
     METRICS = "metrics"
     ADMIN = "admin"
-    """The cache, adapters, loading and unloading models, and everybody's requests."""
+    """Cache, adapters, loading of models, and all requests."""
 
 
 ALL_SCOPES = frozenset(Scope)
@@ -29,15 +26,15 @@ Amount = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one key; None: there is no such limit."""
+    """Limits of one key, or None for no limit."""
 
     requests_per_minute: Amount | None = None
     tokens_per_minute: Amount | None = None
     tokens_per_day: Amount | None = None
     concurrent: Amount | None = None
-    """Calls that this server process serves at once."""
+    """Calls at once in this server process."""
     batch_tokens_per_day: Amount | None = None
-    """What rows of batches may use, which count in no other limit."""
+    """Tokens of batch rows, which no other limit counts."""
     stored_mb: Amount | None = None
     """Files, results of batches, responses and conversations."""
     files: Amount | None = None
@@ -50,50 +47,41 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """The name of its holder, to whom the scheduler is fair; "" for the key of `--api-key`, which many may
-    share."""
+    """Holder, to whom the scheduler is fair, or "" for the key of `--api-key`, which many may share."""
     digest: bytes
     """SHA-256 of the key."""
     scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
     priority: Priority | None = None
-    """Requests that name no priority have this one; None: the server's default."""
+    """Priority of requests that name none, or None for the server's default."""
     max_priority: Priority = Priority.INTERACTIVE
-    """The best that its requests get, whatever they name."""
     models: frozenset[str] | None = None
-    """The names of models that it may use; None: all."""
+    """Names of allowed models, or None for all."""
     mcp: frozenset[str] = frozenset()
-    """The MCP servers that it may use: `NAME`, `NAME/TOOL`, `*`; `url:HOST` and `url:*` for those that a
-    request names by their URL."""
+    """Allowed MCP servers: `NAME`, `NAME/TOOL`, `*`; `url:HOST` and `url:*` for servers named by URL."""
     allowance: Allowance = Allowance()
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who sent a request."""
-
     key: Key | None
-    """None: the server has no keys, and everybody may do everything."""
+    """Key, or None on a server without keys, where everything is allowed."""
     digest: str | None
-    """The SHA-256, in hex, of the key that was sent, be it needed or not."""
+    """SHA-256 in hex of the key that was sent, even if it was not needed."""
     address: str | None = None
-    """The address that it came from, as far as that is known; see `clients.client_address`."""
 
     @property
     def holder(self) -> str | None:
-        """The key's name, where it has one."""
         return self.key.name or None if self.key else None
 
     @property
     def storage(self) -> StorageLimits:
-        """What they may store."""
         return self.key.allowance.storage if self.key else NO_LIMITS
 
     @property
     def allowed_models(self) -> frozenset[str] | None:
-        """The names of models that they may use; None: all."""
         return self.key.models if self.key else None
 
     def may_call(self, server: str, tool: str | None = None) -> bool:
-        """`server`: the name of an MCP server, or `url:HOST`. `tool`: None, any of its tools."""
+        """`server`: name of an MCP server, or `url:HOST`. `tool`: None for any of its tools."""
         if self.key is None:
             return True
         listed = self.key.mcp
@@ -108,53 +96,44 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 ANYBODY = Identity(key=None, digest=None)
-"""Somebody of whom nothing is known, on a server without keys."""
 STRANGER = Key(name="", digest=b"", scopes=frozenset())
-"""Stands for the key of somebody who has none, on a server with keys: it may do nothing."""
+"""Stands for the missing key on a server with keys; allows nothing."""
 VISITOR = Key(name="", digest=b"", scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
-"""Stands for the key of somebody on another machine, on a server without keys: administrators are local."""
+"""Stands for the key of a remote sender on a server without keys, whose administrators are local."""
 
 
 class Metering(enum.Enum):
-    """How a request counts against the limits of its key."""
-
     NONE = "none"
     REQUESTS = "requests"
-    """It counts in the minute, and takes no place of `concurrent`: it waits for a call that has one."""
+    """Counts per minute but not in `concurrent`, because it waits for a call that does."""
     WORK = "work"
-    """It takes a place, too, while it is served."""
+    """Counts in `concurrent` too."""
     CALLS = "calls"
-    """And its tokens count: it generates or embeds."""
+    """Counts tokens too, because it generates or embeds."""
 
 
 class Callers(enum.Enum):
-    """Who comes to a route."""
-
     CLIENTS = "clients"
     PROBES = "probes"
-    """Machines ask all the time whether the server lives: they are answered beyond the limit of connections,
-    too, and get no line in the log."""
+    """Health checks, which are not logged and answered even beyond the limit of connections."""
     GATEWAYS = "gateways"
-    """What stands in front of several servers reads this all the time: no line in the log, and no key under
-    `--open-to-gateways`."""
+    """Frequent readers in front of several servers. Not logged, and no key under `--open-to-gateways`."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope | None
-    """What the key must be for; None: the route needs no key."""
+    """Required scope, or None if the route needs no key."""
     metering: Metering = Metering.NONE
     callers: Callers = Callers.CLIENTS
     is_upload: bool = False
-    """Its body is a file, which goes to disk and has a limit of its own."""
 
     @property
     def is_quiet(self) -> bool:
-        """Its requests get no line in the log and no trace."""
         return self.callers is not Callers.CLIENTS
 
 
 OPEN = Access(scope=None)
-"""It tells nothing of this server that a stranger may not know."""
+"""For routes that reveal nothing secret."""
 INFERENCE = Access(scope=Scope.INFERENCE)
 REQUESTS = Access(scope=Scope.INFERENCE, metering=Metering.REQUESTS)
 WORK = Access(scope=Scope.INFERENCE, metering=Metering.WORK)
@@ -168,5 +147,4 @@ ADMIN = Access(scope=Scope.ADMIN)
 
 
 def unmetered(access: Access) -> Access:
-    """The same, and it counts against no limit."""
     return msgspec.structs.replace(access, metering=Metering.NONE)

@@ -1,7 +1,6 @@
-"""Limits of keys: requests and tokens over time, and calls at once; and what responses say of them. A call's
-prompt and the output that it asks for by number must fit; the prompt is counted when the call begins, the
-output as it was when the call ends. Without `max_tokens` nothing is held back for the output. A call that is
-refused after its prompt was counted gets it back."""
+"""Limits of keys for requests and tokens over time and for calls at once. A call's prompt and `max_tokens`
+must fit. The prompt is counted when the call begins, the real output when it ends. Without `max_tokens` no
+room is reserved. A call that is rejected later gets its tokens back."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ NAMES = tuple(
 
 
 def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
-    """`held` is what running calls may still use."""
+    """`held`: tokens that running calls may still use."""
     unit = quota.unit.value
     return {
         f"x-ratelimit-limit-{unit}": str(quota.limit),
@@ -34,8 +33,7 @@ def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Writes `0s`, `12ms`, `1.5s`, `6m0s`, `23h59m1s`; rounds up to milliseconds, or to seconds above a
-    minute."""
+    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up to milliseconds, or seconds above a minute."""
     milliseconds = math.ceil(1000 * seconds)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
@@ -52,24 +50,20 @@ _UNLIMITED = Allowance()
 
 @dataclass
 class _Account:
-    """What one key uses now, in this process."""
-
     num_running: int = 0
     held_tokens: int = 0
-    """Output tokens that running calls may still have."""
+    """Output tokens that running calls may still produce."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """It is held from looking whether tokens fit until they are counted."""
+    """Held from checking tokens until they are counted."""
 
 
 class RateLimits:
-    """The accounts of all keys. A server has one of these, whatever the way that calls come in."""
-
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._accounts: dict[str, _Account] = {}
 
     def lease(self, key: Key | None, *, takes_place: bool = True) -> Lease:
-        """A lease for one request of this key. `takes_place`: it is one of those at once."""
+        """`takes_place`: the request counts in `concurrent`."""
         name = key.name if key else ""
         allowance = key.allowance if key else _UNLIMITED
         if not takes_place:
@@ -78,7 +72,7 @@ class RateLimits:
         return Lease(name, allowance, account, self._meter)
 
     def row_lease(self, key: Key | None) -> Lease:
-        """A lease for one row of a batch of this key: it counts against the limit of rows, and no other."""
+        """Return a lease for a batch row, which counts only against the limit for rows."""
         if key is None or key.allowance.batch_tokens_per_day is None:
             return self.lease(None)
         name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
@@ -86,14 +80,12 @@ class RateLimits:
 
 
 class Lease:
-    """One call's share of its key's limits. `async with` it while the call is served; then its output tokens
-    are counted."""
+    """One call's use of its key's limits. The output is counted when the context ends."""
 
     def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
         self.output_tokens = 0
-        """The running call sets it before the end."""
+        """Set by the running call before its end."""
         self.headers: dict[str, str] = {}
-        """What the response is to say of the limits, as far as they are known by now."""
         self._name = name
         self._allowance = allowance
         self._account = account
@@ -101,10 +93,9 @@ class Lease:
         self._is_kept = False
         self._held_tokens = 0
         self._taken: dict[Quota, int] = {}
-        """Tokens of the prompt, by the quota that they were counted against."""
 
     async def __aenter__(self) -> Lease:
-        """Raises RequestsLimited."""
+        """Count the request. Raises RequestsLimited."""
         self._begin()
         try:
             await self._count_request()
@@ -119,16 +110,15 @@ class Lease:
             await self.end()
 
     def keep(self) -> None:
-        """The call goes on behind its request: whoever keeps the lease calls `end` in its place."""
+        """Let the call outlive its request. The caller must call `end`."""
         self._is_kept = True
 
     async def end(self) -> None:
-        """The call has ended: its output tokens are counted."""
         self._account.num_running -= 1
         await self.settle()
 
     async def settle(self) -> None:
-        """Counts what was written so far. The call may go on, and reserve again."""
+        """Count the output so far. The call may go on, and reserve again."""
         self._account.held_tokens -= self._held_tokens
         self._held_tokens = 0
         self._taken.clear()
@@ -137,7 +127,7 @@ class Lease:
         self.output_tokens = 0
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Counts the prompt, and holds back room for the output. Raises TokensLimited."""
+        """Count the prompt and reserve room for the output. Raises TokensLimited."""
         quotas = tuple(_quotas(self._allowance, Unit.TOKENS))
         async with self._account.lock:
             for quota in quotas:
@@ -149,7 +139,6 @@ class Lease:
         await self._show()
 
     async def refund(self) -> None:
-        """Gives the tokens back: the call was refused after all, so it has used none and will use none."""
         await self._give_back()
         self.output_tokens = 0
         self._account.held_tokens -= self._held_tokens
@@ -157,7 +146,7 @@ class Lease:
         await self._show()
 
     async def _take(self, quota: Quota, prompt_tokens: int) -> None:
-        """Raises TokensLimited if another server was faster; then nothing is counted."""
+        """Another server may have been faster. Then nothing is counted. Raises TokensLimited."""
         if await self._meter.take(quota, self._name, prompt_tokens):
             self._taken[quota] = prompt_tokens
             return
@@ -187,7 +176,6 @@ class Lease:
                 raise RequestsLimited(said, retry_after_s=window.wait_s(1, quota.limit))
 
     async def _check_tokens(self, quota: Quota, asked: int) -> None:
-        """Raises TokensLimited if so many do not fit beside what running calls may need."""
         window = await self._meter.window(quota, self._name)
         held = self._account.held_tokens
         if asked + held <= window.remaining(quota.limit):
@@ -200,7 +188,6 @@ class Lease:
         )
 
     async def _charge(self, quota: Quota) -> None:
-        """Counts the output. If it exceeds what is left, what is left is counted."""
         if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
             window = await self._meter.window(quota, self._name)
             await self._meter.take(quota, self._name, window.remaining(quota.limit))

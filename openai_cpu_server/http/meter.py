@@ -1,7 +1,5 @@
-"""Counts what keys use over time, here or in a storage that several servers share.
-
-What was used is the running window's count and as much of the one before as the sliding window still covers.
-"""
+"""Use of keys over time, counted here or in a storage that several servers share. A sliding window covers
+the current window and a part of the one before."""
 
 from __future__ import annotations
 
@@ -25,21 +23,20 @@ class Window(msgspec.Struct, frozen=True):
     period_s: float
     previous: int = 0
     previous_left_s: float = 0.0
-    """The time until nothing of the window before is covered."""
+    """Time until the previous window is no longer covered."""
     current: int = 0
     current_left_s: float = 0.0
-    """The time until nothing of the running window is covered: what is left of it, and one period more."""
+    """Time until the current window is no longer covered, which is its rest and one period."""
 
     def remaining(self, limit: int) -> int:
         return max(0, limit - math.floor(self._used))
 
     @property
     def reset_s(self) -> float:
-        """The time until nothing counts as used."""
         return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
 
     def wait_s(self, cost: int, limit: int) -> float | None:
-        """The time until `cost` more fits, if nobody else comes; None: it never will."""
+        """Return the time until `cost` more fits without other requests, or None for never."""
         room = limit - cost + 1  # what is used counts in whole numbers, rounded down
         if room <= 0:
             return None
@@ -56,10 +53,8 @@ class Window(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 _Storage = Union[MemoryStorage, RedisStorage]
-"""Where sliding windows are counted."""
 
 _ANSWER_S = 1.0
-"""The storage must answer in this time."""
 _SCHEMES = ("redis://", "rediss://", "redis+unix://")
 
 
@@ -74,15 +69,12 @@ class Period(enum.Enum):
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """An amount that may be used in a period."""
-
     unit: Unit
     period: Period
     limit: int
 
     @property
     def label(self) -> str:
-        """The quota's name as OpenAI writes it: `tokens per min (TPM)`."""
         unit, period = self.unit.value, self.period.value
         short = f"{unit[0]}P{period[0]}".upper()
         return f"{unit} per {period} ({short})"
@@ -94,7 +86,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """What was counted here while Redis was away stays here: Redis goes on from what it knows."""
+    """Counts in memory while Redis is away. Redis does not get those counts later."""
 
     def __init__(self, storage: _Storage) -> None:
         self._storage = storage
@@ -109,8 +101,7 @@ class Meter:
 
     @classmethod
     def open(cls, url: str | None) -> Meter:
-        """`url` is `redis://...`; None counts in this process. Raises StartupError, which does not repeat the
-        URL."""
+        """Open the storage at `redis://...`, or None for memory. Raises StartupError, without the URL."""
         if url is None:
             return cls(MemoryStorage())
         if not url.startswith(_SCHEMES):
@@ -131,8 +122,7 @@ class Meter:
             raise StartupError("--limits-url: expected redis://HOST:PORT") from None
 
     async def take(self, quota: Quota, name: str, cost: int) -> bool:
-        """Counts `cost` against the quota of this name. Returns False, and counts nothing, if there is no
-        room."""
+        """Count `cost`. Return False, and count nothing, if there is no room."""
         item = quota.item
         key, period_s = item.key_for(name), item.get_expiry()
         return await self._ask(
@@ -140,14 +130,13 @@ class Meter:
         )
 
     async def give_back(self, quota: Quota, name: str, cost: int) -> None:
-        """Takes back what `take` has counted, as far as it lies in the window that runs."""
+        """Undo `take`, as far as it lies in the current window."""
         window = await self.window(quota, name)
         counted = min(cost, window.current)
         if counted > 0:
             await self.take(quota, name, -counted)
 
     async def window(self, quota: Quota, name: str) -> Window:
-        """What is used."""
         key, period_s = quota.item.key_for(name), quota.item.get_expiry()
         return Window(period_s, *await self._ask(lambda storage: storage.get_sliding_window(key, period_s)))
 
@@ -159,5 +148,5 @@ class Meter:
 
 
 def _failure(error: Exception) -> str | None:
-    """The kind of failure only: messages may hold the URL, and in it a password."""
+    """Return only the kind, because messages may hold the URL with a password."""
     return type(error.__cause__ or error).__name__ if isinstance(error, (StorageError, OSError)) else None

@@ -1,5 +1,4 @@
-"""`GET /openapi.json`: this server's routes as OpenAPI 3.1, made of their table and of the models that check
-and answer."""
+"""OpenAPI 3.1 document of the routes, made of their table and the models of requests and responses."""
 
 from __future__ import annotations
 
@@ -30,10 +29,7 @@ _DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
 
 
 class OpenApiRoute:
-    """The document is made at the first request for it."""
-
     def __init__(self, rows: Sequence[RouteRow[Any]], *, lenient: bool) -> None:
-        """`rows`: what it is to describe."""
         self._rows = rows
         self._lenient = lenient
 
@@ -51,7 +47,7 @@ ROW: RouteRow[OpenApiRoute] = RouteRow(
 
 
 def document(rows: Sequence[RouteRow[Any]], *, lenient: bool) -> JsonSchema:
-    """The document of these routes. `lenient`: unknown fields are ignored, not refused."""
+    """`lenient`: unknown fields are ignored, not rejected."""
     paths: dict[str, JsonSchema] = {}
     for row in rows:
         item = paths.setdefault(row.shown_path, {})
@@ -155,7 +151,6 @@ def _errors_of(row: RouteRow[Any]) -> list[int]:
 
 
 def _error_responses(rows: Sequence[RouteRow[Any]]) -> dict[str, JsonSchema]:
-    """One for each status in each shape that errors have."""
     shapes = {row.error: row for row in rows}
     statuses = sorted({status for row in rows for status in _errors_of(row)})
     pairs = [(status, row) for row in shapes.values() for status in statuses]
@@ -167,7 +162,6 @@ def _error_name(status: int, row: RouteRow[Any]) -> str:
 
 
 def _error(status: int, row: RouteRow[Any]) -> JsonSchema:
-    """A response that lists the codes which the table of errors has for its status."""
     said = [
         f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
         for cls, failure in TABLE.items()

@@ -1,4 +1,4 @@
-"""What the API is told at its start; nothing here changes while it runs."""
+"""Options of the API, which do not change while it runs."""
 
 from __future__ import annotations
 
@@ -13,88 +13,74 @@ from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.http.clients import Network
 
 _MULTIPART_BYTES = 64 * 1024
-"""So many bytes may surround the file in the body of an upload."""
+"""Bytes around the file in the body of an upload."""
 
 
 class SchedulingOptions(Scheduling, frozen=True, kw_only=True):
-    """What the engines were told, for those who watch them."""
-
     max_queue: int
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What of pictures, sounds and files is taken."""
-
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 40_000_000
     max_sound_bytes: int = 25 * 1024 * 1024
     max_sound_s: float = 1200.0
-    """Of all sounds of a conversation together."""
+    """Total of a conversation."""
     max_items: int = 32
-    """Pictures and sounds in one conversation, and files in it."""
+    """Pictures and sounds of a conversation, and separately its files."""
     max_document_chars: int = 4 * 1024 * 1024
-    """Of all files of a conversation together."""
+    """Total of a conversation's files."""
     domains: tuple[str, ...] = ()
-    """What URLs may name; `*.example.org` is all below that, `*` is any."""
+    """Allowed domains of URLs; `*.example.org` is everything below, `*` is any."""
     folder: Path | None = None
-    """What `file:` may name is below this."""
+    """Folder of `file:` URLs."""
     fetch_timeout_s: float = 20.0
 
     @property
     def max_pixels_together(self) -> int:
-        """Of all pictures of a conversation: ten photos of 12 million each, by default."""
+        """Total of a conversation. By default ten photos of 12 million pixels."""
         return 3 * self.max_pixels
 
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
-    """A key for everything, where the server has no other keys."""
     lenient: bool = False
-    """Ignore unknown fields, and say so in the header `x-ignored-parameters`, instead of refusing them."""
+    """Ignore unknown fields and name them in `x-ignored-parameters`, instead of rejecting them."""
     max_body_bytes: int = 32 * 1024 * 1024
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """The limit for all bodies that are being read, beyond the first 64 KiB of each."""
+    """Total of all bodies that are being read, beyond the first 64 KiB of each."""
     max_file_bytes: int = 200 * 1024 * 1024
-    """The limit for an upload; OpenAI's."""
     max_choices: int = 64
-    """The largest `n` and `best_of`."""
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    """The limit for one sequence; also what one gets that asks for no number."""
+    """Limit for one sequence, and the default of requests without a number."""
     request_timeout_s: float | None = None
-    """The longest that a call may take, waiting included."""
+    """Limit for a call, waiting included."""
     read_timeout_s: float = 30.0
-    """The time that a body may take; each KiB of it buys a second more."""
+    """Time for a body, plus one second per KiB."""
     cors_origins: tuple[str, ...] = ()
-    """Pages of these origins may call from a browser; `*` is all."""
     hosts: frozenset[str] | None = None
-    """The names that the server goes by, beside its addresses; None: any."""
+    """Names of the server beside its addresses, or None for any."""
     is_admin_open: bool = True
-    """Without keys everybody is an administrator; False: whoever calls from this machine is."""
+    """Without keys, all clients are administrators if True, else only those on this machine."""
     trusted_proxies: tuple[Network, ...] = ()
-    """Peers that are believed about where a request came from."""
+    """Peers whose headers name the sender of a request."""
     max_socket_requests: int = 64
-    """Requests of one WebSocket that are served at once."""
     max_sequences: int = 1024
-    """The most that one call may ask for: its prompts times its choices."""
     default_priority: Priority = Priority.INTERACTIVE
     isolate_by_key: bool = False
-    """Requests of different API keys share no computed prompts."""
+    """Requests of different API keys share no cached prefixes."""
     compares_turns: bool = False
-    """Answers to similar questions are kept."""
+    """Answers to similar questions are cached."""
     prices: Mapping[str, Price] = {}
-    """By model."""
     scheduling: SchedulingOptions | None = None
-    """None: nobody has said."""
     page: bool = True
-    """There is a page for browsers."""
     media: MediaOptions = MediaOptions()
     keep_streams_s: float = 300.0
-    """So long a stream that a client names goes on without it, and is kept when it has ended; 0: none is."""
+    """Time that a client's named stream goes on without it and is kept after its end, or 0."""
     keep_alive_s: float = 10.0
-    """Seconds between the comments that keep a silent stream open; 0 sends none."""
+    """Seconds between comments in a silent stream, or 0 for none."""
 
     @property
     def max_upload_bytes(self) -> int:
-        """The limit for the whole body of an upload."""
         return self.max_file_bytes + _MULTIPART_BYTES

@@ -1,5 +1,4 @@
-"""Bytes become a body that was checked: strict types, `null` means absent, fields without effect are found,
-and what is wrong is told by its path."""
+"""Validation of request bodies. Types are strict, `null` means absent, and errors name a path."""
 
 from __future__ import annotations
 
@@ -57,11 +56,9 @@ _SIZES = {
     "too_long": ("at most", "max_length", "items", "array_above_max_length"),
 }
 _SHOWN = 40
-"""A message repeats so many characters of a number."""
 
 
 def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
-    """The message and the code. `error` must have its input and context."""
     kind = error["type"]
     if kind in _KINDS:
         return _wrong_type(param, error)
@@ -107,20 +104,18 @@ class Body(BaseModel):
     hints: ClassVar[Hints] = {}
     refusals: ClassVar[Refusals] = {}
     most_numbers: ClassVar[int] = MOST_NUMBERS
-    """A body may have so many values that are no strings, lists or objects."""
     is_open: ClassVar[bool] = False
-    """Fields that no schema names change nothing here, whatever they are."""
+    """Fields outside the schema are always harmless."""
 
     @property
     def extra(self) -> dict[str, object]:
-        """Fields that no schema names and that ask for something."""
         return {name: value for name, value in (self.model_extra or {}).items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Describes the fields without effect too, for they are accepted."""
+        """Describe ignored fields too, because they are accepted."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         schema["additionalProperties"] = cls.is_open
@@ -135,18 +130,16 @@ class Body(BaseModel):
 
 
 class Unheeded(NamedTuple):
-    """A field that nobody will read."""
-
     path: str
     """`messages[3].colour`."""
     kind: str
-    """`messages[].colour`: the same for all elements of a list."""
+    """`messages[].colour`, the same for all elements of a list."""
     is_harmless: bool
     refusal: Refusal | None
 
 
 def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
-    """The fields, at any depth, that no schema names or that have no effect with the value given."""
+    """Yield the fields, at any depth, that are outside the schema or have no effect with their value."""
     for name, value in body.extra.items():
         if not _has_no_effect(body, name, value):
             is_harmless = body.is_open or name in body.hints
@@ -171,15 +164,13 @@ def _has_no_effect(body: Body, name: str, value: object) -> bool:
 
 B = TypeVar("B", bound=Body)
 MOST_NAMED = 32
-"""So many ignored fields are named at most: a header has little room, and a conversation many messages."""
+"""Limit because a header has little room and a conversation many messages."""
 
 IGNORED = "x-ignored-parameters"
 _LENIENT = "lenient"
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """Paths of fields that were left out."""
-
     names: tuple[str, ...] = ()
 
     @property
@@ -188,20 +179,19 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 def is_lenient(info: ValidationInfo) -> bool:
-    """Whether the body that a field is being checked of is read with `lenient`."""
     return bool(info.context and info.context[_LENIENT])
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """`lenient`: fields that nobody knows are ignored as well as harmless ones, and some take more.
-    Raises InvalidRequest, TooManyValues."""
+    """Return the body and its ignored fields. `lenient`: unknown fields are ignored too, and some fields
+    accept more values. Raises InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=schema.most_numbers)
     validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
     return _checked(validated, partial(from_json, data), lenient=lenient)
 
 
 def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
-    """The same with a part of a body that was parsed before. Raises InvalidRequest."""
+    """Validate a part of a body that is already parsed. Raises InvalidRequest."""
     validated = partial(schema.model_validate, fields, context={_LENIENT: lenient})
     return _checked(validated, lambda: fields, lenient=lenient)
 
@@ -211,8 +201,7 @@ _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """The same with the fields of a form, where all are text: numbers, `true` and `false` are written there
-    as in JSON. Raises InvalidRequest."""
+    """Validate a form's fields; numbers, `true` and `false` are JSON text. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
@@ -234,7 +223,6 @@ def _takes_text(kind: object) -> bool:
 
 
 def _of_json(text: str) -> object:
-    """What is none stays text, and is of the wrong type."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -242,7 +230,6 @@ def _of_json(text: str) -> object:
 
 
 def _checked(validated: Callable[[], B], given: Callable[[], object], *, lenient: bool) -> tuple[B, Ignored]:
-    """`given`: the body as it came, for who tells what is wrong with it."""
     try:
         body = validated()
     except ValidationError as error:
@@ -266,11 +253,8 @@ def _named(kinds: list[str]) -> tuple[str, ...]:
 
 
 def path_of(location: Sequence[int | str], given: object, *, is_missing: bool = False) -> str | None:
-    """`("messages", 0, "content", "<list>", 1, "type")` is `messages[0].content[1].type`.
-
-    What the body that was given does not have is pydantic's own: choices of unions, and `[key]` where a key
-    is wrong, not its value. `is_missing`: but for the last part.
-    """
+    """Return `messages[0].type` for `("messages", 0, "<choice>", "type")`. Parts that the body lacks are
+    pydantic's own and left out. `is_missing`: the last part may be lacking."""
     path, last = "", len(location) - 1 if is_missing else None
     for at, part in enumerate(location):
         if isinstance(part, int):

@@ -1,5 +1,4 @@
-"""The web server, and its end: what was accepted is finished first. As many connections as there are files
-for."""
+"""Web server with graceful shutdown, and a number of connections that the limit of open files allows."""
 
 from __future__ import annotations
 
@@ -17,15 +16,12 @@ import uvicorn
 logger = logging.getLogger(__name__)
 
 _RESERVE = 128
-"""Files for the process itself (a few dozen:
-libraries, sockets, databases, uploads on their way to disk), and for connections that are refused."""
+"""Files for libraries, sockets, databases and uploads (a few dozen), and for rejected connections."""
 
 
 def room_for_connections(wanted: int) -> int:
-    """How many connections there may be, at most `wanted`. The soft limit is raised as far as they need it.
-
-    Beyond the limit of open files no connection is accepted, not even to be refused.
-    """
+    """Return the possible number of connections, and raise the soft limit of open files. Beyond that limit
+    a connection cannot even be rejected."""
     files = _raised(wanted + _RESERVE)
     possible = max(1, files - _RESERVE)
     if possible >= wanted:
@@ -41,7 +37,6 @@ def room_for_connections(wanted: int) -> int:
 
 
 def _raised(needed: int) -> int:
-    """The limit of open files, which is raised towards `needed` if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return needed
@@ -54,8 +49,6 @@ def _raised(needed: int) -> int:
 
 
 class Engines(Protocol):
-    """What computes, for as long as the server runs."""
-
     def requests(self) -> Sequence[object]: ...
 
     async def drain(self, seconds: float) -> None: ...
@@ -66,12 +59,9 @@ class Engines(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn, with signals of our own meaning.
-
-    The first SIGTERM or Ctrl-C drains: nothing new is accepted, while what runs has `drain_s` to end. The
-    second ends everything at once, the third waits for nobody's last bytes either. `checkpoint` is called
-    when draining begins. A signal that was obeyed is not raised again: the process ends with 0.
-    """
+    """uvicorn with other meanings of signals. The first drains: no new requests are accepted, running ones
+    get `drain_s`, and `checkpoint` is called. The second ends them at once, the third skips the delivery
+    of last bytes. Signals are not raised again, so the process exits with 0."""
 
     def __init__(
         self,
@@ -93,7 +83,7 @@ class WebServer(uvicorn.Server):
             self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Takes notes only, for it runs in a signal handler; `on_tick` and `shutdown` read them."""
+        """Only record the signal, because this is a signal handler; `on_tick` and `shutdown` act."""
         self._num_signals += 1
         if self._num_signals > 1:
             self.should_exit = True
@@ -120,7 +110,6 @@ class WebServer(uvicorn.Server):
             logger.error("draining failed", exc_info=error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Whatever still runs ends with an error."""
         if self._draining is not None:
             self._draining.cancel()
         await self._engines.close()

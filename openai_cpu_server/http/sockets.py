@@ -1,9 +1,5 @@
-"""The one server of WebSockets. A family says what it does with messages; all else is the same for each.
-
-A socket has come through the gate as a request does. Each of its messages that asks for something is a
-request of its own from then on: by the keys as they are when it comes, with a line in the log, and with one
-end.
-"""
+"""WebSocket server for all families. A socket passes the gate as a request does, and each of its requests
+is checked against the current keys, logged, and ended once."""
 
 from __future__ import annotations
 
@@ -39,19 +35,14 @@ _RETRY_S = 1.0
 
 
 class Exchange(Protocol):
-    """What a family does with one open socket."""
-
     async def take(self, data: bytes) -> None:
-        """A message has come. No other is read meanwhile, so that whoever reads no answers is not read
-        either; what takes long is given to the socket's `start`."""
+        """Reading is paused until this returns, so that a client that does not read is not read either.
+        Longer work goes to `OpenSocket.start`."""
 
-    def cancel(self) -> None:
-        """The socket has closed: all that it serves ends."""
+    def cancel(self) -> None: ...
 
 
 class SocketParts(NamedTuple):
-    """What all sockets of a server share."""
-
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
@@ -60,7 +51,7 @@ class SocketParts(NamedTuple):
 
 
 class SocketServer:
-    """The handshake. What is wrong with it is answered as for a request, before the socket opens."""
+    """Errors of the handshake are ordinary HTTP responses."""
 
     def __init__(
         self,
@@ -69,7 +60,6 @@ class SocketServer:
         *,
         subprotocol: str | None = None,
     ) -> None:
-        """`subprotocol`: the one that is chosen if a client offers it."""
         self._exchange = exchange
         self._parts = parts
         self._subprotocol = subprotocol
@@ -83,8 +73,6 @@ class SocketServer:
 
 
 class OpenSocket:
-    """One socket, as its family sees it."""
-
     def __init__(self, websocket: WebSocket, parts: SocketParts) -> None:
         self._websocket = websocket
         self._parts = parts
@@ -103,7 +91,6 @@ class OpenSocket:
 
     @property
     def id(self) -> str:
-        """That of the handshake's request."""
         return self._handshake.ticket.id
 
     async def run(self, exchange: Exchange) -> None:
@@ -116,12 +103,10 @@ class OpenSocket:
                 self._close()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does this beside the reading of messages."""
         assert self._group is not None, "it runs"
         self._group.start_soon(work)
 
     async def send(self, message: bytes) -> None:
-        """Waits while the client does not read; events that come meanwhile are held up to a limit."""
         if not self._is_open:
             return
         try:
@@ -130,22 +115,20 @@ class OpenSocket:
             self._close()
 
     def held(self, num_bytes: int) -> BodyQuota:
-        """A message's part of what all bodies may have. Raises BodiesFull."""
+        """Reserve memory for a message. Raises BodiesFull."""
         held = BodyQuota(self._parts.bodies, num_bytes)
         held.has_grown(num_bytes)
         return held
 
     def ticket(self, *, has_headers: bool = False) -> Ticket:
-        """Requests count and are logged one by one, in the trace of the handshake. `has_headers`: their last
-        messages tell the headers that a response would have."""
+        """`has_headers`: the last message contains the headers of a response."""
         return self._handshake.ticket.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, ticket: Ticket) -> AbstractAsyncContextManager[ServedRequest]:
-        """`async with` it around all that is done for one request of this socket."""
         return served(ticket, self._parts.endings.end, has_left=lambda: not self._is_open)
 
     def context(self, ticket: Ticket) -> RequestContext:
-        """Keys may have been read again since the handshake. Raises Unauthorized, Forbidden."""
+        """Return a context by the current keys. Raises Unauthorized, Forbidden."""
         identity = self._handshake.identity_now(self._parts.keys)
         sender = self.sender(identity)
         ticket.client, ticket.priority = identity.holder, sender.default_priority
@@ -156,8 +139,7 @@ class OpenSocket:
         )
 
     def sender(self, identity: Identity) -> Sender:
-        """The handshake's priority is for requests that name none; its wish for progress is for all. Raises
-        InvalidRequest."""
+        """Return the sender of messages. The handshake's priority is their default. Raises InvalidRequest."""
         headers, default = self._websocket.headers, self.options.default_priority
         progress = headers.get(PROGRESS_HEADER)
         said = Sender.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
@@ -176,5 +158,4 @@ class OpenSocket:
 
 
 def too_many(what: str, limit: int) -> RequestsLimited:
-    """`what`: of which there may be no more on one socket."""
     return RequestsLimited(f"{what} on one WebSocket: Limit {limit}", retry_after_s=_RETRY_S)

@@ -1,8 +1,5 @@
-"""Fields that clients send and this server does not act on: which are ignored, which are refused, and why.
-
-What changes nothing about the answer is ignored, and the response names it. What would change the answer is
-refused, but for values that ask for nothing. To build one, delete its line here.
-"""
+"""Fields that the server does not implement. A field that would not change the answer is ignored and named
+in the response; others are rejected, except with values that ask for nothing."""
 
 from __future__ import annotations
 
@@ -12,26 +9,22 @@ import msgspec
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """A field that may be ignored."""
-
     why: str
     heeded: tuple[object, ...] = ()
-    """Values that the server honours, or that ask for nothing; they are not named."""
+    """Values that are honoured or ask for nothing, and are not reported."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A field whose values would change the answer."""
+    """Field whose values would change the answer."""
 
     why: str
     accepted: tuple[object, ...] = ()
-    """Values that ask for nothing that would be missing."""
 
 
 Hints = Mapping[str, Hint]
 Refusals = Mapping[str, Refusal]
 
 TIERS = ("auto", "default", "flex", "priority")
-"""The names of `service_tier` that mean something here."""
 _CACHE = "prompts that begin alike are found without hints"
 TIER_HINT: Hints = {"service_tier": Hint("other names are those of other services' prices", TIERS)}
 
@@ -56,7 +49,7 @@ LLAMA_SERVER_HINTS: Hints = {
         Hint("the model's template decides how its output is read"),
     ),
 }
-"""What its clients send on all routes, its own page among them."""
+"""Fields that clients of llama-server, its own page included, send on all routes."""
 LLAMA_SERVER_REFUSALS: Refusals = {
     "mirostat": Refusal(_NO_SAMPLER, (0,)),
     "dynatemp_range": Refusal(_NO_SAMPLER, (0, 0.0)),
@@ -174,5 +167,5 @@ MESSAGE_REFUSALS: Refusals = {
 
 
 def is_one_of(value: object, known: Sequence[object]) -> bool:
-    """Equality in JSON: `0` is not `false`."""
+    """Compare as JSON does: `0` is not `false`."""
     return any(type(one) is type(value) and one == value for one in known)

@@ -1,4 +1,4 @@
-"""`/v1/adapters`: which adapters models have; load one, or replace one of the same name; unload one."""
+"""`/v1/adapters`: list, load, replace and unload adapters."""
 
 from __future__ import annotations
 
@@ -28,30 +28,28 @@ class AdapterBody(Body):
     """Exactly one of `path` and `source`."""
 
     model: str | None = None
-    """The model that it changes; absent: the first."""
+    """Model to change, by default the first."""
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """A file in the server's `--adapter-dir`, from there on."""
+    """Path below the server's `--adapter-dir`."""
     source: Annotated[str, Field(pattern=r"^hf:[^/:\s]+/[^/:\s]+/[^:\s]+$", max_length=512)] | None = None
-    """`hf:OWNER/REPO/FILE`."""
     scale: Annotated[float, Field(ge=-LARGEST_SCALE, le=LARGEST_SCALE)] | None = None
 
 
 class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """What requests write as `model`: `MODEL:NAME`."""
+    """Value of `model` in requests: `MODEL:NAME`."""
     object: str = "adapter"
     model: str
     name: str
     path: str
     scale: float
     state: str
-    """`ready`, `failed` (refused at the start), or `loading` while the engine starts anew."""
+    """`ready`, `failed` (rejected at the start), or `loading` while the engine restarts."""
     reason: str | None
-    """Why it failed."""
     sha256: str
     rank: int | None
-    """This and the next two are None unless it is ready."""
+    """Set, like the next two, if it is ready."""
     tensors: int | None
     size_bytes: int | None
 
@@ -68,7 +66,7 @@ class AdapterDeleted(msgspec.Struct, frozen=True):
 
 
 def no_adapters(source: AdapterSource) -> Adapter:
-    """For a server that nobody may give adapters. A `FindAdapter`."""
+    """`FindAdapter` of a server that loads no adapters. Raises AdapterNotAllowed."""
     raise AdapterNotAllowed("This server loads no adapters over the API.")
 
 
@@ -83,7 +81,7 @@ class AdapterRoutes:
         return json_response(AdapterList(cards))
 
     async def load(self, request: Request) -> Response:
-        """Answers when requests get it. Until then they get the one that had the name before."""
+        """Answer when requests get the adapter. Until then they get the previous one of the name."""
         data = await small_body(request)
         body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
         model = await self._model(body.model, request)
@@ -93,7 +91,7 @@ class AdapterRoutes:
         return json_response(_card(model, status), headers=ignored.headers)
 
     async def unload(self, request: Request) -> Response:
-        """Calls that run with it go on. The id is `MODEL:NAME`, or `NAME` for the first model's."""
+        """Unload `MODEL:NAME`, or `NAME` of the first model. Running calls keep it."""
         asked: str = request.path_params["id"]
         base, colon, name = asked.rpartition(":")
         model = await self._model(base if colon else None, request)

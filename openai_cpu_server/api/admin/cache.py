@@ -1,5 +1,4 @@
-"""`GET /v1/cache/stats`: what both tiers of KV memory and the cache of answers hold and save.
-`DELETE /v1/cache` empties the cache of prompts and that of answers, or one of them."""
+"""`/v1/cache`: use and savings of KV memory and the answer cache, and clearing them."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from openai_cpu_server.models.served import ServedModel
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """The same amount in three units; whole blocks are counted."""
+    """One amount in three units, in whole blocks."""
 
     blocks: int
     tokens: int
@@ -34,72 +33,61 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class KvPool(msgspec.Struct, frozen=True, kw_only=True):
-    """The cells that running requests attend to."""
-
     block_tokens: int
     total: Amount
     used: Amount
     shared: Amount
-    """Blocks of those used that more than one request holds."""
+    """Used blocks that several requests hold."""
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
-    """Computed prompts in host memory."""
-
     block_tokens: int
     capacity: Amount
     used: Amount
     evictions: int
-    """Blocks that made room for others."""
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool beside a server that gives each running request a whole context of its own."""
+    """Comparison with a server that reserves a whole context for each running request."""
 
     running_requests: int
     full_contexts_bytes: int
-    """`running_requests` times what one context of the model takes."""
+    """`running_requests` times the size of a context."""
     pool_used_bytes: int
     saved_bytes: int
-    """The difference."""
 
 
 class AnswerCacheSize(msgspec.Struct, frozen=True):
-    """Answers that are kept; expired ones may still be counted."""
+    """Cached answers, possibly with expired ones."""
 
     entries: int
     bytes: int
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts begin with the engine process, which starts anew after a crash."""
+    """Counts since the start of the engine process."""
 
     object: str = "cache.stats"
     pool: KvPool | None
-    """This and `cache` and `savings` are None until the engine's first step."""
+    """Set, like `cache` and `savings`, after the engine's first step."""
     cache: PrefixCache | None
     savings: Savings | None
     prompt_tokens: int
-    """The prompts of all requests that have run."""
     cached_tokens: int
-    """Prompt tokens that were not computed."""
     hit_rate: float | None
-    """`cached_tokens / prompt_tokens`; None before the first."""
     answers: AnswerCacheSize | None = None
-    """None: there is no cache of answers, or it fails."""
+    """Answer cache, or None if there is none or it fails."""
 
 
 NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cached_tokens=0, hit_rate=None)
 
 
 ONLY = ("prompts", "answers")
-"""The caches that can be emptied alone."""
 _HAVE_NONE = (EngineState.LOADING, EngineState.FAILED)
 
 
 class CacheRoutes:
     def __init__(self, models: ModelRegistry, recall: AnswerLookup | None = None) -> None:
-        """`recall`: None is no cache of answers."""
         self._models = models
         self._recall = recall
 
@@ -110,7 +98,7 @@ class CacheRoutes:
         return json_response(msgspec.structs.replace(cache_stats(held_by(self._models)), answers=answers))
 
     async def clear(self, request: Request) -> Response:
-        """204. `?only=prompts` or `?only=answers`: the other stays."""
+        """Clear both caches, or the one named by `?only=`."""
         only = request.query_params.get("only")
         if only not in (None, *ONLY):
             raise wrong_value("only", "'prompts' or 'answers'")
@@ -123,9 +111,7 @@ class CacheRoutes:
         return Response(status_code=204)
 
     def _with_prompts(self) -> list[Engine]:
-        """Those which, with their next steps, can drop all but pinned prompts: all or none. Models that sleep
-        may have it in a file; others that are not in memory have none, and the only one must have one. Raises
-        EngineUnavailable."""
+        """Clearing needs all engines that may have a cache. A sleeping model may have one in a file."""
         models = self._models.current
         asked = [m.engine for m in models if len(models) == 1 or m.engine.state not in _HAVE_NONE]
         for engine in asked:
@@ -141,7 +127,7 @@ class EngineCache(NamedTuple):
 
 
 def held_by(models: Iterable[ServedModel]) -> list[EngineCache]:
-    """What engines hold; those that have not made a step yet are left out."""
+    """Return the caches of engines, except those without a step."""
     found = []
     for model in models:
         kv, info = model.engine.kv_stats(), model.engine.info
@@ -151,7 +137,6 @@ def held_by(models: Iterable[ServedModel]) -> list[EngineCache]:
 
 
 def cache_stats(held: Sequence[EngineCache]) -> CacheStats:
-    """The sums over engines."""
     if not held:
         return NO_STATS
     prompt_tokens = sum(each.kv.prompt_tokens for each in held)
@@ -190,7 +175,7 @@ def _cache(held: Sequence[EngineCache]) -> PrefixCache:
 
 
 def _savings(held: Sequence[EngineCache]) -> Savings:
-    """Never below zero: the last step's pool may hold a request that has just ended."""
+    """Never negative, because the last step's pool may hold a request that has just ended."""
     full = sum(each.num_running * each.info.context_limit * each.info.kv_bytes_per_token for each in held)
     used = sum(each.kv.pool_tokens_used * each.info.kv_bytes_per_token for each in held)
     return Savings(

@@ -1,5 +1,4 @@
-"""What machines ask all the time: `/health`, `/ready`, `/version`; `/metrics` in Prometheus' text format, and
-the few metrics that gateways choose by."""
+"""Polled routes: `/health`, `/ready`, `/version`, `/metrics`, and the few metrics that gateways use."""
 
 from __future__ import annotations
 
@@ -40,23 +39,18 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class LastRestart(msgspec.Struct, frozen=True):
-    """The engine's last death, which a ready server has survived."""
-
     cause: str
-    """The cause as the metric of restarts names it: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
+    """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
     age_s: float
 
 
 class NodeHealth(msgspec.Struct, frozen=True):
-    """The engine on one NUMA node."""
-
     state: str
     reason: str | None
     queue: dict[str, QueueSizes]
-    """The key is a priority."""
     rss_bytes: int
-    """Resident memory of its process, its weights included."""
+    """Resident memory of the process, weights included."""
     restarts: int
     threads: int
     threads_computing: int
@@ -78,41 +72,37 @@ class ModelHealth(msgspec.Struct, frozen=True):
     state: str
     reason: str | None
     threads: int
-    """So many compute where each gets its core; 0 until the model is loaded."""
+    """Compute threads without contention, or 0 until the model is loaded."""
     threads_computing: int
-    """Those of the last step: fewer where others use the cores."""
+    """Threads of the last step, fewer if others use the cores."""
     nodes: dict[str, NodeHealth]
     """By NUMA node, with `--numa`."""
     placement: Placement | None
-    """What of it is on a device beside the CPU; null: nothing."""
+    """Parts on a device beside the CPU, or null."""
     draft_placement: Placement | None
-    """The same of its draft model."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: str
-    """`loading`, `ready`, `asleep` (the only model; a request loads it), `degraded` (ready, but another model
-    than the default has failed, or one of its replicas), `restarting`, `draining`, `failed` or `stopped`."""
+    """`loading`, `ready`, `asleep` (the only model, loaded by a request), `degraded` (ready, but another
+    model or a replica has failed), `restarting`, `draining`, `failed` or `stopped`."""
     reason: str | None
     model: str
-    """The default's name."""
     models: dict[str, ModelHealth]
-    """By name."""
     loaded: float
-    """Share of the model that is loaded, 0 to 1."""
+    """Loaded share of the model, 0 to 1."""
     queue: dict[str, QueueSizes]
-    """The key is a priority."""
     memory: Memory
     kernels: dict[str, str]
-    """By kernel of ours: its instruction set, or why it is off; `weights`: how they lie in memory. Empty
-    until the model is loaded."""
+    """Instruction set of each of our kernels, or why it is off, and the layout of `weights`. Empty until
+    the model is loaded."""
     restarts: int
     last_restart: LastRestart | None
     error: Union[ErrorBody, UnsetType] = UNSET
 
 
 class Version(msgspec.Struct, frozen=True):
-    """vLLM answers so, too; gateways take a server that does for one that has vLLM's metrics."""
+    """vLLM's format, by which gateways expect vLLM's metrics."""
 
     version: str
 
@@ -142,13 +132,13 @@ class HealthRoutes:
         return json_response(Version(__version__))
 
     async def metrics(self, request: Request) -> Response:
-        """All metrics; whoever came in as a stranger gets those for gateways alone."""
+        """Return all metrics, or only those for gateways without a key."""
         if not context_of(request.scope).identity.may(Scope.METRICS):
             return await self.gateway_metrics(request)
         return _response(self._metrics.page())
 
     async def gateway_metrics(self, request: Request) -> Response:
-        """Gateways may ask twenty times a second, and the whole page takes milliseconds."""
+        """Gateways may ask 20 times per second, and the whole page takes milliseconds."""
         return _response(text_of(self._for_gateways))
 
     def _report(self, status: EngineStatus) -> HealthReport:

@@ -1,4 +1,4 @@
-"""`GET /v1/mcp`: the MCP servers whose tools responses may call, as far as the caller's key goes."""
+"""`GET /v1/mcp`: MCP servers whose tools the caller's key may use."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ class McpToolCard(msgspec.Struct, frozen=True, kw_only=True):
 
 class McpServerCard(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """The `server_label` of a request's tool."""
+    """`server_label` of a request's tool."""
     object: str = "mcp_server"
     transport: str
-    """`stdio` or `http`."""
     state: str
-    """`idle` (nobody has asked it anything yet), `starting`, `ready`, or `failed` last time."""
+    """`idle` (not asked yet), `starting`, `ready`, or `failed` (at the last attempt)."""
     error: str | None
     tools: tuple[McpToolCard, ...] | None
-    """Those that this key may use; null: they are not known yet."""
+    """Tools that this key may use, or null until they are known."""
 
 
 class McpServerList(msgspec.Struct, frozen=True):
@@ -46,17 +45,16 @@ class McpServerList(msgspec.Struct, frozen=True):
 
 class McpRoutes:
     def __init__(self, servers: McpServers | None) -> None:
-        """`servers`: None, there are none."""
         self._servers = servers
 
     async def list(self, request: Request) -> Response:
-        """It starts nothing."""
+        """List the servers without starting any."""
         identity = context_of(request.scope).identity
         servers = self._of(identity).values()
         return json_response(McpServerList([_card(server.status(), identity) for server in servers]))
 
     async def one(self, request: Request) -> Response:
-        """Asks it for its tools, which starts it."""
+        """Show a server with its tools, which starts it."""
         name, identity = request.path_params["name"], context_of(request.scope).identity
         if (server := self._of(identity).get(name)) is None:
             raise McpServerNotFound(name)
@@ -65,7 +63,6 @@ class McpRoutes:
         return json_response(_card(server.status(), identity))
 
     def _of(self, identity: Identity) -> dict[str, McpServer]:
-        """Those that this key may use."""
         if (servers := self._servers) is None:
             return {}
         return {name: servers.named(name) for name in servers.names if identity.may_call(name)}

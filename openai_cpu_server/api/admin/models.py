@@ -1,5 +1,4 @@
-"""`/v1/models`: the names that are served, and, for administrators, loading and unloading what is behind
-them."""
+"""`/v1/models`: names of models, and loading and unloading for administrators."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ from openai_cpu_server.models.served import ServedModel
 logger = logging.getLogger(__name__)
 
 CODEX = "client_version"
-"""The parameter with which Codex asks."""
+"""Query parameter that Codex sends."""
 _ACCEPTED = 202
 _AT_ONCE_S = 0.05
-"""A caller who does not wait is told of failures that come so soon."""
+"""Failures within this time are reported to a caller that does not wait."""
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
-    """Tokens that one request can have, prompt and output together."""
+    """Limit for prompt and output together."""
     context_trained: int
     parameters: int
     size_bytes: int
@@ -44,12 +43,10 @@ class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     description: str
     quantisation: str | None
-    """What the file states, such as `q4_k_m`."""
+    """Statement of the file, such as `q4_k_m`."""
 
 
 class Modalities(msgspec.Struct, frozen=True):
-    """As llama-server and OpenRouter tell them."""
-
     input_modalities: tuple[str, ...]
     output_modalities: tuple[str, ...] = ("text",)
 
@@ -67,20 +64,19 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "openai-cpu-server"
     parent: str | None
-    """The model itself, where this is one with an adapter, or a name that was made of it."""
+    """Model itself, if this is an adapter or an alias."""
     kind: str
-    """`generates`, `embeds`, `reranks`, or `routes`: it chooses another model for each request."""
+    """`generates`, `embeds`, `reranks`, or `routes` (chooses another model for each request)."""
     state: str
-    """`ready`, `loading`, `asleep` (a request loads it), `failed`, or another that `/health` knows."""
+    """`ready`, `loading`, `asleep` (loaded by a request), `failed`, or another state of `/health`."""
     reason: str | None
-    """Why it is not ready, if there is something to say."""
     memory_bytes: int | None
-    """Resident memory of its process; None: there is none."""
+    """Resident memory of the process, or None without one."""
     meta: ModelMeta | None
-    """None while nothing is known: the only model is loading, or the file cannot be read; and of a router."""
+    """Unknown (None) for a router, while the only model is loading, or if the file cannot be read."""
     architecture: Modalities = Modalities(("text",))
     routes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    """Only a router's card has this: by route the name of a model."""
+    """Routers only: model by route."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -94,22 +90,18 @@ class TruncationPolicy(msgspec.Struct, frozen=True):
 
 
 class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as Codex' catalog describes it: which tools it gets, and when its conversation is compacted."""
-
     slug: str
     display_name: str
     description: str
     priority: int
-    """The lower, the further above in the list."""
+    """Lower values come first in the list."""
     context_window: int | None
     truncation_policy: TruncationPolicy
-    """Results of tools are cut there."""
     supported_reasoning_levels: list[dict[str, str]]
     supports_reasoning_summaries: bool
     base_instructions: str
     shell_type: str = "shell_command"
     apply_patch_tool_type: str = "freeform"
-    """A custom tool with a grammar."""
     supports_parallel_tool_calls: bool = True
     support_verbosity: bool = False
     input_modalities: tuple[str, ...] = ("text",)
@@ -119,7 +111,7 @@ class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodexModelList(msgspec.Struct, frozen=True):
-    """Codex reads `models` alone; older versions, and others who send its parameter, read `data`."""
+    """Codex reads `models`; older versions and other clients read `data`."""
 
     models: Sequence[CodexModel]
     data: list[ModelCard]
@@ -132,14 +124,12 @@ You are a coding agent that works in the user's folder.
 - Change files with the tool `apply_patch`. Change as little as the task needs.
 - When a command or a patch fails, read what it says and try another way.
 - When the task is done, say in a few words what you did."""
-"""In place of Codex' own, which has thousands of tokens: they take a CPU a minute or more."""
+"""Replaces Codex' own instructions, whose thousands of tokens take a CPU a minute or more."""
 _EFFORTS = {"low": "Thinks little", "medium": "Thinks more", "high": "Thinks as much as it likes"}
 _RESULT_TOKENS = 10_000
 
 
 class AlwaysLoaded:
-    """For models whose engines somebody else starts and ends."""
-
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         if replace:
             raise InvalidRequest("This server does not load models anew.", param="reload")
@@ -187,8 +177,8 @@ class ModelRoutes:
         return json_response(model_card(self._models.choose(name, allowed)))
 
     async def load(self, request: Request) -> Response:
-        """200 with the model's card when it is loaded; `?wait=false`: 202 at once, unless it is clear already
-        that it cannot be. A caller who leaves does not end it."""
+        """Answer when the model is loaded, or at once with `?wait=false` unless loading fails immediately.
+        Loading continues if the caller leaves."""
         waits, replaces = _flags(request, "wait", "reload")
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
@@ -203,7 +193,6 @@ class ModelRoutes:
         return json_response(model_card(self._models.choose(name, allowed)))
 
     async def unload(self, request: Request) -> Response:
-        """200 with the model's card when its memory is free."""
         _flags(request)
         allowed = context_of(request.scope).identity.allowed_models
         name = request.path_params["id"]
@@ -217,7 +206,7 @@ class ModelRoutes:
         return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
 
     def _done(self, task: asyncio.Task[ServedModel]) -> None:
-        """Whoever waits is told of failures, the log in any case."""
+        """Failures are logged, and callers that wait get them too."""
         self._loads.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -242,7 +231,6 @@ def model_card(chosen: ChosenModel) -> ModelCard:
 
 
 def shelved_card(model: ShelvedModel) -> ModelCard:
-    """Of a model that nobody has asked for yet."""
     is_sound = model.why_not is None
     return ModelCard(
         id=model.name,
@@ -277,7 +265,6 @@ def codex_model(chosen: ChosenModel, place: int) -> CodexModel:
 
 
 def unread_codex_model(name: str, place: int) -> CodexModel:
-    """One that nobody has asked for yet."""
     return CodexModel(
         slug=name,
         display_name=name,
@@ -319,7 +306,7 @@ def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
 
 
 def _flags(request: Request, *names: str) -> list[bool | None]:
-    """Query parameters that are true or false; None: it is not given. Raises InvalidRequest for others."""
+    """Return None for absent parameters. Raises InvalidRequest."""
     for name in request.query_params:
         if name not in names:
             raise InvalidRequest(f"Unknown parameter '{name}'.", param=name, code="unknown_parameter")

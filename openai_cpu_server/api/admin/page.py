@@ -1,4 +1,4 @@
-"""`GET /`: the page for browsers, and its files. It needs no key: all that it shows it asks for with one."""
+"""`GET /`: the page for browsers, and its files. The page needs no key, but its requests do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLICY = "; ".join(
         "trusted-types dompurify",
     )
 )
-"""What a model writes can neither run nor fetch anything, even if it should pass the page's own cleaning."""
+"""Model output can neither run nor fetch anything, even if it passes the page's own sanitizer."""
 SECURITY_HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -45,7 +45,7 @@ _NOT_MODIFIED = 304
 
 
 class PageRoutes:
-    """The files are read when somebody first asks: a server without browsers has them not in memory."""
+    """Reads the files at the first request, to save memory on servers without browsers."""
 
     def __init__(self) -> None:
         self._bundle: Bundle | None = None
@@ -56,7 +56,7 @@ class PageRoutes:
         return _response(request, bundle.index, bundle.version, _ALWAYS_ASKED)
 
     async def file(self, request: Request) -> Response:
-        """A file of another version is not there: a page that was opened before an update says so."""
+        """Return a file of this version only, so that a page opened before an update notices."""
         bundle = await self._known()
         file = bundle.files.get(request.path_params["name"])
         if file is None or request.path_params["version"] != bundle.version:
@@ -71,10 +71,8 @@ class PageRoutes:
 
 
 class NoPage:
-    """Stands where the page is left out."""
-
     async def index(self, request: Request) -> Response:
-        """Ollama's clients ask by `HEAD` whether somebody is there."""
+        """Ollama's clients send `HEAD` to see if the server runs."""
         if request.method == "HEAD":
             return Response()
         raise HTTPException(404)
@@ -96,7 +94,7 @@ def _response(request: Request, file: PageFile, version: str, caching: str) -> R
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """`gzip;q=0` is a refusal."""
+    """`gzip;q=0` rejects gzip."""
     for offer in accepted.lower().split(","):
         name, _, quality = offer.partition(";")
         if name.strip() == "gzip":
@@ -126,4 +124,4 @@ ROOM = RouteRoom[ServerParts, PageRoutes | NoPage](
     _rows,
     is_hidden=lambda parts: not parts.options.page,
 )
-"""Without the page its paths stay open: whoever asks is told that nothing is there."""
+"""Without the page, its paths need no key and return 404."""

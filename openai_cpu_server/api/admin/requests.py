@@ -1,7 +1,5 @@
-"""`GET /v1/requests`: who is being served and who waits. `DELETE /v1/requests/{id}` ends one, with an error.
-
-What runs is controlled by `/control`: it ends well, or stops thinking. A stream that goes on without its
-client is taken up again by `/stream`."""
+"""Live requests: listed, cancelled with an error, stopped without one (`/control`), and resumed
+(`/stream`)."""
 
 from __future__ import annotations
 
@@ -42,24 +40,22 @@ from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """The id of the API's object, and the number of its sequence: `chatcmpl-123/0`."""
+    """Id of the API object and number of the sequence: `chatcmpl-123/0`."""
     object: str = "request"
     priority: str
     state: str
-    """`waiting` or `running`."""
     prompt_tokens: int
     output_tokens: int
-    """So far."""
     age_s: float
     client: str
-    """The name of its API key, else the body's `user`; else what tells it apart: a part of its key's digest,
-    and, for an administrator's key alone, its address."""
+    """Name of the API key, else the body's `user`, else part of a key's digest. Administrators' keys also
+    see the address."""
     position: int | None
-    """Its place if it waits near the head of the queue: 1 is next."""
+    """Position near the head of the queue, from 1."""
     first_token_ms: float | None
-    """Estimate from now, where there is a position; of a request that embeds: until its first vector."""
+    """Estimate from now, if there is a position. For embeddings, until the first vector."""
     inputs: int | None
-    """How many texts it embeds or scores; None: it generates."""
+    """Texts to embed or score, or None if it generates."""
     inputs_done: int | None
 
 
@@ -76,14 +72,11 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 class ControlAction(enum.Enum):
     STOP = "stop"
-    """The answer is what there is of it."""
     STOP_THINKING = "stop_thinking"
-    """The thoughts end, and the answer begins."""
     REASONING_END = "reasoning_end"
-    """llama-server's name of it."""
 
     def on(self, running: ControllableCall) -> None:
-        """Raises RequestEnded, NotThinking."""
+        """Apply the action. Raises RequestEnded, NotThinking."""
         if self is ControlAction.STOP:
             running.stop()
         else:
@@ -109,11 +102,8 @@ class ControlBody(Body):
 
 
 class LlamaControlBody(ControlBody):
-    """llama-server's, which names the answer here."""
-
     id: str
     model: str | None = None
-    """An id is enough to find it."""
 
 
 class Controlled(msgspec.Struct, frozen=True):
@@ -123,7 +113,7 @@ class Controlled(msgspec.Struct, frozen=True):
 
 
 class LlamaControlled(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is wrong with the id is no error there."""
+    """llama-server reports a wrong id without an error status."""
 
     success: Annotated[bool, msgspec.Meta(description="Else `message` says why not")]
     message: str = ""
@@ -140,14 +130,12 @@ class LookupBody(Body):
 
 
 def _check_known(request: Request, *known: str) -> None:
-    """Raises InvalidRequest."""
     for name in request.query_params:
         if name not in known:
             raise unknown_parameter(name)
 
 
 def _counted_bytes(given: str | None) -> int:
-    """How many a client has. Raises InvalidRequest."""
     if given is None:
         return 0
     if not (given.isascii() and given.isdecimal() and len(given) < 12):
@@ -165,12 +153,12 @@ class RequestRoutes:
         self._lenient = parts.options.lenient
 
     async def list(self, request: Request) -> Response:
-        """Lists those of the caller's key; an administrator sees all."""
+        """List the requests of the caller's key, or all for an administrator."""
         identity = context_of(request.scope).identity
         return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 
     async def cancel(self, request: Request) -> Response:
-        """Ends the whole API call, also where the id is that of one of its sequences."""
+        """Cancel a whole API call, by its id or that of one of its sequences."""
         name: str = request.path_params["id"]
         visible = self._visible(context_of(request.scope).identity)
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
@@ -180,7 +168,6 @@ class RequestRoutes:
         return json_response(Cancelled(name))
 
     async def control(self, request: Request) -> Response:
-        """Raises RequestNotFound, RequestEnded, NotThinking."""
         body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
@@ -196,7 +183,7 @@ class RequestRoutes:
         return json_response(told, headers=ignored.headers)
 
     async def stop(self, request: Request) -> Response:
-        """Of one that has ended, the stream that is kept is forgotten."""
+        """Stop an answer, or forget the recorded stream if it has ended."""
         name, identity = request.path_params["id"], context_of(request.scope).identity
         try:
             kept = self._streams.find(name, identity)
@@ -210,7 +197,7 @@ class RequestRoutes:
         return json_response(DeletedAnswer(name))
 
     async def stream(self, request: Request) -> ASGIApp:
-        """Raises RequestNotFound, and InvalidRequest where what is missing is not kept any more."""
+        """Resume a stream. Raises RequestNotFound, and InvalidRequest for missing events."""
         _check_known(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
         kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
@@ -225,7 +212,6 @@ class RequestRoutes:
         return self._told(kept, kept.log.read_bytes(start))
 
     async def forget_as_llama_server(self, request: Request) -> Response:
-        """It does not matter whether there is one."""
         _check_known(request, "conv_id")
         with contextlib.suppress(RequestNotFound):
             kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
@@ -242,7 +228,6 @@ class RequestRoutes:
         return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
 
     def _conversation(self, request: Request) -> str:
-        """Raises InvalidRequest."""
         name = request.query_params.get("conv_id")
         if not name:
             raise missing("conv_id")

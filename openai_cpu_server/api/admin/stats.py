@@ -18,7 +18,7 @@ from openai_cpu_server.observe.recent import RecentActivity, TimeSpan
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds; None where there was nothing to measure."""
+    """Milliseconds, or None without a measurement."""
 
     mean: float | None
     p50: float | None
@@ -27,75 +27,67 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests and rows of batch jobs that generate, embed or score, counted when they end."""
+    """Requests and batch rows that generate, embed or score, counted when they end."""
 
     seconds: float
-    """The time that this is about."""
     processed: int
     failed: int
-    """The part of them that failed; clients that left count as failed."""
+    """Failed calls, including those whose client has left."""
     latency_ms: Times
-    """The time from arrival to the end."""
     queue_ms: Times
     ttft_ms: Times
     inter_token_ms: Times
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a second, as they are computed."""
+    """Computed tokens per second."""
 
     output_now: float
-    """Over the last 10 to 20 seconds."""
+    """Average of the last 10 to 20 seconds."""
     output_since_start: float
     computed_now: float
-    """Prompt tokens too; what the prefix cache had is not computed."""
+    """Includes prompt tokens, except those from the prefix cache."""
     computed_since_start: float
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens computed ahead, in the hope that they are what comes."""
-
     drafted_since_start: int
     accepted_since_start: int
     acceptance_rate: float | None
-    """The rate of the last five minutes; None: nothing was drafted."""
+    """Rate of the last five minutes, or None without drafts."""
 
 
 class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
-    """KV cells that are held, against a server that gives each running request a whole context."""
+    """KV cells in use, compared with a server that reserves a whole context for each running request."""
 
     running_requests: int
     kv_bytes_held: int
     full_contexts_bytes: int
     saved_share: float | None
-    """1 - held / full; None while nothing runs."""
+    """1 - held / full, or None while idle."""
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Counted since the engine process started."""
+    """Counts since the start of the engine process."""
 
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float | None
-    """None before the first prompt."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "stats"
     uptime_s: float
     engine: str
-    """Its state, as in `/health`."""
     restarts: int
-    """How often the engine process was started again."""
     queue: dict[str, QueueSizes]
-    """The key is a priority."""
     total: Calls
     recent: Calls
-    """The last five minutes."""
+    """Last five minutes."""
     throughput: Throughput
     speculation: Speculation
     memory: MemoryEfficiency | None
-    """None, as `cache`, until the engine's first step."""
+    """Set, like `cache`, after the engine's first step."""
     cache: CacheUse | None
 
 

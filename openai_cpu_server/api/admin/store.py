@@ -1,4 +1,4 @@
-"""`POST /v1/models/pull` and `DELETE /v1/models/{id}`: administrators change the set of models."""
+"""`POST /v1/models/pull` and `DELETE /v1/models/{id}`, for administrators."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from openai_cpu_server.models.registry import ModelRegistry
 
 class PullBody(Body):
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    """`hf:OWNER/REPO[:QUANT]` or a name that the command `models` lists; it is served by this name."""
+    """`hf:OWNER/REPO[:QUANT]` or a name listed by the command `models`. It becomes the name of the model."""
     stream: bool = False
-    """Progress as it comes."""
 
 
 class ModelDeleted(msgspec.Struct, frozen=True):
@@ -40,7 +39,7 @@ class ModelDeleted(msgspec.Struct, frozen=True):
 
 
 def store_for(store: ModelStore | None, name: str, request: Request) -> ModelStore:
-    """Raises PullNotAllowed, and ModelNotFound for a name that the key may not use."""
+    """Return the store. Raises PullNotAllowed, and ModelNotFound for a name that the key may not use."""
     if store is None:
         raise PullNotAllowed
     allowed = context_of(request.scope).identity.allowed_models
@@ -76,7 +75,7 @@ class StoreRoutes:
         return json_response(ModelDeleted(name))
 
     async def _told(self, store: ModelStore, name: str, request: Request) -> AsyncIterator[bytes]:
-        """The status is out already, so the last event says what went wrong."""
+        """The status is already sent, so a failure is in the last event."""
         try:
             async for step in store.pull(name):
                 yield events([Chunk(msgspec.json.encode(step))])

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`, in the shapes of llama-server and vLLM at once."""
+"""`POST /tokenize` and `POST /detokenize`, in the formats of llama-server and vLLM at once."""
 
 from __future__ import annotations
 
@@ -40,36 +40,31 @@ MixedContent = Annotated[
 
 
 class TokenizeBody(Body):
-    """Exactly one of `content` (llama-server), `prompt` (vLLM) and `messages`. What is said of messages is
-    refused beside a text, and the other way round."""
+    """Exactly one of `content` (llama-server), `prompt` (vLLM) and `messages`. Fields for messages are
+    rejected with a text, and the other way round."""
 
     model: str | None = None
     content: MixedContent | None = None
-    """A text, or token ids and texts in turns."""
+    """Text, or a list of token ids and texts."""
     prompt: str | None = None
     messages: Messages | None = None
     add_special: bool | None = None
-    """Put BOS first where the model wants it; absent: not for `content`, but for `prompt`, and for messages
-    unless the template does."""
+    """Put BOS first if the model wants it. Default: only for `prompt`, and for messages without it."""
     add_special_tokens: bool | None = None
-    """The same, in vLLM's words."""
+    """vLLM's name of `add_special`."""
     parse_special: bool | None = None
-    """Take names of control tokens in a text for these; absent: for models that generate."""
+    """Parse names of control tokens in a text. Default: for models that generate."""
     with_pieces: bool | None = None
-    """Tokens with their texts, as llama-server tells them."""
     return_token_strs: bool | None = None
-    """Also the texts alone, as vLLM tells them."""
+    """Return the texts in a list too, as vLLM does."""
 
     add_generation_prompt: bool | None = None
-    """Messages end where the model answers; absent: they do."""
+    """End messages where the model answers. Default: true."""
     continue_final_message: bool | None = None
-    """The last message, of the assistant, is the beginning of the answer; absent or false: so it is in any
-    case, unless `add_generation_prompt` is false."""
+    """Continue the assistant's last message, as by default unless `add_generation_prompt` is false."""
     tools: Tools | None = None
     chat_template: str | None = None
-    """The name of one of the model's templates."""
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
-    """Further variables for the template."""
 
 
 _OF_MESSAGES = (
@@ -90,26 +85,24 @@ class DetokenizeBody(Body):
 
 B = TypeVar("B", bound=Body)
 _SLICE = 10_000
-"""So many pieces are written at once: nobody else has the interpreter meanwhile."""
+"""Pieces that are encoded at once, because other threads wait for the interpreter meanwhile."""
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
     id: int
     piece: Union[str, tuple[int, ...]]
-    """Text, or the bytes where they are no text by themselves."""
+    """Text, or the bytes of an incomplete character."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: msgspec.Raw
-    """Numbers, or `TokenPiece`s."""
     count: int
     max_model_len: int | None
     token_strs: msgspec.Raw | None = None
-    """Where `return_token_strs` asks for them."""
 
 
 class ApplyTemplateBody(ChatBody):
-    """All of it is read, and only what makes the prompt says something."""
+    """Accepts all fields of a chat, but only those of the prompt have an effect."""
 
     is_open: ClassVar[bool] = True
 
@@ -124,19 +117,16 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True):
-    """What vLLM tells of a tokenizer, as far as clients read it: lm-evaluation-harness does."""
+    """Part of vLLM's tokenizer info that clients such as lm-evaluation-harness read."""
 
     tokenizer_class: str
     bos_token: str | None
     eos_token: str | None
     model_max_length: int | None
     chat_template: str | None
-    """The text of the model's template for chats."""
 
 
 class TokenRoutes:
-    """They need no engine."""
-
     def __init__(self, service: GenerationService, *, lenient: bool) -> None:
         self._models, self._attachments = service.models, service.attachments
         self._lenient = lenient
@@ -194,7 +184,7 @@ class TokenRoutes:
 
 
 def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None, ask: Ask | None) -> bytes:
-    """The answer, made in this thread: with its pieces it can be of many times the body's size."""
+    """Encoded in the same thread, because the pieces can be many times larger than the body."""
     tokens, tokenizer = _tokens(body, model, limit, ask), model.tokenizer
     shown = _written(tokens, lambda token: _piece(token, tokenizer) if body.with_pieces else token)
     texts = _written(tokens, lambda token: _text(token, tokenizer)) if body.return_token_strs else None
@@ -202,7 +192,6 @@ def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None, ask: A
 
 
 def _written(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Raw:
-    """A list of what is shown of each token."""
     slices = (tokens[at : at + _SLICE] for at in range(0, len(tokens), _SLICE))
     parts = (msgspec.json.encode([show(token) for token in part])[1:-1] for part in slices)
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
@@ -264,7 +253,7 @@ def _tokens_of_messages(
 
 
 def _applied(body: ApplyTemplateBody, ask: Ask, model: ServedModel) -> AppliedTemplate:
-    """Without the first token that the tokenizer adds to any prompt by itself."""
+    """The first token that the tokenizer adds to any prompt is left out."""
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
     tokens, tokenizer = tokens_of(ask, model, ends), model.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)

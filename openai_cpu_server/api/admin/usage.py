@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: what keys have used, by day, key and model, and what that costs."""
+"""`GET /v1/usage`: use of keys by day, key and model, with costs."""
 
 from __future__ import annotations
 
@@ -24,39 +24,36 @@ from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
 
 _LISTED, _MAX_LISTED = 100, 1000
 _MOST_NAMES = 100
-"""So many keys and models may be asked for in one request."""
 _KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _NAMELESS = "-"
-"""Stands in ids for whoever has no key's name, for no name is so, and no id is empty."""
+"""Stands in ids for the empty name; no key has this name."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One sum. `day`, `key` and `model` are null where `group_by` does not tell them apart."""
+    """One sum. `day`, `key` and `model` are null if `group_by` does not contain them."""
 
     id: str
     object: str = "usage"
     day: str | None
     """`YYYY-MM-DD`, in UTC."""
     key: str | None
-    """The key's name; "" is whoever has none: the key of `--api-key`, and everybody on a server without
-    keys."""
+    """Name of the key, or "" without a named key, as for `--api-key` and on a server without keys."""
     model: str | None
     requests: int
-    """Calls and rows of batches that were computed."""
+    """Computed calls and rows of batches."""
     input_tokens: int
-    """Cached ones included."""
+    """Includes cached ones."""
     cached_tokens: int
     output_tokens: int
     audio_seconds: float
-    """How long the sounds in these prompts take."""
     cpu_seconds: float
     recalled_requests: int
-    """Calls whose answer the cache of answers had. They and their tokens count in no other number."""
+    """Calls answered by the answer cache. The other numbers do not count these and their tokens."""
     recalled_input_tokens: int
     recalled_output_tokens: int
     cost: float | None
-    """By the prices of now; null where no model in the sum has one."""
+    """At current prices, or null if no model in the sum has one."""
 
 
 _COUNTS = tuple(name for name in UsageRow.__struct_fields__ if name.endswith(("requests", "_tokens")))
@@ -66,7 +63,6 @@ class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[UsageRow]
     total: UsageRow
-    """The sum over all pages."""
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -78,7 +74,7 @@ class UsageRoutes:
         self._prices = options.prices
 
     async def list(self, request: Request) -> Response:
-        """The caller's own use; an administrator's key sees everybody's."""
+        """Return the caller's own use, or all use for an administrator."""
         query = self._query(request.query_params, context_of(request.scope).identity)
         page = await self._jobs.usage.page(query)
         rows = [_row(one, query.by) for one in page.rows]
@@ -104,7 +100,6 @@ class UsageRoutes:
 
 
 def _keys(given: QueryParams, identity: Identity) -> tuple[str, ...] | None:
-    """Raises Forbidden for somebody else's key."""
     asked = _names(given, "key")
     if identity.may(Scope.ADMIN):
         return asked
@@ -115,7 +110,6 @@ def _keys(given: QueryParams, identity: Identity) -> tuple[str, ...] | None:
 
 
 def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
-    """What may be given several times. A name that nobody can have asks for nothing."""
     names = tuple(dict.fromkeys(given.getlist(param)))
     if len(names) > _MOST_NAMES:
         raise wrong_value(param, f"at most {_MOST_NAMES} of them")
@@ -123,7 +117,7 @@ def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
 
 
 def _groups(given: QueryParams) -> tuple[str, ...]:
-    """Several are given with commas, or one by one; "" adds up all."""
+    """Names may be separated by commas or repeated. An empty one sums up everything."""
     if "group_by" not in given:
         return GROUPS
     asked = {name for one in given.getlist("group_by") for name in one.split(",") if name}
@@ -143,7 +137,6 @@ def _day(given: QueryParams, param: str) -> str | None:
 
 
 def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
-    """What `_id` was made of."""
     parts = storable(row_id).split("/", len(by) - 1) if by else []
     if not by or len(parts) != len(by):
         raise wrong_value("after", "the id of a row of the same 'group_by'")
@@ -166,7 +159,7 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
 
 
 def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
-    """A key's name has no slash, so the model, which may, comes last."""
+    """The model comes last, because only its name may contain a slash."""
     values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
     return (values[name] or "" for name in by)
 

@@ -1,6 +1,3 @@
-"""`GET /v1/events`: what the scheduler does, live, for the page's control room and for whoever else listens.
-
-`api/application.py` names its route. One `hub` hears the engines as long as anybody listens; each listener
-has a `view` by its key, and a `stream`. Promises: nobody is told of another's request but as a count; a
-listener that reads slowly misses steps and holds nobody up; the keys are looked at again every second.
-"""
+"""`GET /v1/events`: live view of the scheduler. One `hub` watches the engines while a client listens; each
+listener has a `view` for its key, and a `stream`. Requests of others are shown only as counts. A slow
+listener loses steps and delays no other. Keys are checked again every second."""

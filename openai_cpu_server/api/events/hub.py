@@ -1,7 +1,4 @@
-"""What the engines say of their steps, gathered once for all who listen, and how fast it goes.
-
-While nobody listens there is nothing: the engines are told so, and no task runs.
-"""
+"""Steps and rates of the engines for all listeners. Without listeners the engines send no steps."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class _Slice:
 
 
 class RateWindow:
-    """Bounded: the last ten seconds in slices."""
+    """Last ten seconds in slices of bounded size."""
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
@@ -56,11 +53,9 @@ class RateWindow:
         self._slices.at(now_s).ttft[priority].add(seconds)
 
     def tokens(self, now_s: float, priority: Priority, gap_s: float, count: int) -> None:
-        """So many tokens have come after this time."""
         self._slices.at(now_s).gaps[priority].add(gap_s / count, count)
 
     def rates(self, now_s: float) -> Rates:
-        """Those of the last whole slices."""
         number = self._slices.number(now_s)
         slices = self._slices.between(number - _SLICES, number)
         seconds = max(1e-3, min(_SLICES * _SLICE_S, number * _SLICE_S - self._began_s))
@@ -91,21 +86,20 @@ def _ms(seconds: float | None) -> float | None:
 
 MOST_LISTENERS = 32
 FOR_ADMINISTRATORS = 8
-"""So many of these places nobody else gets: whoever keeps the server can always look."""
+"""Listeners reserved for administrators."""
 MOST_OF_ONE = 4
-"""Streams of one client: a page in several tabs."""
 MOST_OF_ADMINISTRATOR = 8
 _KEPT_STEPS = 1000
-"""Steps that wait for listeners, some 4 KiB each with 16 sequences; older ones are dropped."""
+"""Buffered steps, about 4 KiB each with 16 sequences. Older ones are dropped."""
 _FEW = 100
-"""So many live requests are looked through for each newcomer; more of them ten times a second at most."""
+"""Live requests up to which all are read for each new request; with more, ten times a second."""
 _LOOK_S = 0.1
 
 
 class SeenStep(NamedTuple):
     model: ServedModel
     ended_s: float
-    """On the monotonic clock."""
+    """Monotonic time."""
     figures: StepFigures
     shown: StepTrace
 
@@ -125,34 +119,29 @@ class FeedNews(NamedTuple):
     steps: Sequence[SeenStep]
     num_dropped: int
     next: int
-    """From where to go on."""
 
 
 class StepFeed:
-    """All methods belong to one event loop's thread."""
+    """Owned by one event loop's thread."""
 
     def __init__(self, models: ModelRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._models = models
         self._clock = clock
         self._listeners: list[Watcher] = []
-        """One for each stream."""
         self._watched: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
         self.position = 0
-        """Behind the last step that was seen."""
         self._states: dict[str, ShownState] = {}
-        """By model, as it was told last."""
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
-        """By request: when its last output came."""
+        """Time of the last output, by request."""
         self._ages: dict[str, tuple[float, bool]] = {}
-        """By live request: when it came, and whether it had output already, as of the last look."""
+        """Submission time, and whether output existed at the last look, by live request."""
         self._looked_s = 0.0
         self._live: dict[str, _LiveRequests] = {}
-        """By model."""
 
     def check_room(self, watcher: Watcher) -> None:
-        """Raises TooManyWatchers."""
+        """Check the limits for listeners. Raises TooManyWatchers."""
         num_own = self._listeners.count(watcher)
         if num_own >= (MOST_OF_ADMINISTRATOR if watcher.is_administrator else MOST_OF_ONE):
             raise TooManyWatchers
@@ -163,7 +152,7 @@ class StepFeed:
 
     @contextmanager
     def listening(self, watcher: Watcher) -> Iterator[None]:
-        """Steps are seen meanwhile. Raises TooManyWatchers."""
+        """Record steps while the context is entered. Raises TooManyWatchers."""
         self.check_room(watcher)
         if not self._listeners:
             self.pace = RateWindow(self._clock())
@@ -177,7 +166,6 @@ class StepFeed:
                 self._end()
 
     def since(self, position: int) -> FeedNews:
-        """The steps from there on that are still kept."""
         first = self.position - len(self._steps)
         steps = [self._steps[n - first] for n in range(max(position, first), self.position)]
         return FeedNews(steps, max(0, first - position), self.position)
@@ -186,14 +174,14 @@ class StepFeed:
         return self._states.get(model.name)
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
-        """Its live requests, as of a moment ago: one look is for all listeners."""
+        """Return live requests, cached briefly for all listeners."""
         now_s, known = self._clock(), self._live.get(model.name)
         if known is None or known.model is not model or now_s - known.at_s >= _LOOK_S:
             known = self._live[model.name] = _LiveRequests(model, now_s, model.engine.requests())
         return known.requests
 
     def look_for_models(self) -> None:
-        """A model may have been replaced: its successor is watched from now on, in its place."""
+        """Watch the successors of replaced models."""
         for model in self._models.current:
             if model not in self._watched:
                 self._watch(model)
@@ -229,7 +217,7 @@ class StepFeed:
                     self._came(model, part, now_s)
 
     def _came(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
-        """Output has come: of a newcomer it is the first, unless it had some before this stream began."""
+        """The first output is a first token, unless the request had output before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s
         if last_s is not None:

@@ -1,7 +1,5 @@
-"""The events of `GET /v1/events`. Times are Unix seconds (`at`) or milliseconds (`_ms`).
-
-Counts of a step that are 0, and names that the reader may not see, are left out.
-"""
+"""Events of `GET /v1/events`. Times are Unix seconds (`at`) or milliseconds (`_ms`). Zero counts of a
+step, and names that the reader may not see, are left out."""
 
 from __future__ import annotations
 
@@ -13,20 +11,18 @@ from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.http.options import SchedulingOptions
 
 VERSION = 1
-"""It grows when something that is here changes its meaning or goes. New fields and types are no change."""
+"""Increases when a field changes its meaning or disappears, not for new fields and types."""
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="restart"):
-    """An engine process has died, and another takes its place; live requests go on."""
+    """An engine process has died and is replaced; live requests continue."""
 
     model: str
     at: float
     cause: str
-    """As in the metric of restarts: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
+    """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
-    """A clause for people."""
     restarts: int
-    """How many this model has had."""
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,107 +30,93 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`generates`, `embeds` or `reranks`."""
     state: str
-    """As in `/health`."""
     reason: str | None
     loaded: float
-    """Share of the model that is loaded, 0 to 1."""
+    """Loaded share of the model, 0 to 1."""
     quantisation: str | None
     context_length: int | None
-    """This and the next three are None while nothing is known of the model."""
+    """Set, like the next three, if the model is known."""
     max_seqs: int | None
-    """Sequences that run at once."""
     threads: int | None
-    """So many compute where each gets its core."""
+    """Compute threads without contention."""
     threads_computing: int | None
-    """Those of the last step: fewer where others use the cores."""
+    """Threads of the last step, fewer if others use the cores."""
     is_throttled: bool
-    """A control group's quota of CPU time takes cores."""
+    """True if a control group's CPU quota takes cores."""
     kv_tokens: int
     kv_tokens_used: int
     memory_bytes: int
-    """Resident memory of its process, the mapped model file included; 0: there is none."""
+    """Resident memory of the process with the mapped model file, or 0."""
     placement: Placement | None
-    """What of it is on a device beside the CPU; null: nothing."""
+    """Parts on a device beside the CPU, or null."""
     draft_placement: Placement | None
-    """The same of its draft model."""
     restarts: int
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="hello"):
-    """The first event of each stream."""
+    """First event of each stream."""
 
     version: int
     server: str
     at: float
     sees: str
-    """`all`: the key is an administrator's, or the server has no keys. `own`: its own requests; those of
-    others are counted, and have no names."""
+    """Scope of names: `all` for administrators and servers without keys, else `own`."""
     types: list[str]
-    """The events that follow; others than these are for other keys."""
+    """Events that follow; some need other keys."""
     interval_ms: int
-    """Two events are so far apart, at least."""
     models: list[ModelState]
     restarts: list[Restart]
-    """The last ones before this stream began, the oldest first."""
     usage: bool
-    """There is `GET /v1/usage`."""
     scheduling: SchedulingOptions | None
-    """The options that explain the pictures."""
 
 
 class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence's tokens in a step; without an `id`: those of all sequences of other keys that have this
-    priority."""
+    """Tokens of a sequence in a step, or without an `id` of all other keys' sequences of this priority."""
 
     id: str | None = None
     client: str | None = None
     priority: str
     sequences: int = 1
     prompt: int = 0
-    """Tokens of its prompt."""
     decode: int = 0
-    """The token behind which the next one is sampled."""
+    """Token from which the next one is sampled."""
     forced: int = 0
-    """Output that a grammar left no choice about."""
+    """Output tokens that the grammar determines."""
     draft: int = 0
-    """Tokens computed ahead, in the hope that they are what comes."""
     accepted: int = 0
-    """How many of the draft came."""
     output: int = 0
-    """Output tokens that came of it."""
     encoding_ms: float = 0
-    """What a picture or a sound of it took."""
+    """Time to encode its pictures and sounds."""
     sound_ms: float = 0
-    """How much of that a sound took."""
+    """Part of that for sounds."""
     why: str | None = None
-    """Why most of its tokens are computed: `decode`, `prompt`, `forced`, `draft`, `least` (beyond the time of
-    the step, so that nobody is locked out), `tile` (they cost next to nothing), `batch-floor` (batch work's
-    share of the time has paid for them); `picture`, `sound`: one of it is encoded."""
+    """Reason for most of the tokens: `decode`, `prompt`, `forced`, `draft`, `least` (beyond the step's
+    time, against starvation), `tile` (nearly free), `batch-floor` (paid by batch work's share of time),
+    `picture` or `sound` (being encoded)."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of an engine, or several short ones in a row that are told as one."""
+    """One step of an engine, or several short ones merged."""
 
     model: str
     at: float
-    """When it began."""
+    """Start of the step."""
     ms: float
     predicted_ms: float
-    """What the cost model had said."""
     tokens: int = 0
-    """Tokens computed, padding not counted; 0: the step only moved cells."""
+    """Computed tokens without padding. 0 if the step only moved KV cells."""
     encoding_ms: float = 0
-    """The part of `ms` in which pictures or sounds were encoded."""
+    """Part of `ms` for encoding pictures or sounds."""
     sound_ms: float = 0
-    """The part of that in which sounds were."""
+    """Part of that for sounds."""
     padding: int = 0
-    """Throw-away tokens that made it faster."""
+    """Padding tokens, which make the step faster."""
     merged: int = 1
-    """How many steps this stands for: the numbers are their sums."""
+    """Number of merged steps. Other numbers are sums."""
     interrupted: bool = False
-    """It was thrown away for an interactive newcomer."""
+    """Discarded for a new interactive request."""
     preemptions: int = 0
-    """Sequences that gave up their cells for it."""
+    """Sequences that gave up their KV cells for it."""
     adapter: str | None = None
     parts: list[StepPart] = []
 
@@ -142,7 +124,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="step"):
     steps: list[StepReport]
     dropped: int
-    """Steps since the event before that this reader was too slow for."""
+    """Steps lost since the last event, because the reader was too slow."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -151,7 +133,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that waits; a call with several choices has several."""
+    """Waiting sequence; a call with several choices has several."""
 
     id: str
     model: str
@@ -159,27 +141,24 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     prompt_tokens: int
     output_tokens: int
-    """Those that it had before it was preempted, or its engine died."""
+    """Output before a preemption or a crash of the engine."""
     age_s: float
     position: int | None
-    """1 is next; None: it is not near the head, or its engine is not ready."""
+    """Position from 1, or None far from the head or while the engine is not ready."""
     first_token_ms: float | None
-    """An estimate from now, where there is a position."""
     why: str | None
-    """`slot`: as many run as may. `cells`: the KV pool is full. `prefix`: another request is just computing a
-    beginning that they share. `engine`: its model is loading or restarts. None: that is not known."""
+    """`slot` (all are taken), `cells` (the KV pool is full), `prefix` (another request is computing a
+    shared prefix), `engine` (its model is loading or restarts), or None if unknown."""
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="queue"):
     sizes: dict[str, Sizes]
-    """By priority, those of others included."""
     waiting: list[Waiting]
-    """The first hundred, in their order for each model; those of other keys are left out."""
+    """First hundred in order for each model, without those of other keys."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """`DELETE /v1/requests/{id}` ends it."""
     model: str
     priority: str
     client: str
@@ -187,26 +166,23 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     age_s: float
     inputs: int | None
-    """How many texts it embeds or scores; None: it generates."""
+    """Texts to embed or score, or None if it generates."""
     inputs_done: int | None
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="request"):
-    """The requests that run, the first hundred of them."""
+    """First hundred running requests."""
 
     running: list[Running]
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tiles of the pool in which a request holds cells. Tiles that several hold are shared.
-
-    Without an `id`: those of all other keys' requests of this priority.
-    """
+    """Tiles with KV cells of a request, or without an `id` of all other keys' requests of this priority."""
 
     id: str | None = None
     priority: str
     runs: list[tuple[int, int]]
-    """(first tile, how many in a row)."""
+    """First tile and length of each run."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,16 +190,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     used_blocks: int
     shared_blocks: int
-    """Held by more than one request."""
     tiles: int
-    """The pool as a picture has it."""
+    """Resolution of the picture of the pool."""
     tile_blocks: int
-    """Blocks in a tile."""
     holdings: list[Holding]
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefix cache: computed prompts in host memory. Counts begin with the engine process."""
+    """Prefix cache in host memory, with counts since the start of the engine process."""
 
     block_tokens: int
     capacity_blocks: int
@@ -233,31 +207,29 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float | None
-    """`cached_tokens / prompt_tokens`."""
 
 
 class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     pool: Pool
     prompts: Prompts | None
-    """None, as `answers`, for keys without the scope `admin`."""
+    """Prefix cache, or None, like `answers`, for keys without the scope `admin`."""
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache of answers, counted since the server's start."""
+    """Answer cache since the server's start."""
 
     exact: int
     semantic: int
     misses: int
     bypasses: int
     hit_rate: float | None
-    """Hits over hits and misses."""
+    """Hits / (hits + misses)."""
 
 
 class Caches(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cache"):
     models: list[ModelCache]
     answers: Answers | None
-    """None: nothing has been asked of it yet, or there is none."""
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,25 +240,20 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Quantiles
-    """From a request's submission to its first token."""
     inter_token_ms: Quantiles
-    """Between two tokens of a sequence."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="rate"):
-    """The last `window_s` seconds, as the engines' steps have them."""
-
     window_s: float
     output_tokens_per_s: float
     computed_tokens_per_s: float
-    """Prompt tokens and drafts too."""
+    """Includes prompt tokens and drafts."""
     priorities: dict[str, Latency]
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="model"):
     models: list[ModelState]
     memory_bytes: int
-    """Resident memory of this process and the engines'."""
 
 
 Event = Union[Hello, Steps, Queue, Requests, Caches, Rates, Models, Restart]
@@ -294,5 +261,4 @@ EVENTS: tuple[type[msgspec.Struct], ...] = (Hello, Steps, Queue, Requests, Cache
 
 
 def name_of(event: Event) -> str:
-    """The event's name on the wire, which is also its `type`."""
     return str(event.__struct_config__.tag)

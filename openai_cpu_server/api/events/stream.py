@@ -1,5 +1,4 @@
-"""`GET /v1/events`: what the scheduler does, live, as server-sent events. One kind at a time, and what is
-overdue for longest goes first."""
+"""Stream of `GET /v1/events`: one kind of event at a time, the most overdue first."""
 
 from __future__ import annotations
 
@@ -36,12 +35,12 @@ from openai_cpu_server.observe.recent import RecentActivity
 
 class EventSchedule:
     def __init__(self, periods_s: Mapping[str, float], now_s: float) -> None:
-        """`periods_s`: how often each kind is looked at. At first all are due, in the order given."""
+        """`periods_s`: intervals of kinds, all of which are due at first, in this order."""
         self._periods_s = periods_s
         self._due_s = dict.fromkeys(periods_s, now_s)
 
     def due(self, now_s: float) -> Iterator[str]:
-        """The kinds that are due now. Each counts as looked at when it is taken."""
+        """Yield the kinds that are due. Taking one restarts its interval."""
         kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
         for kind in sorted(kinds, key=self._due_s.__getitem__):
             self._due_s[kind] = now_s + self._periods_s[kind]
@@ -49,7 +48,6 @@ class EventSchedule:
 
 
 INTERVAL_S = 0.1
-"""Ten events a second at most."""
 PERIODS_S = {
     "restart": 0.5,
     "model": 1.0,
@@ -59,7 +57,7 @@ PERIODS_S = {
     "cache": 1.0,
     "rate": 2.0,
 }
-"""How often each kind is looked at. Steps get every turn that nothing else wants: half of them at least."""
+"""Steps get every turn that no other kind needs, at least half of them."""
 
 
 class EventListener:
@@ -75,7 +73,6 @@ class EventListener:
         has_usage: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`kinds`: those that it wants. `has_usage`: the server counts what keys use."""
         self._hub = hub
         self._clock = clock
         self._filter = EventFilter(identity)
@@ -88,9 +85,7 @@ class EventListener:
         self._position = hub.position
         self._wall_s = time.time() - clock()
         self._told: dict[str, Event] = {}
-        """The last event of each kind."""
         self._restarts: dict[str, int] = {}
-        """How many of each model it knows."""
         self._due_restarts: deque[Restart] = deque()
         self._past = self._new_restarts()
         self._makers: dict[str, Callable[[], Event | None]] = {
@@ -118,7 +113,7 @@ class EventListener:
         )
 
     def next(self) -> Event | None:
-        """What is to be told now; None: there is nothing new."""
+        """Return the next event, or None without news."""
         self._hub.look_for_models()
         for kind in self._agenda.due(self._clock()):
             event = self._makers[kind]()
@@ -149,7 +144,7 @@ class EventListener:
 logger = logging.getLogger(__name__)
 
 _KEY_S = 1.0
-"""A key that was taken back, or got other rights, ends its streams within so long."""
+"""Longest time until a stream ends after its key was revoked or changed."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -159,7 +154,7 @@ class EventRoutes:
         self._hub = StepFeed(parts.models)
 
     async def stream(self, request: Request) -> ASGIApp:
-        """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
+        """Stream events, only some kinds with `?types=`. Raises InvalidRequest, TooManyWatchers."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
@@ -167,7 +162,6 @@ class EventRoutes:
         return partial(self._tell, kinds)
 
     async def _tell(self, kinds: frozenset[str], scope: Scope, receive: Receive, send: Send) -> None:
-        """The response, which begins when it is sent."""
         identity, parts = context_of(scope).identity, self._parts
         with self._hub.listening(_watcher(identity)):
             listener = EventListener(
@@ -184,7 +178,7 @@ class EventRoutes:
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: Scope) -> AsyncIterator[bytes]:
-        """One event at a time, each made when the one before it is on its way."""
+        """An event is made only when the previous one has been sent."""
         yield _encoded(listener.hello())
         context, checked_s = context_of(scope), time.monotonic()
         while True:

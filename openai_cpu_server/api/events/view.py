@@ -1,5 +1,4 @@
-"""What one listener is told: steps and snapshots, as far as its key may see them. Its own requests are told
-by name, all others as counts."""
+"""View of one listener: steps and snapshots, with names for requests of its own key and counts for others."""
 
 from __future__ import annotations
 
@@ -50,7 +49,6 @@ class EventFilter:
 
     @property
     def is_whole(self) -> bool:
-        """It is an administrator's."""
         return self._identity.may(Scope.ADMIN)
 
     @property
@@ -58,7 +56,7 @@ class EventFilter:
         return self.is_whole or self._identity.may(Scope.METRICS)
 
     def has_model(self, names: Iterable[str]) -> bool:
-        """Whether the model of these names exists for it, with or without an adapter."""
+        """Return True if the key may use the model, with or without an adapter."""
         allowed = self._identity.allowed_models
         if allowed is None:
             return True
@@ -66,7 +64,7 @@ class EventFilter:
         return any(name in allowed or name in without_adapters for name in names)
 
     def adapter(self, key: str | None, names: Iterable[str]) -> str | None:
-        """The name of a step's adapter; None for one that does not exist for this key."""
+        """Return the name of a step's adapter, or None if the key may not use it."""
         if key is None:
             return None
         name, allowed = key.partition("@")[0], self._identity.allowed_models
@@ -80,7 +78,7 @@ class EventFilter:
         return Client.of_label(client).shown_to(self._identity)
 
     def parts(self, shown: Sequence[ShownPart]) -> list[StepPart]:
-        """Its own parts, and behind them all others as one for each priority."""
+        """Return the key's own parts, followed by one part for each priority of others."""
         own = [self._part(part) for part in shown if self.owns(part.client)]
         others = [part for part in shown if not self.owns(part.client)]
         return [*own, *(_anonymous(priority, parts) for priority, parts in _by_priority(others))]
@@ -107,12 +105,10 @@ _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encodin
 
 
 def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
-    """The tokens of all of them, by kind."""
     return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
 
 
 def _anonymous(priority: Priority, parts: Sequence[ShownPart]) -> StepPart:
-    """Those of others, of one priority."""
     return StepPart(priority=priority.label, sequences=len(parts), **_sums(parts))
 
 
@@ -123,14 +119,13 @@ def _by_priority(shown: Sequence[Shown]) -> Iterator[tuple[Priority, Sequence[Sh
 
 
 def _merged_part(parts: Sequence[StepPart]) -> StepPart:
-    """Parts of one sequence in steps that follow one another, or of several without names."""
+    """Merges parts of one sequence in consecutive steps, or parts without names."""
     first = parts[0]
     sequences = 1 if first.id is not None else sum(part.sequences for part in parts)
     return msgspec.structs.replace(first, sequences=sequences, **_sums(parts))
 
 
 def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
-    """All tiles that some of them hold."""
     tiles = {first + n for one in holdings for first, count in one.runs for n in range(count)}
     runs: list[tuple[int, int]] = []
     for tile in sorted(tiles):
@@ -142,11 +137,11 @@ def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
 
 
 MOST_STEPS = 50
-"""Steps in one event. That is a column each two pixels of a picture of a minute."""
+"""Steps in one event, about one per two pixels in a picture of a minute."""
 
 
 def told_steps(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
-    """Those of models that the key may see. `wall_s`: the Unix time at zero of the monotonic clock."""
+    """Return steps of models that the key may use. `wall_s`: Unix time at zero of the monotonic clock."""
     steps = [_step(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
     return steps if size <= 1 else [_merged(group) for group in _groups(steps, size)]
@@ -171,7 +166,6 @@ def _step(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepRepor
 
 
 def _groups(steps: Sequence[StepReport], size: int) -> Iterator[list[StepReport]]:
-    """Up to so many in a row, all of one model."""
     for _, of_model in groupby(steps, key=lambda step: step.model):
         row = list(of_model)
         yield from (row[start : start + size] for start in range(0, len(row), size))
@@ -203,7 +197,6 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
 
 
 _MOST_LISTED = 100
-"""Requests in one list."""
 _NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
 
 
@@ -245,7 +238,7 @@ class Snapshots:
         return Caches(models=list(self._caches()), answers=answers)
 
     def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
-        """Those behind the first `after` ones, as far as they are remembered."""
+        """Yield remembered restarts after the first `after` ones."""
         for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1):
             if number > after:
                 yield _restart(model, death, number)
@@ -255,7 +248,7 @@ class Snapshots:
         return [model for model in self._models.current if self._filter.has_model(model.names)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
-        """In their order: those with a place, and behind them those who came first."""
+        """Requests with a position come first, then the oldest."""
         state = self._hub.state_of(model) or _NO_STATE
         whys = {wait.id: wait.why for wait in state.waits}
         is_ready = status.state is EngineState.READY
@@ -280,7 +273,6 @@ class Snapshots:
         return Running(**self._shown(model, live), inputs=live.num_inputs, inputs_done=done)
 
     def _shown(self, model: ServedModel, live: LiveRequest) -> dict[str, Any]:
-        """What is told of all alike."""
         return {
             "id": live.id,
             "model": model.name,

@@ -1,6 +1,3 @@
-"""OpenAI's batch API: files, jobs of many requests, and how a row of one is run.
-
-`api/application.py` names its routes; a server without jobs has none of them. `jobs/` calls `rows` for each
-row of a batch. Promises: objects belong to a key by its name; a row goes the very way that a request goes, at
-batch priority, and counts against the limit of rows alone.
-"""
+"""OpenAI's batch API: files, jobs of many requests, and the execution of their rows, which `jobs/` calls.
+Objects belong to the name of a key. A row runs as a request does, at batch priority, and counts only
+against the limit for rows."""

@@ -1,4 +1,4 @@
-"""`/v1/batches`: jobs of many requests, whose rows go the way that HTTP requests go, at batch priority."""
+"""`/v1/batches`: jobs of many requests, whose rows run as HTTP requests do, at batch priority."""
 
 from __future__ import annotations
 
@@ -49,11 +49,9 @@ from openai_cpu_server.observe.ended import RequestOrigin
 
 
 class RowRunner:
-    """A `jobs.rows.RunRow`. A batch job outlives its request: each row asks what its key may do.
-
-    Rows do not count against a key's rate limits, as with OpenAI: they only get what nobody else needs. They
-    have a limit of their own, and what they write counts as stored. Where that is used up, they wait.
-    """
+    """Implements `jobs.rows.RunRow`. A batch outlives its request, so each row checks the current key.
+    Rows do not count against rate limits, as at OpenAI, because they only use spare capacity. Beyond their
+    own limit, or that of stored bytes, they wait."""
 
     def __init__(
         self,
@@ -110,7 +108,6 @@ class RowRunner:
         return RowAnswer(status=200, request_id=ticket.id, body=answer)
 
     def _key_of(self, owner: str) -> Key | None:
-        """The key of a batch job's owner; None: everything is allowed. Raises Unauthorized."""
         key = self._keys.named(owner)
         if key is None and owner and not self._keys.is_open:
             raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
@@ -118,7 +115,7 @@ class RowRunner:
 
 
 def _sender(key: Key | None) -> Sender:
-    """The header outranks what a row's body says: it is batch work."""
+    """The priority header overrides the row's body."""
     # On a server without keys nobody knows any more from which machine the batch came.
     return Sender(Identity(key or VISITOR, key.digest.hex() if key else None), Priority.BATCH.label)
 
@@ -138,7 +135,7 @@ def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
 
 
 def _again(error: Exception) -> tuple[float | None, bool]:
-    """After how many seconds to try again, and whether no row of its owner can run before."""
+    """Return the seconds until the next try, and True if all rows of the owner must wait."""
     match error:
         case QueueFull() | EngineUnavailable():
             return error.retry_after_s, False
@@ -192,7 +189,7 @@ class BatchOutputDetails(msgspec.Struct, frozen=True):
 
 
 class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums over rows that are committed and did not fail."""
+    """Sums over committed rows that did not fail."""
 
     input_tokens: int
     input_tokens_details: BatchInputDetails
@@ -267,7 +264,6 @@ class BatchJobRoutes:
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """An owner, and the id of their batch."""
     return context_of(request.scope).owner, request.path_params["id"]
 
 

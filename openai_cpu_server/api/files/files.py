@@ -1,4 +1,4 @@
-"""`/v1/files`: uploaded inputs and written outputs of batch jobs, in OpenAI's shapes."""
+"""`/v1/files`: uploaded inputs and written outputs of batch jobs, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ _PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA)
 
 
 async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
-    """What an owner has uploaded under this id; of a larger file the beginning, and a byte more. Raises
-    JobObjectNotFound."""
+    """Return an uploaded file, or `most_bytes` + 1 bytes of a larger one. Raises JobObjectNotFound."""
     record = await jobs.file(owner, file_id)
     data = bytearray()
     async for part in _whole(jobs.content(record), record):
@@ -153,7 +152,7 @@ def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
 
 
 async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:
-    """Raises JobObjectNotFound if the file ends before its end: it was deleted meanwhile."""
+    """The file may be deleted while it is read. Raises JobObjectNotFound."""
     left = record.bytes
     async for part in content:
         left -= len(part)
@@ -170,7 +169,6 @@ async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:
 
 
 def _purpose(form: FormData) -> FilePurpose:
-    """Raises InvalidRequest for this, and for fields that nobody knows."""
     unknown = next((name for name in form if name not in _FIELDS), None)
     if unknown is not None:
         raise unknown_parameter(unknown)
@@ -186,7 +184,7 @@ def _purpose(form: FormData) -> FilePurpose:
 
 
 def _lifetime_s(form: FormData) -> int | None:
-    """Reads `expires_after` as the SDK sends it: one form field for each of its parts."""
+    """The SDK sends `expires_after` as one form field per part."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

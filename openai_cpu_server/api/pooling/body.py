@@ -1,4 +1,4 @@
-"""The bodies of `POST /v1/embeddings` and `POST /v1/rerank`, and the call that one becomes."""
+"""Bodies of `/v1/embeddings` and `/v1/rerank`, and the resolved call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TRUNCATE = {"END": True, "NONE": False}
 
 
 def _as_switch(value: object) -> object:
-    """Cohere's and NVIDIA's words for it, in letters of any size."""
+    """Cohere and NVIDIA use words, in any case."""
     return _TRUNCATE.get(value.upper(), value) if isinstance(value, str) else value
 
 
@@ -70,7 +70,7 @@ Truncate = Annotated[
 
 
 def _as_side(value: object) -> object:
-    """TEI writes it `Left` and `Right`."""
+    """TEI writes `Left` and `Right`."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -78,37 +78,30 @@ Side = Annotated[Literal["left", "right"], BeforeValidator(_as_side)]
 
 
 class Cut(NamedTuple):
-    """What is longer is cut."""
-
     most_tokens: int | None
-    """None: to what the model takes."""
+    """Limit, or None for the model's."""
     keeps_end: bool
-    """The beginning goes in place of the end."""
+    """Cut the beginning instead of the end."""
 
 
 class PoolingBody(Body):
-    """Fields that all share."""
-
     model: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    """What OpenAI calls `user` now."""
     service_tier: Tier | None = None
 
     # Ours.
     truncate: Truncate | None = None
-    """Cut an input that is longer than the model takes, instead of refusing it."""
     truncate_prompt_tokens: LastTokens | None = None
-    """vLLM's: cut to so many tokens, control tokens included; -1: to what the model takes."""
+    """vLLM's limit, with control tokens; -1 for the model's."""
     truncation_side: Side | None = None
-    """vLLM's: where it is cut; absent: at its end."""
+    """vLLM's side of the cut, by default the end."""
     priority: str | None = None
     timeout: Seconds | None = None
-    """Seconds that the call may take, waiting included."""
 
     @property
     def cut(self) -> Cut | None:
-        """None: what is too long is refused. Raises InvalidRequest."""
+        """Return the truncation, or None to reject long inputs. Raises InvalidRequest."""
         tokens = self.truncate_prompt_tokens
         if tokens is not None and self.truncate is False:
             raise wrong("'truncate' cannot be false beside 'truncate_prompt_tokens'.", "truncate")
@@ -132,16 +125,14 @@ class EmbeddingBody(PoolingBody):
 
 
 class LlamaEmbedBody(PoolingBody):
-    """llama-server's: one of `content` and `input`. Fields that are not known it ignores, too."""
-
     is_open: ClassVar[bool] = True
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     content: Prompts | None = None
-    """A text, a list of token ids and texts, an object with `prompt_string`, or a list of these."""
+    """Text, list of token ids and texts, object with `prompt_string`, or list of these."""
     input: Prompts | None = None
     embd_normalize: Literal[-1, 2] | None = None
-    """-1: as the model gives them; 2 and absent: with length 1."""
+    """-1 for the model's own length, 2 or absent for length 1."""
 
 
 _SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
@@ -157,8 +148,6 @@ Document = Annotated[
 
 
 class RerankBody(PoolingBody):
-    """The names are those of Cohere, Jina and vLLM."""
-
     hints: ClassVar[Hints] = RERANK_HINTS
     refusals: ClassVar[Refusals] = RERANK_REFUSALS
 
@@ -166,18 +155,17 @@ class RerankBody(PoolingBody):
     documents: Annotated[list[Document], _SOME] | None = None
     top_n: Several | None = None
     return_documents: bool | None = None
-    """Absent: they are returned, as vLLM and Jina do."""
+    """True by default, as in vLLM and Jina."""
     use_activation: bool | None = None
-    """vLLM's name. False: the model's own numbers, not squeezed between 0 and 1."""
+    """vLLM's name. False for the model's own numbers instead of 0 to 1."""
 
     # Text Embeddings Inference's.
     texts: Annotated[list[str], _SOME] | None = None
-    """In place of `documents`: the answer is a list."""
+    """Replaces `documents`, with a list as the response."""
     return_text: bool | None = None
     raw_scores: bool | None = None
-    """The opposite of `use_activation`."""
+    """Opposite of `use_activation`."""
     truncation_direction: Side | None = None
-    """The same as `truncation_side`."""
 
     @property
     def side(self) -> str:
@@ -198,12 +186,11 @@ TextOrTexts = Annotated[
 
 
 class ScoreBody(PoolingBody):
-    """vLLM's: one text for all of `text_2`, or one for each."""
+    """vLLM's body. `text_1` is one text for all of `text_2`, or a list of the same length."""
 
     text_1: TextOrTexts
     text_2: TextOrTexts
     use_activation: bool | None = None
-    """As of `RerankBody`."""
 
     @property
     def activates(self) -> bool:
@@ -211,23 +198,20 @@ class ScoreBody(PoolingBody):
 
 
 class ClassifyBody(PoolingBody):
-    """vLLM's."""
-
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     input: Input
     use_activation: bool | None = None
-    """False: the model's own numbers in place of probabilities."""
+    """False for the model's own numbers instead of probabilities."""
 
 
 Rows = npt.NDArray[np.float32]
-"""(inputs, numbers)."""
+"""Shape: inputs x numbers."""
 Writer = Callable[[Rows, Figures], bytes]
-"""Makes the body of a response. It runs in any thread."""
 
 
 class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
-    """Questions whose first output token is `yes` or `no`."""
+    """Prompts whose first output token is `yes` or `no`."""
 
     requests: tuple[GenerationRequest, ...]
     yes: int
@@ -251,18 +235,15 @@ class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
-    """An API call as it was resolved."""
-
     work: Union[EmbedRequest, YesOrNo]
     timeout_s: float | None
-    """The client's limit, from the call's arrival to its end."""
+    """Client's limit, from arrival to the end."""
     render: Writer
     headers: Mapping[str, str] = {}
-    """The response says there what was ignored."""
 
 
 def submit(call: PoolingCall, engine: Engine) -> Embedding:
-    """Raises as `Engine.embed` and `Engine.generate`."""
+    """Submit the work. Raises as `Engine.embed` and `Engine.generate`."""
     if not call.work.inputs:
         return NoVectors()
     if isinstance(call.work, EmbedRequest):
@@ -274,25 +255,23 @@ def submit(call: PoolingCall, engine: Engine) -> Embedding:
 
 
 class NoVectors:
-    """An `Embedding` of no inputs. The engine only takes requests that have some."""
+    """`Embedding` without inputs, which engines do not accept."""
 
     figures = Figures(queue_ms=0.0, prefill_ms=0.0, latency_ms=0.0, tokens_per_second=0.0)
 
     async def __aenter__(self) -> NoVectors:
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        """Nothing was begun."""
+    async def __aexit__(self, *error: Any) -> None: ...
 
     async def vectors(self) -> bytes:
         return b""
 
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        """Nothing takes time."""
+    def fail_in(self, seconds: float, error: ServerError) -> None: ...
 
 
 class YesOrNoScores:
-    """An `Embedding` of one number for each question: how much likelier yes is than no, as a logarithm."""
+    """`Embedding` with one number per prompt: log odds of yes against no."""
 
     def __init__(self, generation: Generation, asked: YesOrNo) -> None:
         self._generation = generation

@@ -1,4 +1,4 @@
-"""Texts and token ids become what a model embeds."""
+"""Conversion of texts and token ids to inputs of a model that embeds."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ FOREIGN_TOKENS = "foreign_token_ids"
 
 
 class InputReader(msgspec.Struct, frozen=True):
-    """Makes inputs of at most `limit` tokens, special ones included. `truncate`: what is longer is cut, with
-    `keeps_end` at its beginning."""
+    """Makes inputs of at most `limit` tokens, with special ones. `keeps_end`: cut at the beginning."""
 
     tokenizer: Tokenizer
     limit: int
@@ -42,7 +41,7 @@ class InputReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, asking: ModelContext, cut: Cut | None, *, room: int = 0) -> InputReader:
-        """`room`: so many tokens stay free for an answer."""
+        """`room`: tokens reserved for an answer."""
         asked = None if cut is None or cut.most_tokens is None else cut.most_tokens
         limits = (asking.info.context_limit - room, asking.options.max_prompt_tokens, asked)
         limit = min(limit for limit in limits if limit is not None)
@@ -51,13 +50,12 @@ class InputReader(msgspec.Struct, frozen=True):
         )
 
     def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
-        """Names of control tokens in them are text. Raises InputTooLong; InvalidRequest for a text that is no
-        token."""
+        """Tokenize texts without control tokens. Raises InputTooLong, and InvalidRequest without tokens."""
         read = self._read(texts, params, add_special=True)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
-        """Raises InputTooLong; InvalidRequest for ids that this model's tokenizer cannot have made."""
+        """Check that this tokenizer can produce the ids. Raises InputTooLong, InvalidRequest."""
         begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
         is_framed = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
         if not is_framed or min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
@@ -65,7 +63,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return self._fitted(ids, param)
 
     def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> Tokens:
-        """A query and a text for a cross-encoder, both without special tokens. Only the text is cut."""
+        """Join a query and a text for a cross-encoder. Only the text may be cut."""
         marks = self.tokenizer.marks
         head = (*marks.begin, *query, *marks.between)
         length = len(head) + len(text) + len(marks.end)
@@ -75,8 +73,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
 
     def mixed(self, given: MixedText, param: str) -> Tokens:
-        """Tokens and texts in turns, with what the model puts around them where it is not there. Raises as
-        `texts` and `ids`."""
+        """Join tokens and texts, and add missing special tokens around them. Raises as `texts` and `ids`."""
         if isinstance(given, str):
             return self.texts([given], [param])[0]
         marks, strange = self.tokenizer.marks, [one for one in given if isinstance(one, int)]
@@ -94,11 +91,9 @@ class InputReader(msgspec.Struct, frozen=True):
         return self._fitted([*marks.begin, *tokens, *marks.end], param)
 
     def kept(self, tokens: Sequence[T], room: int) -> Sequence[T]:
-        """So many of them, at one end or the other."""
         return tokens[max(0, len(tokens) - room) :] if self.keeps_end else tokens[:room]
 
     def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
-        """Tokens without special ones."""
         return self._read(texts, params, add_special=False)
 
     def _read(self, texts: Sequence[str], params: Sequence[str], *, add_special: bool) -> list[list[int]]:
@@ -106,7 +101,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return self.tokenizer.encode_all(given, add_special=add_special, parse_special=False)
 
     def readable(self, text: str, param: str) -> str:
-        """What is surely too long is cut before it is tokenised. Raises PromptFarTooLong."""
+        """Cut a text that is certainly too long before it is tokenized. Raises PromptFarTooLong."""
         least = self.tokenizer.least_tokens(text)
         if least <= self.limit:
             return text
@@ -131,7 +126,6 @@ class InputReader(msgspec.Struct, frozen=True):
 
 
 def _require_some(tokens: Sequence[int], param: str) -> Tokens:
-    """Raises InvalidRequest for an input that is empty: no engine computes one."""
     if not tokens:
         raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
     return tuple(tokens)
@@ -188,7 +182,6 @@ def embed_request(
 
 
 def asked_by(body: PoolingBody, sender: Sender, id_prefix: str) -> dict[str, Any]:
-    """What requests say of who has sent them, and by which route."""
     return {
         "priority": sender.priority(field=body.priority, tier=body.service_tier),
         "client": Client.of(sender.identity, body.user or body.safety_identifier).label,
@@ -199,7 +192,6 @@ def asked_by(body: PoolingBody, sender: Sender, id_prefix: str) -> dict[str, Any
 
 
 def read_inputs(given: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
-    """Texts are tokenised, token ids are checked. `name`: the field that has them."""
     if isinstance(given, str):
         return reader.texts([given], [name])
     if isinstance(given[0], int):
@@ -212,7 +204,7 @@ def read_inputs(given: Input, reader: InputReader, name: str) -> tuple[Tokens, .
 
 
 def dimensions_of(asked: int | None, size: int) -> int | None:
-    """Raises InvalidRequest for more than the model's vectors have."""
+    """Return the checked number of dimensions. Raises InvalidRequest."""
     if asked is not None and asked > size:
         raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
     return asked

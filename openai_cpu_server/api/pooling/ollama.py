@@ -1,5 +1,4 @@
-"""`/api/embed` and `/api/embeddings`, Ollama's names for what `/v1/embeddings` does. They stand here, for
-this family alone knows how texts become vectors; the family `ollama` says how their failures look."""
+"""`/api/embed` and `/api/embeddings`, Ollama's names of `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _CUT = Cut(None, keeps_end=False)
 
 
 class OllamaEmbedBody(PoolingBody):
-    """A `truncate` that is absent is true, as Ollama has it; fields that are not known are ignored."""
+    """`truncate` is true by default, and unknown fields are ignored, as in Ollama."""
 
     is_open: ClassVar[bool] = True
     hints: ClassVar[Hints] = _HINTS
@@ -44,7 +43,7 @@ class OllamaEmbedBody(PoolingBody):
         ],
         TEXT_OR_LIST,
     ]
-    """An empty text and an empty list have no vectors, as Ollama has it."""
+    """An empty text or list has no vector, as in Ollama."""
     dimensions: Several | None = None
 
 
@@ -53,18 +52,16 @@ class OllamaOldEmbedBody(PoolingBody):
     hints: ClassVar[Hints] = _HINTS
 
     prompt: str
-    """An empty text has no vector, as Ollama has it."""
+    """An empty text has no vector, as in Ollama."""
 
 
 class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
-    """It describes the answer, whose bytes a writer puts together."""
-
     model: str
     embeddings: list[list[float]]
     total_duration: int
     """Nanoseconds."""
     load_duration: int
-    """What it waited, for its model too."""
+    """Waiting time, with loading of the model."""
     prompt_eval_count: int
 
 
@@ -86,7 +83,7 @@ class _VectorsWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _one_vector(rows: Rows, figures: Figures) -> bytes:
-    """As the model gives it: the older route tells vectors of any length."""
+    """The older route returns vectors that are not normalized."""
     return b'{"embedding":%b}' % (b"".join(as_numbers(checked(rows))) or b"[]")
 
 

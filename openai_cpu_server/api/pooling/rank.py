@@ -1,4 +1,4 @@
-"""A query and its documents become what a model scores: vectors, pairs, or questions to answer yes or no."""
+"""Conversion of a query and documents to scored work: vectors, pairs, or yes-or-no prompts."""
 
 from __future__ import annotations
 
@@ -37,26 +37,23 @@ from openai_cpu_server.prompt.rerank_template import RerankPrompts
 
 _PREFIX = "rerank-"
 _SOFTMAX = frozenset({"qwen3", "qwen3vl"})
-"""llama.cpp makes probabilities of these rerankers' numbers itself."""
+"""Rerankers whose scores llama.cpp already turns into probabilities."""
 _FORCED = 100.0
-"""This much is added to the logits of yes and no, so that one of them is sampled, and no control token.
-Log-probabilities are told as they were before."""
+"""Added to the logits of yes and no against control tokens, after the log-probabilities are taken."""
 _HALF = "\N{REPLACEMENT CHARACTER}"
-"""What is left of a character whose tokens were cut apart."""
+"""Remainder of a character that was cut."""
 
 
 class _Pairs(NamedTuple):
-    """What is compared: one query with all texts, or each with its own."""
+    """One query with all texts, or pairs of equal index."""
 
     queries: tuple[str, ...]
     texts: tuple[str, ...]
     query_at: str
     texts_at: str
-    """Their fields."""
 
     @property
     def params(self) -> list[str]:
-        """The places of the texts."""
         return [f"{self.texts_at}[{index}]" for index in range(len(self.texts))]
 
     @property
@@ -66,7 +63,6 @@ class _Pairs(NamedTuple):
         return [f"{self.query_at}[{index}]" for index in range(len(self.queries))]
 
     def by_query(self) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
-        """Each query with its texts and their places."""
         if len(self.queries) == 1:
             yield self.queries[0], self.texts, self.params
             return
@@ -80,7 +76,7 @@ class _Scoring(NamedTuple):
 
 
 def resolve_ranking(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """What the model is decides how it ranks. Raises InvalidRequest, InputTooLong, TemplateFailed."""
+    """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
     name, documents = _documents(body)
     pairs = _Pairs((body.query,), documents, "query", name)
     work, scores_of = _WAYS[asking.chosen.model.kind](pairs, body, asking)
@@ -102,7 +98,6 @@ def resolve_ranking(body: RerankBody, asking: ModelContext) -> PoolingCall:
 
 
 def _documents(body: RerankBody) -> tuple[str, tuple[str, ...]]:
-    """The field that has them, and their texts. Raises InvalidRequest."""
     if (body.documents is None) == (body.texts is None):
         raise missing("documents") if body.documents is None else wrong(_ONE_OF, "texts")
     if strange := _of_the_other(body):
@@ -116,13 +111,12 @@ _ONE_OF = "Give exactly one of 'documents' and 'texts'."
 
 
 def _of_the_other(body: RerankBody) -> str | None:
-    """A field that says nothing beside the documents as they were given."""
     names = ("return_text",) if body.texts is None else ("return_documents",)
     return next((name for name in names if getattr(body, name) is not None), None)
 
 
 def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
-    """As `resolve_ranking`."""
+    """Return the call. Raises as `resolve_ranking`."""
     first, second = _listed(body.text_1), _listed(body.text_2)
     if len(first) not in (1, len(second)):
         raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
@@ -135,7 +129,7 @@ def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
 
 
 def resolve_classes(body: ClassifyBody, asking: ModelContext) -> PoolingCall:
-    """As `resolve_ranking`."""
+    """Return the call. Raises as `resolve_ranking`."""
     inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
     request = embed_request(inputs, body, asking, id_prefix="classify-")
     writer = ClassesWriter(
@@ -154,7 +148,6 @@ def _listed(given: str | list[str]) -> tuple[str, ...]:
 
 
 def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
-    """By a model that embeds: queries and texts become vectors."""
     reader = InputReader.of(asking, body.cut)
     read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     request = embed_request(read, body, asking, id_prefix=_PREFIX)
@@ -162,7 +155,6 @@ def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext
 
 
 def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
-    """By a cross-encoder: each pair gets a score."""
     request = embed_request(_joined(pairs, body, asking), body, asking, id_prefix=_PREFIX)
     if asking.info.embedding_size > 1 and asking.info.architecture not in _SOFTMAX:
         message = (
@@ -174,10 +166,7 @@ def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext
 
 
 def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
-    """By a model that generates: asked about each text, its first token is scored.
-
-    The prompts of one query begin alike, so it is computed once.
-    """
+    """The prompts of a query share a prefix, which is computed once."""
     model = asking.chosen.model
     assert model.rerank is not None, "a model without one cannot rerank"
     if len(pairs.texts) > asking.options.max_sequences:
@@ -195,7 +184,7 @@ class _Prompts:
         self._asked = asked
 
     def about(self, pairs: _Pairs) -> list[Tokens]:
-        """Raises InputTooLong; with `truncate` only where a document is not what is too long."""
+        """Return the prompts. Raises InputTooLong, with `truncate` only for more than the document."""
         return [tokens for asked in pairs.by_query() for tokens in self._about(*asked)]
 
     def _about(self, query: str, documents: Sequence[str], params: Sequence[str]) -> list[Tokens]:
@@ -220,7 +209,7 @@ class _Prompts:
 
 
 def _answers(reader: InputReader, asked: RerankPrompts) -> tuple[int, int]:
-    """The first tokens of yes and no. Raises InvalidRequest if the vocabulary cannot tell them apart so."""
+    """The first tokens of yes and no must differ. Raises InvalidRequest."""
     yes, no = (tokens[:1] for tokens in reader.plain((asked.yes, asked.no), ("model", "model")))
     if yes == no:
         message = "This model cannot rerank: its tokens for yes and no begin alike."
@@ -254,7 +243,6 @@ def _questions(
 
 
 def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> tuple[Tokens, ...]:
-    """By the file's own template for reranking, else joined by the tokenizer's separators."""
     reader = InputReader.of(asking, body.cut)
     asked = asking.chosen.model.rerank
     if asked is not None:

@@ -1,4 +1,4 @@
-"""The answers of `/v1/embeddings` and `/v1/rerank`: vectors, as numbers or base64, and ranks."""
+"""Responses of `/v1/embeddings` and `/v1/rerank`: vectors, as numbers or base64, and scores."""
 
 from __future__ import annotations
 
@@ -17,29 +17,27 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import GenerationFailed
 
 _DIGITS = 9
-"""So many significant digits tell every float32 from all others."""
+"""Significant digits that distinguish all float32 values."""
 _LOG10_OF_2 = 0.30103
 _POWERS = 10.0 ** np.arange(23)
-"""All powers of ten that are exact as float64."""
+"""Powers of ten that are exact in float64."""
 _ENCODER = msgspec.json.Encoder()
 
 
 def checked(rows: Rows) -> Rows:
-    """Raises GenerationFailed for numbers that JSON cannot say."""
+    """Return the rows. Raises GenerationFailed for numbers that JSON cannot express."""
     if not np.isfinite(rows).all():
         raise GenerationFailed("The model has computed something that is no number.")
     return rows
 
 
 def normalised(rows: Rows) -> Rows:
-    """Each row with length 1; a row of zeros stays as it is."""
+    """Scale each row to length 1; zeros stay zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
 
 class LlamaVector(msgspec.Struct, frozen=True):
-    """It describes the elements of an answer, whose bytes a writer puts together."""
-
     index: int
     embedding: list[list[float]]
 
@@ -54,7 +52,6 @@ class LlamaVectorsWriter(msgspec.Struct, frozen=True):
 
 
 def as_base64(rows: Rows) -> Iterator[bytes]:
-    """A JSON string for each row: the bytes of its float32, little-endian."""
     num_bytes = 4 * rows.shape[1]
     raw = rows.astype("<f4", copy=False).tobytes()
     for start in range(0, len(raw), num_bytes):
@@ -62,17 +59,14 @@ def as_base64(rows: Rows) -> Iterator[bytes]:
 
 
 def as_numbers(rows: Rows) -> Iterator[bytes]:
-    """A JSON array for each row, made row by row: in between other threads get their turn."""
+    """Yield a JSON array per row, so that other threads get their turn in between."""
     for row in _shortened(rows):
         yield _ENCODER.encode(row.tolist())
 
 
 def _shortened(rows: Rows) -> npt.NDArray[np.float64]:
-    """The numbers that have the fewest digits and mean the same float32.
-
-    As they are, float64 has 17 digits of them: the JSON is 1.6 times as long, and Python's reader takes three
-    times as long.
-    """
+    """Round to the fewest digits of the same float32. JSON of float64 is 1.6 times as long, and Python's
+    parser takes three times as long."""
     wide = rows.astype(np.float64)
     _, exponents = np.frexp(wide)
     decimals = _DIGITS - np.ceil(exponents * _LOG10_OF_2).astype(np.int64)
@@ -97,11 +91,11 @@ class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "embedding"
     index: int
     embedding: Union[list[float], str]
-    """With `encoding_format` `base64`: the bytes of its float32."""
+    """Base64 contains little-endian float32."""
 
 
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
-    """It describes the answer, whose bytes `EmbeddingWriter` puts together."""
+    """Schema of the response, whose bytes `EmbeddingWriter` formats."""
 
     object: str = "list"
     data: list[EmbeddingItem]
@@ -115,7 +109,6 @@ class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     is_base64: bool
     dimensions: int | None
-    """So many of a vector's numbers are kept; None: all."""
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
         vectors = normalised(checked(rows)[:, : self.dimensions])
@@ -123,7 +116,7 @@ class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
         return b"".join(self._parts(texts, figures))
 
     def _parts(self, texts: Iterable[bytes], figures: Figures) -> Iterator[bytes]:
-        """They are put together once: the whole may have ten megabytes."""
+        """Joined once, because the whole may have 10 MB."""
         yield b'{"object":"list","data":['
         for index, text in enumerate(texts):
             yield _ITEM % (b"," if index else b"", index, text)
@@ -138,7 +131,6 @@ class RankedDocument(msgspec.Struct, frozen=True):
 
 class RankedResult(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """The document's place among those that were sent."""
     relevance_score: float
     document: Union[RankedDocument, UnsetType] = UNSET
 
@@ -148,7 +140,6 @@ class Reranked(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     model: str
     results: list[RankedResult]
-    """The best first."""
     usage: InputUsage
     timings: dict[str, float]
 
@@ -157,7 +148,7 @@ Scores = npt.NDArray[np.float64]
 
 
 def cosines(rows: Rows, *, num_queries: int = 1) -> Scores:
-    """Those between the first row and the others, or between as many first rows and as many others."""
+    """Compare the first row with the others, or as many first rows with as many others."""
     vectors = normalised(rows).astype(np.float64)
     found: Scores = (vectors[num_queries:] * vectors[:num_queries]).sum(axis=1)
     return found
@@ -168,7 +159,6 @@ def first_numbers(rows: Rows) -> Scores:
 
 
 def probabilities(rows: Rows) -> Scores:
-    """By the logistic function of the first numbers."""
     return 1 / (1 + np.exp(-first_numbers(rows)))
 
 
@@ -178,7 +168,6 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     top_n: int | None
     documents: tuple[str, ...] | None
-    """None: they are not returned."""
     scores_of: Callable[[Rows], Scores]
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
@@ -198,13 +187,10 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _best_first(scores: Scores) -> list[tuple[int, float]]:
-    """Places and scores. Documents of equal scores keep their order."""
     return sorted(enumerate(scores.tolist()), key=lambda each: -each[1])
 
 
 class RankedText(msgspec.Struct, frozen=True, kw_only=True):
-    """Of Text Embeddings Inference's list."""
-
     index: int
     score: float
     text: Union[str, UnsetType] = UNSET
@@ -213,7 +199,6 @@ class RankedText(msgspec.Struct, frozen=True, kw_only=True):
 class TextRankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     top_n: int | None
     texts: tuple[str, ...] | None
-    """None: they are not returned."""
     scores_of: Callable[[Rows], Scores]
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
@@ -230,7 +215,6 @@ class TextRankingWriter(msgspec.Struct, frozen=True, kw_only=True):
 class Classified(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     label: str
-    """Of the likeliest class."""
     probs: list[float]
     num_classes: int
 
@@ -251,7 +235,6 @@ class ClassesWriter(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     labels: tuple[str, ...]
     activates: bool
-    """The model's numbers become probabilities."""
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
         numbers = checked(rows).astype(np.float64)
@@ -273,7 +256,6 @@ class ClassesWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _of_classes(numbers: Scores) -> Scores:
-    """By the logistic function of one number, else by softmax."""
     if numbers.shape[1] == 1:
         return 1 / (1 + np.exp(-numbers))
     raised = np.exp(numbers - numbers.max(axis=1, keepdims=True))
@@ -293,7 +275,6 @@ class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     data: list[ScoredPair]
-    """In the order of the pairs."""
     usage: InputUsage
     timings: dict[str, float]
 
@@ -318,7 +299,6 @@ class ScoresWriter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(figures: Figures) -> dict[str, float]:
-    """Rounds to three decimals."""
     return {
         "queue_ms": round(figures.queue_ms, 3),
         "compute_ms": round(figures.prefill_ms, 3),

@@ -1,4 +1,4 @@
-"""The one way of every call that embeds or scores: parse, choose the model, resolve, submit, answer."""
+"""Common path of calls that embed or score: parse, choose the model, resolve, submit, answer."""
 
 from __future__ import annotations
 
@@ -54,17 +54,14 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
 _CHEAPER = 16
-"""A byte of a vector is written so many times faster than a byte of a body is parsed and tokenised: 32 KiB of
-vectors are JSON within a millisecond."""
+"""Speed of formatting bytes of a vector against parsing a body: 32 KiB of vectors take a millisecond."""
 
 
 class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
-    """Embeddings or reranking: what its bodies are, what a model needs for them, what they mean."""
-
     schema: type[B]
     ability: Ability
     resolve: Callable[[B, ModelContext], PoolingCall]
-    """It runs in any thread. Raises what `http/errors.py` lists."""
+    """Runs in any thread. Raises errors of `http/errors.py`."""
 
 
 EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
@@ -94,7 +91,7 @@ class PoolingRoute(Generic[B]):
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The answer to a body that came by no request of its own, such as a row of a batch job."""
+        """Answer a body without a request of its own, such as a batch row."""
         call, working, chosen = await self._begun(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
@@ -121,7 +118,7 @@ class PoolingRoute(Generic[B]):
     async def _begun(
         self, data: bytes, context: RequestContext
     ) -> tuple[PoolingCall, Embedding, ChosenModel]:
-        """Chooses again where the model was replaced between choosing and submitting."""
+        """A model may be replaced between choosing and submitting, so it is chosen again."""
         while True:
             call, chosen = await self._resolved(data, context.sender)
             await context.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
@@ -134,8 +131,6 @@ class PoolingRoute(Generic[B]):
 
 
 async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Ticket) -> Rows:
-    """Counts the call when it ends, however it ends. `model`: the name of the one that answers. Raises what
-    the call failed with."""
     num_inputs, num_done = len(call.work.inputs), 0
     try:
         async with working:
@@ -235,7 +230,7 @@ CLASSIFYING_ROOM = RouteRoom[ServerParts, PoolingRoute[ClassifyBody]](
     (_CLASSIFY, _CLASSIFY.at("/v1/classify")),
 )
 _RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
-"""Cohere's, Jina's, and llama-server's."""
+"""Paths of Cohere, Jina and llama-server."""
 RERANKING_ROOM = RouteRoom[ServerParts, PoolingRoute[RerankBody]](
     lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
     (replace(_RERANK, batched=lambda at: at.answer), *map(_RERANK.at, _RERANK_PATHS)),

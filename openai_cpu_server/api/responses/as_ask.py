@@ -1,4 +1,4 @@
-"""A response's body, with all that it goes on from, becomes an `Ask`. Pure."""
+"""Conversion of a body, with all that it continues, to an `Ask`. Pure."""
 
 from __future__ import annotations
 
@@ -58,14 +58,12 @@ _INCLUDABLE = frozenset(
         "message.input_image.image_url",
     }
 )
-"""What OpenAI's API knows. All but the first are about tools and media that there are not here, or, like the
-thoughts, shown anyway."""
+"""Values of OpenAI's API. Only the first has an effect: others need missing tools, or are shown anyway."""
 _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
 
 def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | TextTool | ForeignKind]]:
-    """All tools, each with its place in the body and what stands before its name."""
     for index, tool in enumerate(body.tools or ()):
         at = f"tools[{index}]"
         if isinstance(tool, NamespaceTool):
@@ -77,12 +75,11 @@ def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | Text
 
 
 def left_out(body: ResponsesBody) -> list[str]:
-    """The tools that there are not, as a header names them."""
     return [tool.named(at) for at, _, tool in _places(body) if isinstance(tool, ForeignKind)]
 
 
 def check_supported(body: ResponsesBody) -> None:
-    """Raises InvalidRequest for what there is not."""
+    """Reject unsupported values. Raises InvalidRequest."""
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
             known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
@@ -93,8 +90,7 @@ def check_supported(body: ResponsesBody) -> None:
 def response_ask(
     body: ResponsesBody, messages: Sequence[AskedMessage], offered: Sequence[AskedFunction] = ()
 ) -> Ask:
-    """`messages`: instructions, earlier turns and this one. `offered`: the tools of MCP servers. Raises
-    InvalidRequest."""
+    """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
     if not messages:
         raise missing(_PATH)
     conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")
@@ -143,7 +139,6 @@ def _of_format(given: TextFormat) -> Iterator[AskedForm]:
 
 
 def _tools(body: ResponsesBody, offered: Sequence[AskedFunction]) -> AskedTools | None:
-    """Without functions only a demand for one is wrong."""
     places = _places(body)
     functions = [_asked(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
     functions += offered
@@ -176,7 +171,7 @@ def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, 
 
 
 def _meant(name: str, namespace: object, known: Sequence[str]) -> str:
-    """A tool of a namespace may go by its name alone, where no other one has that."""
+    """A tool of a namespace may be named without it, if no other tool has the name."""
     if isinstance(namespace, str):
         return namespace + IN_NAMESPACE + name
     found = [each for each in known if each.rpartition(IN_NAMESPACE)[2] == name]
@@ -184,7 +179,7 @@ def _meant(name: str, namespace: object, known: Sequence[str]) -> str:
 
 
 def _allowed(tools: Sequence[Mapping[str, JsonValue]], known: Sequence[str]) -> tuple[str, ...]:
-    """Tools that there are not are left out, as in the list of all. A namespace is all of its tools."""
+    """Unsupported tools are left out. A namespace stands for all of its tools."""
     named: list[str] = []
     for tool in tools:
         name = tool.get("name")

@@ -1,4 +1,4 @@
-"""Responses that are made in the background live until their end, with their events, whoever listens."""
+"""Background responses, which run and record their events until their end, with or without a listener."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _CLOSE_S = 5.0
 
 
 class LiveResponse:
-    """One response of this process that has not ended."""
-
     def __init__(self, making: RunningResponse, ticket: Ticket, lease: Lease) -> None:
         self.making = making
         self.ticket = ticket
@@ -43,13 +41,13 @@ class LiveResponse:
         self.making.running.cancel()
 
     async def cancelled(self) -> None:
-        """Returns when its end is stored, be that another one which was faster."""
+        """Cancel, and wait until the end is stored, which may be a different end."""
         self.cancel()
         await self.log.ended()
 
 
 class Background:
-    """Makes responses in the background. Whoever has it must `close` it before the database is closed."""
+    """Runs background responses. The owner must `close` it before the database."""
 
     def __init__(self, kept: KeptResponses, endings: EndedRequests) -> None:
         self._kept = kept
@@ -58,10 +56,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, live: LiveResponse) -> None:
-        """Stores it, and goes on with it. Raises JobsUnavailable, and makes nothing then.
-
-        A client that leaves meanwhile changes nothing: what is stored as queued is made.
-        """
+        """Store and start the response, even if the client leaves meanwhile. Raises JobsUnavailable."""
         live.lease.keep()
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._see_through(live, stored))
@@ -74,7 +69,7 @@ class Background:
         return live if live is not None and live.owner == owner else None
 
     async def close(self) -> None:
-        """Waits until those that still run have stored their end, which the engine's end is."""
+        """Wait until running responses have stored their end, after the engines have ended."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         for task in self._tasks:
@@ -116,7 +111,7 @@ class Background:
             del self._live[making.response.id]
 
     async def _told(self, live: LiveResponse) -> Sequence[Chunk]:
-        """Returns the last events, which wait until the response is stored."""
+        """The last events are returned, because they wait until the response is stored."""
         stream, ticket = live.making.stream, live.ticket
         try:
             async with live.making.running as running:
@@ -135,7 +130,8 @@ class Background:
         raise AssertionError("a call tells its end")
 
     async def _renew(self, live: LiveResponse) -> None:
-        """Other servers see that it lives. If one of them has cancelled it, it ends."""
+        """The lease shows other servers that the response is live. A failed renewal means that one of them
+        has cancelled it."""
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(JobsUnavailable):

@@ -57,8 +57,6 @@ class GrammarFormat(Syntax):
 
 
 class TextTool(EchoedBody):
-    """A tool that takes a text, which may have a grammar."""
-
     type: Literal["custom"]
     name: Name
     description: str | None = None
@@ -82,8 +80,6 @@ InNamespace = Annotated[
 
 
 class NamespaceTool(EchoedBody):
-    """Tools with a name in common."""
-
     type: Literal["namespace"]
     name: Name
     description: str | None = None
@@ -91,7 +87,7 @@ class NamespaceTool(EchoedBody):
 
 
 class ToolFilter(EchoedBody):
-    """Both must hold, where both are given."""
+    """Both conditions must hold if both are given."""
 
     tool_names: Listed[ToolName] | None = None
     read_only: bool | None = None
@@ -113,19 +109,19 @@ RequiredApproval = Annotated[
 
 
 class McpServerTool(EchoedBody):
-    """The tools of an MCP server, which this server calls itself."""
+    """Tools of an MCP server, which this server calls itself."""
 
     type: Literal["mcp"]
     server_label: Name
-    """The name of one of the configuration; with `server_url` any name."""
+    """Name in the configuration, or any name with `server_url`."""
     server_url: Annotated[str, Field(max_length=2048)] | None = None
     headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
     authorization: str | None = None
     allowed_tools: AllowedMcpTools | None = None
     require_approval: RequiredApproval | None = None
-    """`always` where nothing is said, as at OpenAI."""
+    """Default `always`, as at OpenAI."""
     server_description: str | None = None
-    """For people; the model sees what the tools say of themselves."""
+    """Not shown to the model, which sees the tools' own descriptions."""
     connector_id: str | None = None
     tunnel_id: str | None = None
     defer_loading: bool | None = None
@@ -142,7 +138,7 @@ Tool = Annotated[
     ],
     by_type("function", "custom", "namespace", "mcp"),
 ]
-"""A tool that OpenAI runs itself, or of a form that there is not here, is left out."""
+"""Tools that OpenAI runs itself and unknown forms are left out."""
 
 
 class NamedFunction(EchoedBody):
@@ -155,7 +151,7 @@ class NamedMcpTool(EchoedBody):
     type: Literal["mcp"]
     server_label: str
     name: str | None = None
-    """None: any of the server's."""
+    """Tool, or None for any of the server's."""
 
 
 class AllowedToolsChoice(EchoedBody):
@@ -208,7 +204,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
     description: str | None = None
-    """For people; the model does not see it."""
+    """Not shown to the model."""
     strict: bool | None = None
     json_schema: Annotated[JsonObject | None, Field(alias="schema")] = None
 
@@ -216,7 +212,6 @@ class TextFormat(Body):
 class TextOptions(Body):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """A hint for OpenAI's models."""
 
 
 class ReasoningOptions(Body):
@@ -224,14 +219,14 @@ class ReasoningOptions(Body):
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """What is thought is shown whole, so nothing is summarised."""
+    """No effect, because thoughts are shown in full."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The older name of `summary`."""
+    """Older name of `summary`."""
 
 
 class ResponsesStreamOptions(Body):
     include_obfuscation: bool | None = None
-    """Events carry no random padding."""
+    """No effect, because events carry no random padding."""
 
 
 class ConversationName(Body):
@@ -251,12 +246,10 @@ NamedConversation = Annotated[
 class ContextManagement(Body):
     type: Literal["compaction"]
     compact_threshold: Several | None = None
-    """A longer prompt is summed up. None: one of more tokens than three quarters of the context."""
+    """Tokens of the longest prompt that is not summarized. None for three quarters of the context."""
 
 
 class TurnFields(Body):
-    """The fields that say what a response's prompt is."""
-
     hints: ClassVar[Hints] = RESPONSES_HINTS
     refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
 
@@ -265,7 +258,6 @@ class TurnFields(Body):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: NamedConversation | None = None
-    """The conversation that it goes on, and that gets its items at its end."""
     text: TextOptions | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -276,7 +268,7 @@ class TurnFields(Body):
     enable_thinking: bool | None = None
     thinking_budget: Budget | None = None
     chat_template: str | None = None
-    """The name of one of the model's templates, such as `tool_use`."""
+    """Name of one of the model's templates, such as `tool_use`."""
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
     @property
@@ -286,16 +278,13 @@ class TurnFields(Body):
 
     @property
     def is_compacting(self) -> bool:
-        """The response is to be a summary of the conversation."""
         last = self.input[-1] if isinstance(self.input, list) and self.input else None
         return isinstance(last, CompactionTrigger)
 
 
 class InputTokensBody(TurnFields):
-    """The body of `POST /v1/responses/input_tokens`: what of a response's body becomes its prompt."""
-
     def as_response(self) -> ResponsesBody:
-        """As the body of a response. What only that one knows was not checked here, and stays out."""
+        """Return a response's body. Fields outside this schema were not validated and are left out."""
         return ResponsesBody.model_construct(
             **{name: getattr(self, name) for name in type(self).model_fields}
         )
@@ -307,14 +296,13 @@ class ResponsesBody(SharedBody, TurnFields):
     context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: Several | None = None
-    """Counts calls of tools that the server runs itself: those of MCP servers."""
+    """Limit for calls of MCP tools, which the server makes itself."""
     max_output_tokens: OutputLimit = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: TopLogprobs | None = None
     prompt_cache_key: str | None = None
 
     def compacting(self) -> ResponsesBody:
-        """The same, as one that asks for a summary, whole and not stored."""
         given = self.input or []
         items = [SentMessageItem(role="user", content=given)] if isinstance(given, str) else given
         trigger = CompactionTrigger(type="compaction_trigger")

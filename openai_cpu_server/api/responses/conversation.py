@@ -1,4 +1,4 @@
-"""Items of the Responses API become the messages of a conversation. Pure."""
+"""Conversion of items of the Responses API to the messages of a conversation. Pure."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 
 
 def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
-    """The messages that these items are. What the assistant reasons, says and calls in a row is one
-    message."""
+    """Return the messages. Consecutive reasoning, text and calls of the assistant form one message."""
     messages: list[AskedMessage] = []
     open_turn: _Turn | None = None
     for sourced in _as_functions(items):
@@ -86,7 +85,7 @@ def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
 
 
 def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[AskedMessage]:
-    """What a model has said and called in one generation, and behind that what came of the calls."""
+    """Return the messages of one generation, with the results of its MCP calls."""
     calls = [item for item in items if isinstance(item, McpCallItem)]
     said = [
         _as_call(item) if isinstance(item, McpCallItem) else item
@@ -105,7 +104,7 @@ class ApprovedCall(NamedTuple):
 
 
 def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem]) -> list[ApprovedCall]:
-    """The calls that these items, the body's own, allow, and that nobody has made. Raises InvalidRequest."""
+    """Return calls that the body's own `items` approve and that were not made. Raises InvalidRequest."""
     everything = [one.item for one in (*earlier, *items)]
     requests = {one.id: one for one in everything if isinstance(one, ApprovalRequestItem)}
     made = {one.approval_request_id for one in everything if isinstance(one, McpCallItem)}
@@ -124,14 +123,13 @@ def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem])
 
 
 def listed_servers(items: Iterable[SourcedItem]) -> frozenset[str]:
-    """The MCP servers whose tools the conversation has told already."""
     lists = (one.item for one in items if isinstance(one.item, McpListItem))
     return frozenset(one.server_label for one in lists if one.error is None)
 
 
 def _as_functions(items: Iterable[SourcedItem]) -> Iterator[SourcedItem]:
-    """What MCP servers were asked is a function's call with its output. What was not approved has one, too,
-    that says so; what was is told by the call that followed."""
+    """A call that was not approved has an output with the reason. An approved one appears as the later
+    call."""
     everything = list(items)
     answers = {one.item.approval_request_id for one in everything if isinstance(one.item, _ANSWERS)}
     requests: dict[str, ApprovalRequestItem] = {}
@@ -182,7 +180,7 @@ def _as_output(item: McpCallItem) -> FunctionCallOutputItem:
 
 
 def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
-    """An answer that has become several messages is none of them alone."""
+    """An earlier answer that has become several messages is not the source of any of them alone."""
     seen = Counter(id(one.own) for one in messages if one.own is not None)
     is_part = [seen.get(id(one.own), 0) > 1 for one in messages]
     return [
@@ -192,11 +190,8 @@ def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
 
 
 def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
-    """What of a conversation is to be shown: what its last summary has summed up is left out.
-
-    A summary that an answer follows was made on the way to it, and it answers what stood last before the
-    summary. Before any other summary stands what users have said word for word.
-    """
+    """Return the items to show to the model, without those that the last summary replaces. If an answer
+    follows the summary, the items that it answers stay. Otherwise the words of users stay."""
     found = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
     if not found:
         return items
@@ -207,14 +202,13 @@ def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
 
 
 def summed_up(items: Sequence[SourcedItem], summary: SourcedItem) -> list[SourcedItem]:
-    """What is still to be shown to the model that is to answer now: the system's messages, the summary, and
-    what nobody has answered yet."""
+    """Return the items for the next answer: system messages, the summary, and unanswered items."""
     rules = [one for one in items if isinstance(one.item, MessageItem) and one.item.role in _RULES]
     return [*rules, summary, *(one for one in _unanswered(items) if one not in rules)]
 
 
 def _unanswered(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
-    """What stands behind the assistant's last item; results of tools come with their calls."""
+    """Items after the assistant's last one, and the calls that belong to results of tools."""
     first = len(items)
     while first and not _is_assistants(items[first - 1].item):
         first -= 1
@@ -225,7 +219,6 @@ def _unanswered(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
 
 
 def is_answered(items: Iterable[SourcedItem]) -> bool:
-    """The assistant has said something already."""
     return any(_is_assistants(one.item) for one in items)
 
 
@@ -238,20 +231,16 @@ def trigger_item() -> MessageItem:
 
 
 def is_trigger(item: Item) -> bool:
-    """It asked for a summary, and is no part of what was said."""
     return isinstance(item, MessageItem) and item.content == _TRIGGER
 
 
 def with_instructions(messages: Sequence[AskedMessage], instructions: str | None) -> list[AskedMessage]:
-    """Instructions are the first of the system's messages."""
     first = [AskedMessage({"role": "system", "content": instructions})] if instructions else []
     return [*first, *messages]
 
 
 @dataclass
 class _Turn:
-    """What the assistant did in a row."""
-
     answer: EarlierAnswer | None
     path: str
     texts: list[str] = field(default_factory=list)
@@ -259,7 +248,7 @@ class _Turn:
     thoughts: list[str] = field(default_factory=list)
 
     def takes(self, sourced: SourcedItem) -> bool:
-        """Whether it is still the same message: thoughts come first, then text, then calls."""
+        """Within a message, thoughts come first, then text, then calls."""
         if sourced.answer is not self.answer:
             return False
         return isinstance(sourced.item, _CALLS) or not (self.texts or self.calls)
@@ -283,7 +272,7 @@ class _Turn:
         self.calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def message(self) -> AskedMessage:
-        """Whether thoughts of before are shown to the model is for its template to say."""
+        """Thoughts are included, because the template decides if the model sees them."""
         fields: dict[str, object] = {"role": "assistant", "content": "\n".join(self.texts)}
         if self.calls:
             fields["tool_calls"] = self.calls
@@ -308,7 +297,6 @@ def _part_text(part: Part) -> str:
 
 
 def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
-    """All that these items show and attach, those of earlier turns too."""
     for sourced in items:
         item, is_asked = sourced.item, sourced is items[-1]
         field = "output" if isinstance(item, _OUTPUTS) else "content"

@@ -1,4 +1,4 @@
-"""The items of the Responses API, as they are shown, stored and gone on from."""
+"""Items of the Responses API, as they are shown, stored and continued."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.renderer import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
-"""What the `encrypted_content` of our summaries begins with. Behind it they are plain: they are the client's
-own."""
+"""Prefix of our `encrypted_content`. The rest is plain text, because it belongs to the client."""
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
@@ -29,7 +28,7 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
 
 
 class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_image"):
-    """It is shown as it may be sent again."""
+    """Shown in a form that can be sent again, as audio and files are."""
 
     image_url: Union[str, None] = None
     file_id: Union[str, None] = None
@@ -48,14 +47,11 @@ class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
 
 
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
-    """As a picture."""
-
     input_audio: dict[str, str]
-    """As the client has sent it: `data` in base64 and its `format`, or a `url`."""
+    """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
     @classmethod
     def of(cls, sound: SoundSource, given: object) -> InputAudio:
-        """`given`: what the client calls `input_audio`, if it does."""
         fields = given if isinstance(given, dict) else {"url": sound.source}
         return cls({name: value for name, value in fields.items() if isinstance(value, str)})
 
@@ -67,8 +63,6 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
 
 
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
-    """As a picture."""
-
     filename: str = ""
     file_data: Union[str, None] = None
     file_id: Union[str, None] = None
@@ -137,8 +131,6 @@ class FunctionCallOutputItem(
 
 
 class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    """The call of a tool that takes a text."""
-
     id: str
     status: str = "completed"
     call_id: str
@@ -165,7 +157,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 
 class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
-    """A summary, in place of all that was before it."""
+    """Summary that replaces everything before it."""
 
     id: str
     encrypted_content: str
@@ -179,7 +171,7 @@ class McpListItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class McpCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_call"):
-    """A call that this server has made itself, with what came of it."""
+    """Call that this server has made itself, with the result."""
 
     id: str
     status: str = "completed"
@@ -195,8 +187,6 @@ class McpCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 class ApprovalRequestItem(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
 ):
-    """A call that waits for the client's word."""
-
     id: str
     server_label: str
     name: str
@@ -248,13 +238,11 @@ PREFIXES: dict[type, str] = {
     ApprovalItem: "mcpa_",
 }
 IN_NAMESPACE = "."
-"""Stands between a namespace, or an MCP server, and the name of its tool, as models see it. No other tool's
-name has it."""
+"""Separates a namespace or MCP server from the tool in names for models. No other tool's name contains it."""
 _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
 def named_for_models(tool: str) -> str:
-    """The name of an MCP server's tool behind the server's."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", tool)[:64]
 
 
@@ -263,7 +251,6 @@ def new_item_id(kind: type) -> str:
 
 
 def decoded(content: bytes) -> Item:
-    """An item as it was stored."""
     return _DECODER.decode(content)
 
 
@@ -271,4 +258,4 @@ class SourcedItem(msgspec.Struct, frozen=True):
     item: Item
     param: str
     answer: EarlierAnswer | None = None
-    """The item is a part of this answer of before."""
+    """Earlier answer that contains the item."""

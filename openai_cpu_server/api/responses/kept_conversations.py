@@ -1,4 +1,4 @@
-"""`/v1/conversations`: lists of items that are kept, which responses go on from and add to."""
+"""`/v1/conversations`: stored lists of items, which responses continue and extend."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
 
 B = TypeVar("B", bound=Body)
 _MAX_ITEMS = 20
-"""So many are added at once, as at OpenAI."""
+"""Items that can be added at once, as at OpenAI."""
 _LISTED, _MAX_LISTED = 20, 100
 _INCLUDES = frozenset({"include", "include[]"})
-"""These change nothing: all that there is is shown."""
+"""No effect, because everything is shown."""
 
 
 class ConversationBody(Body):
@@ -130,7 +130,6 @@ class ConversationRoutes:
         return json_response(ConversationObject.of(record))
 
     def _there(self) -> KeptResponses:
-        """Raises JobObjectNotFound."""
         if self._kept is None:
             raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
         return self._kept
@@ -143,7 +142,6 @@ class ConversationRoutes:
     async def _items(
         self, given: Sequence[InputItem], owner: str, size: int
     ) -> tuple[list[KeptItem], list[str]]:
-        """These items as they are kept, and which of them are told in words. Raises InvalidRequest."""
         for index, one in enumerate(given):
             if isinstance(one, CompactionTrigger):
                 raise wrong("Only a response can be asked for a summary.", f"items[{index}].type")
@@ -152,7 +150,6 @@ class ConversationRoutes:
 
 
 def _kept_items(given: Sequence[InputItem], found: dict[str, Item]) -> tuple[list[KeptItem], list[str]]:
-    """Raises InvalidRequest for a reference to nothing, and for two items of one id."""
     try:
         sourced = new_items(list(given), found)
     except InvalidRequest as error:
@@ -168,7 +165,7 @@ def _kept_items(given: Sequence[InputItem], found: dict[str, Item]) -> tuple[lis
 
 
 def _in_items(param: str | None) -> str | None:
-    """A response calls its items `input`."""
+    """Errors name `input`, as in a response."""
     return None if param is None else "items" + param.removeprefix("input")
 
 
@@ -177,7 +174,6 @@ def _new_id() -> str:
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """An owner, and the id of their conversation."""
     return context_of(request.scope).owner, request.path_params["id"]
 
 
@@ -186,13 +182,11 @@ def _headers(ignored: Ignored, told: Sequence[str]) -> dict[str, str]:
 
 
 async def _check_room(kept: KeptResponses, context: RequestContext, num_bytes: int) -> None:
-    """Raises StorageFull, DiskFull."""
     asked = StoredAmount(num_bytes=num_bytes + CONVERSATION_BYTES)
     await kept.storage.check(context.owner, context.identity.storage, asked)
 
 
 def _check_includes(request: Request) -> None:
-    """Raises InvalidRequest."""
     for name in request.query_params:
         if name not in _INCLUDES:
             raise unknown_parameter(name)

@@ -1,4 +1,4 @@
-"""A response while it is made: submitted, told with signs of life, and stored at its end."""
+"""Running response: submitted, streamed with signs of life, and stored at its end."""
 
 from __future__ import annotations
 
@@ -51,11 +51,8 @@ from openai_cpu_server.models.registry import Ability, choose_able, fetch
 async def alive(
     told: AsyncGenerator[Said, None], stream: ResponseStream, *, first_s: float, every_s: float
 ) -> AsyncIterator[Said]:
-    """What is told, and where nothing comes for so long, that it lives.
-
-    They stand among the events, and not beside them as keep-alive comments do, for they are numbered.
-    `every_s`: 0 is never, as with comments.
-    """
+    """Yield events, and signs of life while none come. Keep-alive comments cannot replace them, because
+    the signs are numbered events. `every_s`: 0 for none."""
     wait_s = min(first_s, every_s) or None
     async with aclosing(told):
         while stream.is_silent:
@@ -75,7 +72,7 @@ async def alive(
 
 
 async def _left(coming: asyncio.Future[Said | None]) -> None:
-    """Nobody waits for it any more. What reads the call must have ended before that is closed."""
+    """The reader of the call must have ended before the call is closed."""
     coming.cancel()
     with anyio.CancelScope(shield=True):
         await asyncio.wait({coming})
@@ -87,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunningResponse:
-    """One response that was submitted. Whoever gets it must enter `running`."""
+    """Submitted response. The owner must enter `running`."""
 
     def __init__(
         self,
@@ -100,7 +97,6 @@ class RunningResponse:
         keep_alive_s: float,
         request_id: str,
     ) -> None:
-        """`request_id`: errors name it."""
         self.read = read
         self.running = running
         self._kept = kept if read.is_stored else None
@@ -122,8 +118,7 @@ class RunningResponse:
         return self.stream.response
 
     async def told(self) -> AsyncIterator[Said]:
-        """What a client that listens hears. The response is stored before it hears of the end, be that a
-        failure."""
+        """Yield the events. The response is stored before its client sees the end, which may be a failure."""
         try:
             async for said in self._told():
                 yield said
@@ -139,7 +134,6 @@ class RunningResponse:
             yield said
 
     async def warmed(self) -> Sequence[Chunk]:
-        """What a client hears of a response whose prompt is only to be read."""
         async with self.running:
             await self.running.gather()
         chunks = self.stream.warmed(self.running.figures)
@@ -147,21 +141,18 @@ class RunningResponse:
         return chunks
 
     async def whole(self) -> bytes:
-        """The response of a call that is not streamed. Raises what the call failed with."""
         async with self.running:
             async for _ in self._told():
                 pass
         return await off_loop(_SHOWN * self.running.figures.total_tokens, partial(encoded, self.response))
 
     def recent(self) -> LastResponse:
-        """Its conversation, to be gone on from."""
         answer = EarlierAnswer(self.stream.written, self._vocabulary())
         outputs = [SourcedItem(item, "previous_response_id", answer) for item in self.response.output]
         inputs = [SourcedItem(one.item, "previous_response_id") for one in self.read.items]
         return LastResponse(self.response.id, (*self.read.earlier, *inputs, *outputs))
 
     def record(self, kept: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
-        """It as it is now; `response`: as it is to be seen."""
         response = response or self.response
         return ResponseRecord(
             id=response.id,
@@ -183,7 +174,7 @@ class RunningResponse:
         return _outputs(self.response)
 
     async def _keep(self, response: ResponseObject | None = None) -> None:
-        """An answer that was computed is given also where it cannot be stored."""
+        """A failure to store is logged, and the client still gets the response."""
         kept, response = self._kept, response or self.response
         try:
             if kept is not None:
@@ -195,7 +186,7 @@ class RunningResponse:
             logger.error("response %s was not stored: %s", self.response.id, error)
 
     def turn(self, response: ResponseObject) -> ConversationTurn | None:
-        """What its conversation gets, if it is one of one and has come to an end of its own."""
+        """Return new items of the conversation, or None without one or after a failure or cancellation."""
         named, conversations = self.read.adds_to, self._conversations
         if named is None or conversations is None or ResponseStatus(response.status) not in USABLE:
             return None
@@ -212,23 +203,20 @@ class RunningResponse:
 
 
 _FIRST_SIGN_S = 1.0
-"""So long it takes at most until a response that waits knows of that."""
+"""Longest time until a waiting response reports that it waits."""
 _SHOWN = 4
-"""About as many bytes a token has in an answer."""
+"""Approximate bytes of a token in a response."""
 
 
 _MOST_SUMMARY = 2048
-"""A summary has at most so many tokens, thoughts included."""
+"""Tokens of the longest summary, thoughts included."""
 _FULL = 0.75
-"""The share of the context from which on a conversation is summed up, where no threshold is named."""
+"""Share of the context above which a conversation is summarized, without a threshold in the request."""
 _SUMMARY_ROUTE = "/v1/responses/compact"
-"""What the log calls the making of a summary."""
 CallingTools = Callable[[], Awaitable[list[AnsweredCall]]]
 
 
 class ResponseMaker:
-    """Begins responses on the way of all generating calls."""
-
     def __init__(
         self,
         service: GenerationService,
@@ -238,7 +226,7 @@ class ResponseMaker:
         mcp: McpServers | None,
         observer: McpObserver,
     ) -> None:
-        """`mcp`: None, no tools are called here."""
+        """`mcp`: None if the server calls no tools."""
         self._service = service
         self._options = options
         self._kept = kept
@@ -255,8 +243,7 @@ class ResponseMaker:
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
         watched: Callable[[CallingTools], Awaitable[list[AnsweredCall]]] = lambda calling: calling(),
     ) -> RunningResponse:
-        """Where `context_management` asks for it, what was said is summed up first. `watched`: makes calls
-        that were approved, as long as somebody wants them."""
+        """Start a response, after a summary if `context_management` asks for one. Raises InvalidRequest."""
         box = await self.opened(read.body, context.identity)
         running: OpenCall
         if box is None:
@@ -277,8 +264,7 @@ class ResponseMaker:
         )
 
     async def opened(self, body: ResponsesBody, identity: Identity) -> Toolbox | None:
-        """Whoever gets it must close it. None: the body asks for no tools of MCP servers. Raises
-        InvalidRequest."""
+        """Return a toolbox, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         return None if self._toolboxes is None else await self._toolboxes.open(body, identity)
 
     async def _with_tools(
@@ -289,7 +275,7 @@ class ResponseMaker:
         box: Toolbox,
         watched: Callable[[CallingTools], Awaitable[list[AnsweredCall]]],
     ) -> tuple[AskedResponse, ToolRounds]:
-        """It owns the box from now on."""
+        """Takes ownership of the box."""
         caller = ToolCaller(box, self._observer)
         try:
             read = await self._fitting(read, context, attempt, box.functions)
@@ -314,7 +300,6 @@ class ResponseMaker:
         attempt: CascadeAttempt,
         offered: Sequence[AskedFunction] = (),
     ) -> AskedResponse:
-        """With a summary in place of what was said, where that is asked for and too long."""
         if not await self._is_to_sum_up(read, context, offered):
             return read
         return await self._summed_up(read, context, attempt, offered)
@@ -322,7 +307,7 @@ class ResponseMaker:
     async def _is_to_sum_up(
         self, read: AskedResponse, context: RequestContext, offered: Sequence[AskedFunction]
     ) -> bool:
-        """A prompt that exceeds the threshold is. Where nothing was answered yet, nothing can be left out."""
+        """A conversation without an answer has nothing that can be left out."""
         asked = read.body.context_management
         if not asked or not is_answered([*read.earlier, *read.items]):
             return False
@@ -340,7 +325,7 @@ class ResponseMaker:
         attempt: CascadeAttempt,
         offered: Sequence[AskedFunction],
     ) -> AskedResponse:
-        """With a summary that the model writes now. One that says nothing changes nothing."""
+        """An empty summary is ignored."""
         ticket = context.ticket.inner(context.ticket.origin, path=_SUMMARY_ROUTE)
         ticket.client = context.ticket.client
         asking = read.summing_up()
@@ -362,7 +347,6 @@ class ResponseMaker:
 def _summary(
     asking: AskedResponse, running: RunningCall, heard: Sequence[TimedEvent]
 ) -> WrittenSummary | None:
-    """What was written, as an item. None: nothing was."""
     response = new_response(asking.body, running.call, ResponseStatus.IN_PROGRESS, is_stored=False)
     stream = ResponseStream(running.call, running.model.pieces, response, is_compacting=True)
     for event, _ in heard:

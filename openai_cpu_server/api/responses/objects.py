@@ -22,13 +22,10 @@ from openai_cpu_server.jobs.records import ResponseStatus
 class ResponseInputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
-    """Computed prompts are kept without being asked for, so nothing is counted here."""
+    """Always 0, because prompts are cached without a request."""
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Those of pictures, where there are any."""
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Those of sounds, likewise."""
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
-    """How long these take."""
 
     def __add__(self, other: ResponseInputDetails) -> ResponseInputDetails:
         return ResponseInputDetails(
@@ -65,7 +62,6 @@ class ResponseUsage(msgspec.Struct, frozen=True):
         )
 
     def __add__(self, other: ResponseUsage) -> ResponseUsage:
-        """Of both together."""
         thought = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
         return ResponseUsage(
             input_tokens=self.input_tokens + other.input_tokens,
@@ -134,14 +130,14 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WrittenSummary(msgspec.Struct, frozen=True):
-    """A conversation was summed up on the way to a response, whose first item is the summary."""
+    """Summary made on the way to a response, whose first item it is."""
 
     item: CompactionItem
     usage: ResponseUsage
 
 
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What users have said, word for word, and a summary of all else."""
+    """Messages of users, and a summary of everything else."""
 
     id: str
     object: str = "response.compaction"
@@ -172,7 +168,7 @@ def ended(
     is_whole: bool,
     now_s: int,
 ) -> ResponseObject:
-    """`is_whole`: it ended by itself, not for the want of tokens."""
+    """`is_whole`: the response was not cut by a limit of tokens."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
     return msgspec.structs.replace(
         response,
@@ -185,7 +181,7 @@ def ended(
 
 
 def failed(response: ResponseObject, output: Sequence[OutputItem], error: ErrorObject) -> ResponseObject:
-    """The response with what there was of its output, and one of the few codes that OpenAI's clients know."""
+    """Return the response with its output so far, and one of the few codes that OpenAI's clients know."""
     is_limit = error.error.code == _LIMIT
     return msgspec.structs.replace(
         response,
@@ -258,7 +254,7 @@ def _choice(given: schema.ToolChoice | None) -> msgspec.Raw:
 def _tool(
     tool: schema.FunctionTool | schema.TextTool | schema.NamespaceTool | schema.McpServerTool,
 ) -> msgspec.Raw:
-    """All fields of a function, as clients' types demand; nothing secret of an MCP server."""
+    """Functions have all fields, as clients' types require. Secrets of MCP servers are left out."""
     if isinstance(tool, schema.McpServerTool):
         return _raw(tool.model_copy(update={"headers": None, "authorization": None}))
     if not isinstance(tool, schema.FunctionTool):

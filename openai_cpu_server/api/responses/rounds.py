@@ -1,5 +1,4 @@
-"""A response whose model calls tools of MCP servers: generation after generation on the way of all calls,
-until it has said all, or has to wait for its client."""
+"""Response whose model calls MCP tools, in generations until no call is left or the client must act."""
 
 from __future__ import annotations
 
@@ -59,8 +58,6 @@ def not_offered(call: ApprovedCall) -> InvalidRequest:
 
 
 class AnsweredCall(NamedTuple):
-    """A call that its client has approved, with what came of it."""
-
     request: ApprovedCall
     one: OfferedTool
     answer: McpAnswer
@@ -79,17 +76,14 @@ class AnsweredCall(NamedTuple):
 
 
 class ToolCaller:
-    """Makes calls, one beside the other, and counts them."""
-
     def __init__(self, box: Toolbox, observer: McpObserver) -> None:
         self._box = box
         self._observer = observer
         self.num_calls = 0
         self.seconds = 0.0
-        """In which somebody has waited for them."""
 
     async def approved(self, calls: Sequence[ApprovedCall]) -> list[AnsweredCall]:
-        """Raises InvalidRequest for a tool that is not offered any more."""
+        """Make approved calls. Raises InvalidRequest for a tool that is no longer offered."""
         found = [(call, self._offered(call)) for call in calls]
         answers = await self.answers([(one, call.request.arguments) for call, one in found])
         return [AnsweredCall(call, one, said) for (call, one), said in zip(found, answers, strict=True)]
@@ -127,20 +121,15 @@ class ToolCaller:
 
 
 class RoundPlan(NamedTuple):
-    """What is known before the first generation."""
-
     ask: Ask
     box: Toolbox
     max_calls: int | None
-    """The client's own limit."""
     listed: frozenset[str]
-    """The servers whose tools the conversation has told already."""
     approved: Sequence[AnsweredCall]
 
 
 class ToolRounds:
-    """An `OpenCall`. `async with` it: leaving ends what runs, be it a generation or a tool's call, and what
-    was opened for it."""
+    """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the toolbox."""
 
     def __init__(
         self,
@@ -159,13 +148,10 @@ class ToolRounds:
         self._caller = caller
         self._observer = observer
         self._is_open = True
-        """The generation has not been left."""
         self._rounds: list[EndedCall] = []
         self._scope: anyio.CancelScope | None = None
-        """Around tools' calls."""
         self._is_cancelled = False
         self._is_stopped = False
-        """Somebody has ended it as it is."""
 
     @property
     def call(self) -> Call:
@@ -209,7 +195,6 @@ class ToolRounds:
             self._scope.cancel()
 
     def stop(self) -> None:
-        """Be it in a generation, in a tool's call, or between them."""
         self._is_stopped = True
         with contextlib.suppress(RequestEnded):  # this generation, but not all
             self._running.stop()
@@ -222,11 +207,12 @@ class ToolRounds:
         self._running.stop_thinking()
 
     async def gather(self) -> dict[str, GatheredAnswer]:
-        """What is generated first; no tool is called."""
+        """Run only the first generation, without tool calls."""
         return await self._running.gather()
 
     async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
-        """Raises what a generation failed with, DeadlineExceeded, RequestCancelled."""
+        """Yield the events of all rounds. Raises errors of generations, DeadlineExceeded,
+        RequestCancelled."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
@@ -246,7 +232,6 @@ class ToolRounds:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _before(self, stream: ResponseStream) -> list[Chunk]:
-        """What is known before anything is generated."""
         plan = self._plan
         listings = [one for one in plan.box.listings if one.label not in plan.listed]
         if not listings and not plan.approved:
@@ -261,7 +246,6 @@ class ToolRounds:
         return chunks
 
     async def _leave(self, *error: Any) -> None:
-        """The generation's end, which counts with those before it."""
         if not self._is_open:
             return
         self._is_open = False
@@ -272,7 +256,6 @@ class ToolRounds:
             ticket.generated(ended_rounds(self._rounds))
 
     async def _begin(self, ask: Ask) -> None:
-        """Raises as `GenerationService.begin`."""
         await self._context.settle()
         self._running = await self._service.begin(ask, self._context)
         self._ask = ask
@@ -284,7 +267,6 @@ class ToolRounds:
             self.stop()
 
     async def _answers(self, calls: Sequence[WaitingCall]) -> list[McpAnswer]:
-        """Raises DeadlineExceeded, RequestCancelled."""
         if self._is_stopped:
             return [McpAnswer(_STOPPED, is_error=True)] * len(calls)
         most = self._plan.max_calls
@@ -309,12 +291,11 @@ class ToolRounds:
 
     @property
     def _deadline_s(self) -> float:
-        """On the clock of the event loop."""
+        """Time of the event loop's clock."""
         gone_s = time.monotonic() - self._context.ticket.started_s
         return anyio.current_time() - gone_s + min(self._limits_s, default=float("inf"))
 
     def _may_go_on(self, stream: ResponseStream) -> bool:
-        """Not where a client is waited for, or where no output is left to it."""
         if stream.writing.waits_for_client or self._is_stopped:
             return False
         if self._left is not None and self._left <= 0:
@@ -324,12 +305,12 @@ class ToolRounds:
 
     @property
     def _left(self) -> int | None:
-        """The tokens that it may still say; None: the client names no number."""
+        """Tokens left of the client's `max_tokens`, or None."""
         limit = self._plan.ask.max_tokens
         return None if limit is None else limit.tokens - self.figures.output_tokens
 
     async def _go_on(self, stream: ResponseStream) -> None:
-        """Results for which the context has no room are not told: that they have none is."""
+        """Results that exceed the context are replaced by an error."""
         items = stream.writing.of_round
         try:
             await self._begin(self._following(stream, items))
@@ -356,7 +337,7 @@ class ToolRounds:
         )
 
     def _tools(self) -> AskedTools | None:
-        """A call that was demanded has been made. In the last round none can be made any more."""
+        """A required call has been made. In the last round no MCP tool can be called."""
         asked, box, most = self._plan.ask.tools, self._plan.box, self._plan.max_calls
         if asked is None or asked.use is None:
             return asked
@@ -378,7 +359,7 @@ class ToolRounds:
 
 
 class _Round(Renderer):
-    """One generation of several: the stream began before it, and ends behind the last."""
+    """One of several generations. The stream begins before the first and ends after the last."""
 
     def __init__(self, stream: ResponseStream) -> None:
         self._stream = stream
@@ -400,7 +381,6 @@ def _unread(item: OutputItem) -> OutputItem:
 
 
 def _parsed(arguments: str) -> dict[str, object] | None:
-    """None: they are no object."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, object])
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""The routes of Responses: made, stored, cancelled, over a WebSocket."""
+"""Routes of responses, with a WebSocket."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ class ResponsesRoutes:
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
     async def compact(self, request: Request) -> Response:
-        """A conversation as fewer items: what users have said, and a summary of all else."""
         data, context = await unkept_body(request), context_of(request.scope)
         read = await self._reader.read(data, context.identity, is_compacting=True)
         making = await self._maker.begin(read, context)
@@ -87,7 +86,7 @@ class ResponsesRoutes:
         return json_response(compacted, headers=dict(making.running.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Answers a row of a batch job. It is stored only where it says so: the output file has it."""
+        """Answer a batch row. It is stored only on demand, because the output file contains it."""
         read = await self._reader.read(data, context.identity, stores_unasked=False)
         for name in ("stream", "background"):
             if getattr(read.body, name):
@@ -100,7 +99,6 @@ class ResponsesRoutes:
             raise
 
     async def input_tokens(self, request: Request) -> Response:
-        """Counts what the prompt would have, and makes nothing."""
         data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         asked, ignored = await off_loop(len(data), reading)
@@ -118,8 +116,8 @@ class ResponsesRoutes:
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
     async def _behind(self, request: Request, read: AskedResponse, background: Background) -> ASGIApp:
-        """It goes on when this request has ended, but for calls that were approved: who leaves while they are
-        made knows of no response yet. The server's limit of time is not for it."""
+        """The response outlives this request, except while approved calls are made: a client that leaves
+        then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
         ticket = outer.ticket.inner(RequestOrigin.BACKGROUND)
         ticket.client = outer.ticket.client

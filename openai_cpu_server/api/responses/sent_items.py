@@ -1,4 +1,4 @@
-"""The items that clients send: what they may be, and what becomes of them here."""
+"""Items in requests, and their conversion to our own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAX_ITEMS = 10_000
 
 
 class EchoedBody(Body):
-    """What clients send back as they got it, here or elsewhere: further fields of it change nothing."""
+    """Object that clients send back as they received it, here or elsewhere. Further fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
@@ -80,7 +80,7 @@ Part = Annotated[
 ]
 Content = TextOrList[Listed[Part]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
-"""Without NUL, which not every database can store."""
+"""NUL is excluded, because some databases cannot store it."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -137,11 +137,11 @@ class SentReasoning(EchoedBody):
     summary: Listed[ReasoningPart] | None = None
     content: Listed[ReasoningPart] | None = None
     encrypted_content: str | None = None
-    """Other servers' thoughts, which nobody can read here."""
+    """Thoughts of other servers, which are unreadable here."""
 
 
 class SentCompaction(EchoedBody):
-    """A summary of ours. What other services have summed up nobody can read here."""
+    """Summary by this server. Those of other services are unreadable here."""
 
     type: Literal["compaction"]
     id: ItemId | None = None
@@ -149,7 +149,7 @@ class SentCompaction(EchoedBody):
 
 
 class CompactionTrigger(EchoedBody):
-    """At the end of all items: the response is to be a summary of them."""
+    """Last item, which asks for a summary of the others."""
 
     type: Literal["compaction_trigger"]
 
@@ -249,7 +249,7 @@ _SENT_OUTPUTS = (SentFunctionOutput, SentCustomOutput)
 
 
 def new_items(given: str | Sequence[InputItem] | None, found: Mapping[str, Item]) -> list[SourcedItem]:
-    """The body's items with ids of their own. `found`: what its references mean. Raises InvalidRequest."""
+    """Return the body's items. `found`: items by referenced id. Raises InvalidRequest."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -263,7 +263,6 @@ def new_items(given: str | Sequence[InputItem] | None, found: Mapping[str, Item]
 
 
 def told_in_words(given: str | Sequence[InputItem] | None) -> list[str]:
-    """Items and parts of kinds that there are not here, as a header names them."""
     names: list[str] = []
     for index, one in enumerate(given if isinstance(given, list) else ()):
         content = getattr(one, "output" if isinstance(one, _SENT_OUTPUTS) else "content", None)
@@ -282,12 +281,11 @@ def references(given: str | Sequence[InputItem] | None) -> list[str]:
 
 _CALL, _OUTPUT = "_call", "_call_output"
 _ASKED = ("input", "action", "operation", "arguments", "code", "queries")
-"""The fields in which calls of other tools than functions say what is asked of them."""
 
 
 def _foreign(given: ForeignKind) -> list[Item]:
-    """An item of a kind that is not made here, as one that is. A call of another tool is one of a function,
-    and its result that of one; what a service called itself is told in words. The rest says nothing."""
+    """A call of another tool becomes a function call, a call that a service made itself becomes text.
+    Other items are dropped."""
     fields, kind = given.fields, given.type
     call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
     if kind.endswith(_OUTPUT) and isinstance(call_id, str):
@@ -373,7 +371,7 @@ def _mcp_item(
 
 
 def _error(given: object) -> str | None:
-    """OpenAI's own servers tell objects."""
+    """OpenAI's own servers send objects."""
     return given if given is None or isinstance(given, str) else to_json(given)
 
 

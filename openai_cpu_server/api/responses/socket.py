@@ -1,9 +1,6 @@
-"""`/v1/responses` as a WebSocket: OpenAI's WebSocket mode, one response after the other.
-
-A message is `{"type": "response.create", ...}` with the body of a POST, without `stream` and `background`;
-the answers are the events of a stream. The last response of a socket can be gone on from though it is not
-stored. With `generate: false` only the prompt is read, for the turns to come.
-"""
+"""`/v1/responses` as a WebSocket. A message is `{"type": "response.create", ...}` with the body of a POST;
+the replies are the events of a stream. The last response can be continued without being stored. With
+`generate: false` the prompt is only prefilled, for later turns."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _CREATE = "response.create"
 
 
 class SocketRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing comes of a message, or a response has ended with a failure."""
+    """Sent if a message fails before its first event."""
 
     type: str = "error"
     status: int
@@ -42,8 +39,6 @@ class SocketRefusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponsesExchange:
-    """The responses of one open socket. An `Exchange`."""
-
     def __init__(self, reader: ResponseReader, maker: ResponseMaker, socket: OpenSocket) -> None:
         self._reader = reader
         self._maker = maker
@@ -54,7 +49,7 @@ class ResponsesExchange:
         self._recent: LastResponse | None = None
 
     async def take(self, data: bytes) -> None:
-        """Messages wait for their turn, up to a limit, and together have no more bytes than one may have."""
+        """Queue a message. The number of waiting messages is limited, and their bytes to those of one."""
         try:
             self._check_room(len(data))
             self._waiting.append(HeldBody(data, self._socket.held(len(data))))
@@ -126,7 +121,7 @@ class ResponsesExchange:
         self._recent = making.recent()
 
     async def _warm(self, making: RunningResponse) -> None:
-        """The prompt is read, so that the next turn finds it computed; the token behind it is not shown."""
+        """The token after the prompt is not shown."""
         for chunk in await making.warmed():
             await self._socket.send(chunk.json)
         self._recent = making.recent()
@@ -146,10 +141,7 @@ class ResponsesExchange:
 
 
 def _body(data: bytes) -> tuple[bytes, bool]:
-    """The body of a POST that streams, and whether there is to be an output: not with `generate: false`.
-
-    Raises InvalidRequest, TooManyValues.
-    """
+    """Return the body of a POST that streams, and False for `generate: false`. Raises InvalidRequest."""
     check_size(data)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

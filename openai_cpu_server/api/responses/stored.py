@@ -37,14 +37,14 @@ from openai_cpu_server.jobs.responses import KeptResponses
 
 _LISTED, _MAX_LISTED = 20, 100
 _POLL_S = 1.0
-"""A response that another server makes is looked for so often."""
+"""Interval for polling a response of another server."""
 _IGNORED = ("include", "include[]", "include_obfuscation")
-"""Parameters of OpenAI's that change nothing here: all that there is is shown."""
+"""OpenAI's parameters without an effect, because everything is shown."""
 _LEFT_BEHIND = "The server that made this response has ended."
 
 
 class StoredResponses:
-    """`kept`, `background`: None where responses are not stored."""
+    """`kept`, `background`: None if responses are not stored."""
 
     def __init__(
         self, kept: KeptResponses | None, background: Background | None, options: ApiOptions
@@ -63,7 +63,6 @@ class StoredResponses:
         return _json(await self._shown(owner, response_id))
 
     async def delete(self, request: Request) -> Response:
-        """One that is still made is cancelled first."""
         kept, (owner, response_id) = self._there(), _named(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
@@ -71,7 +70,7 @@ class StoredResponses:
         return json_response(ResponseDeleted(response_id))
 
     async def cancel(self, request: Request) -> Response:
-        """One that is cancelled already is shown once more. Raises InvalidRequest for others that ended."""
+        """Cancel a response. Repeating this is allowed. Raises InvalidRequest if the response has ended."""
         kept, (owner, response_id) = self._there(), _named(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
@@ -106,7 +105,6 @@ class StoredResponses:
         return self._kept
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:
-        """None: it is not this process that makes it, or it is made no more."""
         return self._background.find(owner, response_id) if self._background else None
 
     async def _shown(self, owner: str, response_id: str) -> bytes:
@@ -117,7 +115,7 @@ class StoredResponses:
         return (await self._record(owner, response_id)).response
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
-        """The record. A response whose server has died in the middle of it has failed."""
+        """A response whose server has died has failed."""
         kept = self._there()
         record = await kept.get(owner, response_id)
         if not kept.is_left_behind(record):
@@ -127,7 +125,6 @@ class StoredResponses:
         return ended if await kept.end(ended) else await kept.get(owner, response_id)
 
     async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
-        """Raises InvalidRequest for a response that was not made in the background."""
         if (live := self._live(owner, response_id)) is not None:
             return live.log.read(first)
         record = await self._record(owner, response_id)
@@ -136,7 +133,7 @@ class StoredResponses:
         return self._replayed(record, first)
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
-        """The stream of a response that has ended, or of one that another server makes, once it has ended."""
+        """A response of another server is replayed once it has ended."""
         kept = self._there()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
@@ -150,7 +147,6 @@ class StoredResponses:
 
 
 def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float) -> ASGIApp:
-    """Events that are there whether this client listens or not."""
     return event_source(told, {**UNKEPT, **headers}, keep_alive_s=keep_alive_s)
 
 
@@ -159,7 +155,6 @@ def _json(body: bytes) -> Response:
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """An owner, and the id of their response."""
     return context_of(request.scope).owner, request.path_params["id"]
 
 
@@ -193,7 +188,6 @@ def _wants_stream(query: QueryParams) -> bool:
 
 
 def _starting_after(query: QueryParams) -> int:
-    """The number of the last event that the client has; -1: it has none."""
     given = query.get("starting_after")
     if given is None:
         return -1

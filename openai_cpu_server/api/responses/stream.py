@@ -1,4 +1,4 @@
-"""One response as it is made: parts of the output become events of items, and an object at the end."""
+"""One response: parts of the output become events of items, and an object at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 
 
 class StreamStage(enum.Enum):
-    """What a stream has said last of how far it is; it goes on, and never back."""
+    """Latest stage that the stream has reported. It only advances."""
 
     CREATED = "created"
     QUEUED = "queued"
@@ -54,8 +54,7 @@ class StreamStage(enum.Enum):
 
 
 class ResponseStream(Renderer):
-    """For streams, and for answers that are only wanted whole. Signs of life stand among its events, for they
-    are numbered."""
+    """Builds streams, and complete responses too. Signs of life are numbered events."""
 
     def __init__(
         self,
@@ -70,10 +69,7 @@ class ResponseStream(Renderer):
         summary: WrittenSummary | None = None,
         box: Toolbox | None = None,
     ) -> None:
-        """`response`: as it is before anything has come. `is_compacting`: it is to be a summary. `summary`:
-        the one that was made on the way to it. `box`: the tools of MCP servers, if there are any."""
         self.response = response
-        """As it is now; complete when the call has ended."""
         self._call = call
         self._pieces = pieces
         self._reader = call.reader()
@@ -92,32 +88,28 @@ class ResponseStream(Renderer):
         self._has_reasoned = False
         self._num_rounds = 1
         self.is_whole = False
-        """The last generation has ended by itself."""
+        """True if the last generation ended by itself."""
         self._stage = StreamStage.CREATED
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The tokens of the output, for the next turn; none if it has reasoned, for the template decides
-        whether that is shown again, or called tools in between."""
+        """Tokens of the output for the next turn, unless it contains thoughts or several rounds."""
         return self.written_in_round if self._num_rounds == 1 else ()
 
     @property
     def written_in_round(self) -> tuple[int, ...]:
-        """Those of the last generation, likewise."""
         return () if self._has_reasoned else tuple(self._tokens)
 
     @property
     def has_ended(self) -> bool:
-        """It ended well, and says so next."""
         return ResponseStatus(self.response.status).has_ended
 
     @property
     def is_silent(self) -> bool:
-        """Nothing of its output was said."""
         return self._stage is not StreamStage.SPEAKING
 
     def begin(self) -> Sequence[Chunk]:
-        """Whether it waits is not known yet, but of a response in the background."""
+        """Only a background response is known to wait."""
         created = self._about("response.created")
         if self.response.status != ResponseStatus.QUEUED.value:
             return [created]
@@ -125,14 +117,14 @@ class ResponseStream(Renderer):
         return [created, self._about("response.queued")]
 
     def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
-        """It is queued once. Who listens has a sign of life after that; nobody listens in the background."""
+        """The stream reports the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.lives()
         self._stage = StreamStage.QUEUED
         return [self._about("response.queued", ResponseStatus.QUEUED)]
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Beside what clients know: a field of ours in an event that stands there anyway."""
+        """Add our own field to an event that clients know."""
         is_queued = progress.place is not None and self._stage is not StreamStage.IN_PROGRESS
         self._stage = StreamStage.QUEUED if is_queued else StreamStage.IN_PROGRESS
         status = ResponseStatus.QUEUED if is_queued else ResponseStatus.IN_PROGRESS
@@ -140,7 +132,7 @@ class ResponseStream(Renderer):
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def lives(self) -> Sequence[Chunk]:
-        """For clients that give up a stream on which nothing comes: it waits or reads its prompt."""
+        """Some clients give up streams that are silent while the response waits or is prefilled."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS
@@ -159,7 +151,6 @@ class ResponseStream(Renderer):
         return chunks
 
     def go_on(self, call: Call, pieces: ShownPieces) -> None:
-        """Another generation follows."""
         self._call, self._pieces, self._reader = call, pieces, call.reader()
         self._content_scores, self._tokens, self._has_reasoned = ContentScores(), [], False
         self._num_rounds += 1
@@ -175,14 +166,12 @@ class ResponseStream(Renderer):
         return [*chunks, self._about(f"response.{self.response.status}")]
 
     def warmed(self, figures: Figures) -> Sequence[Chunk]:
-        """All that is told of a response whose prompt was read, and nothing more."""
         chunks = [*self.begin(), *self._started()]
         usage = ResponseUsage.of(figures)
         self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
     def failed(self, error: ErrorObject) -> ResponseObject:
-        """It as it is to be seen if it ends with this."""
         return failed(self.response, self.writing.items(), error)
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
@@ -192,7 +181,7 @@ class ResponseStream(Renderer):
         return [self._numbers.event("error", told), self._about("response.failed")]
 
     def cancel(self) -> Sequence[Chunk]:
-        """Somebody has cancelled it. OpenAI has no event for that; this one says that nothing follows."""
+        """Return the last event of a cancelled response. OpenAI has no event for this."""
         self.response = cancelled(self.response, self.writing.items())
         return [self._about("response.failed")]
 
@@ -210,7 +199,6 @@ class ResponseStream(Renderer):
         return self.writing.write(part, chat_logprobs(known, self._pieces).content if is_shown else ())
 
     def _about(self, kind: str, status: ResponseStatus | None = None) -> Chunk:
-        """`status`: what it is from now on."""
         if status is not None:
             self.response = msgspec.structs.replace(self.response, status=status.value)
         return self._numbers.event(kind, {"response": self.response})

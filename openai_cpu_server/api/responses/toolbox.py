@@ -1,4 +1,4 @@
-"""The tools of MCP servers that one response may call: found, filtered, named for its model."""
+"""Tools of MCP servers that one response may call: listed, filtered and named for the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.http.keys import Identity
 
 _MOST_SERVERS = 16
-"""Of one request."""
 _DIRECT = "direct"
 _OWN = "how it is reached stands in this server's configuration"
 _ELSEWHERE = "there are no services of OpenAI's here: name a server of the configuration, or a 'server_url'"
@@ -43,15 +42,13 @@ class OfferedTool(NamedTuple):
 
 
 class ToolListing(NamedTuple):
-    """What one server has told."""
-
     label: str
     tools: tuple[McpTool, ...]
     error: str | None = None
 
 
 class Toolbox:
-    """`offered`: by the names that the model sees."""
+    """`offered`: tools by the names that the model sees."""
 
     def __init__(
         self,
@@ -61,7 +58,7 @@ class Toolbox:
         own: Sequence[McpServer],
         limits: McpLimits,
     ) -> None:
-        """`own`: servers that are this request's alone."""
+        """`own`: servers of this request only, which are closed with it."""
         self.offered = offered
         self.functions = functions
         self.listings = listings
@@ -69,7 +66,7 @@ class Toolbox:
         self._own = own
 
     def find(self, label: str, tool: str) -> OfferedTool | None:
-        """By the name that its server gives it."""
+        """`tool`: name that the server uses."""
         found = (one for one in self.offered.values() if (one.label, one.tool.name) == (label, tool))
         return next(found, None)
 
@@ -87,8 +84,7 @@ class ToolboxOpener:
         self._servers = servers
 
     async def open(self, body: ResponsesBody, identity: Identity) -> Toolbox | None:
-        """Whoever gets it must close it. None: no such tools are asked for. Servers that do not tell their
-        tools offer none. Raises InvalidRequest."""
+        """Return a toolbox, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         asked = [
             (f"tools[{index}]", tool)
             for index, tool in enumerate(body.tools or ())
@@ -184,8 +180,6 @@ def _check_labels(asked: Sequence[tuple[str, McpServerTool]]) -> None:
 
 
 def _check_form(at: str, tool: McpServerTool) -> None:
-    """Raises InvalidRequest for what there is not."""
-
     def refused(name: str, why: str) -> InvalidRequest:
         message = f"'{at}.{name}' is not supported: {why}."
         return InvalidRequest(message, param=f"{at}.{name}", code="unsupported_parameter")
@@ -204,12 +198,11 @@ def _check_form(at: str, tool: McpServerTool) -> None:
 
 
 def _of_url(url: str) -> str:
-    """What keys call it."""
     return f"url:{(urllib.parse.urlsplit(url).hostname or '').lower()}"
 
 
 def _free_name(label: str, tool: str, taken: Collection[str]) -> str:
-    """Two tools whose names models cannot write may look alike."""
+    """Names that models cannot write may become equal."""
     name = stem = label + IN_NAMESPACE + named_for_models(tool)
     number = 2
     while name in taken:
@@ -225,7 +218,7 @@ def is_allowed(wanted: McpServerTool, tool: McpTool) -> bool:
 
 
 def needs_approval(rule: RequiredApproval | None, tool: McpTool) -> bool:
-    """Where both filters fit, or none of two, it does; a filter for `always` alone frees all others."""
+    """Return True if both filters match, or neither of two. A filter for `always` alone frees other tools."""
     if not isinstance(rule, ApprovalRule):
         return rule != "never"
     if rule.always is not None and _matches(rule.always, tool):

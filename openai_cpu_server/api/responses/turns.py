@@ -1,4 +1,4 @@
-"""The body of a response is read, and all that it goes on from is fetched."""
+"""Reader of a response's body, which fetches everything that the response continues."""
 
 from __future__ import annotations
 
@@ -49,34 +49,28 @@ USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 class AskedResponse(msgspec.Struct, frozen=True):
     body: ResponsesBody
     messages: tuple[AskedMessage, ...]
-    """Instructions, earlier turns and this one."""
     earlier: tuple[SourcedItem, ...]
     items: tuple[SourcedItem, ...]
-    """The body's own."""
     approved: tuple[ApprovedCall, ...]
-    """What MCP servers may be asked now."""
     attached: tuple[Attached, ...]
-    """To all of them."""
     ignored: Ignored
     num_bytes: int
-    """The size of all that was read for it."""
     owner: str
     is_stored: bool
     summary: WrittenSummary | None = None
-    """Stands in the prompt in place of what was said."""
+    """Replaces earlier items in the prompt."""
 
     @property
     def adds_to(self) -> str | None:
-        """The conversation that gets its items. A mere summary changes none: its client goes on from it."""
+        """Conversation that gets the items. A mere summary changes none."""
         return None if self.body.is_compacting else self.body.conversation_id
 
     @property
     def listed(self) -> frozenset[str]:
-        """The MCP servers whose tools the conversation tells."""
         return listed_servers((*self.earlier, *self.items))
 
     def ask(self, offered: Sequence[AskedFunction] = (), said: Sequence[AskedMessage] = ()) -> Ask:
-        """`offered`: the tools of MCP servers. `said`: what came of calls that were approved."""
+        """`offered`: tools of MCP servers. `said`: results of approved calls."""
         return msgspec.structs.replace(
             response_ask(self.body, (*self.messages, *said), offered),
             num_bytes=self.num_bytes,
@@ -85,7 +79,6 @@ class AskedResponse(msgspec.Struct, frozen=True):
         )
 
     def summing_up(self) -> AskedResponse:
-        """The question for a summary of all that it goes on from, and of its own items."""
         body = self.body.compacting().model_copy(update={"truncation": "auto"})
         asked = SourcedItem(trigger_item(), _MANAGEMENT)
         shown = [*current([*self.earlier, *self.items]), asked]
@@ -93,7 +86,6 @@ class AskedResponse(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, body=body, messages=tuple(messages), is_stored=False)
 
     def summed_up(self, summary: WrittenSummary) -> AskedResponse:
-        """The same, with a summary in place of what was said."""
         shown = summed_up([*self.earlier, *self.items], SourcedItem(summary.item, _MANAGEMENT))
         return msgspec.structs.replace(
             self,
@@ -103,27 +95,23 @@ class AskedResponse(msgspec.Struct, frozen=True):
         )
 
     def without_output(self) -> AskedResponse:
-        """The same, to be ended as soon as its prompt is read."""
+        """Return a copy that ends after prefilling."""
         return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
 
 
 class LastResponse(msgspec.Struct, frozen=True):
-    """The last response of a WebSocket, which need not be stored to be gone on from."""
+    """Last response of a WebSocket, which can be continued without being stored."""
 
     id: str
     items: tuple[SourcedItem, ...]
-    """All of its conversation."""
 
 
 class _OfConversation(msgspec.Struct, frozen=True):
-    """What of a stored response tells whether it belongs to a conversation."""
-
     conversation: ConversationRef | msgspec.UnsetType = UNSET
 
 
 class ResponseReader:
-    """`kept`: None where responses are not stored. `has_mcp`: there are MCP servers; else their tools are
-    left out, as others that OpenAI runs itself."""
+    """`kept`: None if responses are not stored. `has_mcp`: False to leave out MCP tools."""
 
     def __init__(self, kept: KeptResponses | None, options: ApiOptions, *, has_mcp: bool = False) -> None:
         self._kept = kept
@@ -139,12 +127,8 @@ class ResponseReader:
         stores_unasked: bool = True,
         is_compacting: bool = False,
     ) -> AskedResponse:
-        """`stores_unasked`: what is said when a body does not say whether it is to be stored.
-        `is_compacting`: a summary of it is wanted, which is neither stored nor streamed.
-
-        Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
-        for one that cannot be stored.
-        """
+        """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
+        StorageFull and DiskFull. `stores_unasked`: default of `store`."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:
@@ -194,7 +178,7 @@ class ResponseReader:
         )
 
     async def _with_room(self, read: AskedResponse, limits: StorageLimits, num_bytes: int) -> AskedResponse:
-        """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
+        """On a nearly full disk, a response that is stored only by default is not stored."""
         if self._kept is None or not (read.is_stored or read.adds_to):
             return read
         try:
@@ -254,7 +238,6 @@ class ResponseReader:
         return await off_loop(size, lambda: tuple(_of_items(items)))
 
     async def found(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
-        """The stored items of these ids, as far as they are there."""
         if not ids or self._kept is None:
             return {}
         stored = await self._kept.conversations.found(owner, ids)
@@ -263,7 +246,6 @@ class ResponseReader:
         return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
 
     async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[SourcedItem]) -> dict[str, Item]:
-        """What references mean."""
         found = {one.item.id: one.item for one in earlier}
         return found | await self.found([item_id for item_id in ids if item_id not in found], owner)
 
@@ -271,7 +253,6 @@ class ResponseReader:
 def _conversation(
     body: ResponsesBody, earlier: Sequence[SourcedItem], found: dict[str, Item]
 ) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...], tuple[Attached, ...], tuple[ApprovedCall, ...]]:
-    """All messages, the items that are the body's own, what is attached, and which calls were approved."""
     items = new_items(body.input, found)
     everything = current([*earlier, *items])
     messages = with_instructions(turns(everything), body.instructions)
@@ -298,7 +279,7 @@ def _of_link(link: ChainedResponse) -> list[SourcedItem]:
 
 
 def _of_items(items: Sequence[KeptItem]) -> Iterator[SourcedItem]:
-    """What comes of one answer has its tokens in common."""
+    """Items of one answer share its tokens."""
     answers: dict[str, EarlierAnswer | None] = {}
     for item in items:
         if item.answer_id is not None and item.answer_id not in answers:

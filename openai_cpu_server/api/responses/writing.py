@@ -1,4 +1,4 @@
-"""Items as they are written: from their first event to their last, numbered over the whole stream."""
+"""Events of output items from the first to the last, numbered over the whole stream."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ _PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.
 
 
 class EventNumbers:
-    """Numbers the events of one stream from 0 on, and writes them."""
-
     def __init__(self, first: int = 0) -> None:
         self._next = first
 
@@ -54,7 +52,7 @@ class EventNumbers:
         return Chunk(one_line(msgspec.json.encode(named)), kind)
 
     def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
-        """The event of which there are many. `place` says where it belongs, `tail` what follows the text."""
+        """`place`: fields before the text. `tail`: end of the object after it."""
         head = b'{"type":"%b","sequence_number":%d,' % (kind.encode(), self._take())
         return Chunk(head + place + b',"delta":' + json_text(text) + tail, kind)
 
@@ -65,7 +63,7 @@ class EventNumbers:
 
 
 class ItemWriting:
-    """Writes the items in their order; one is open at a time."""
+    """Writes items in order; one is open at a time."""
 
     def __init__(
         self,
@@ -76,8 +74,7 @@ class ItemWriting:
         offered: Mapping[str, OfferedTool] = MappingProxyType({}),
         is_compacting: bool = False,
     ):
-        """`offered`: the tools of MCP servers, by the names that the model sees. `is_compacting`: the text is
-        a summary, and thoughts are not told."""
+        """`offered`: MCP tools by the names that the model sees. `is_compacting`: thoughts are dropped."""
         self._offered = offered
         self._is_compacting = is_compacting
         self._numbers = numbers
@@ -86,37 +83,32 @@ class ItemWriting:
         self._open: ItemWriter | None = None
         self._done: list[OutputItem] = []
         self._num_given = 0
-        """Those that were there before anything was written."""
+        """Items that existed before any output."""
         self._round_start = 0
         self._waiting: list[WaitingCall] = []
 
     @property
     def waiting(self) -> Sequence[WaitingCall]:
-        """The calls that this server has to make."""
         return tuple(self._waiting)
 
     @property
     def waits_for_client(self) -> bool:
-        """It has to call something itself, or to say whether something may be called."""
         return any(isinstance(item, _FOR_CLIENTS) for item in self._done)
 
     @property
     def of_round(self) -> Sequence[OutputItem]:
-        """The items that were begun since the last generation began."""
         return self._done[self._round_start :]
 
     def start_round(self) -> None:
         self._round_start = len(self._done)
 
     def give(self, item: CompactionItem) -> list[Chunk]:
-        """Tells an item that is there before anything is written."""
         place = _ItemPlace(self._numbers, item.id, len(self._done))
         self._done.append(item)
         self._num_given += 1
         return [place.item(_ADDED, item), place.item(_DONE, item)]
 
     def tell_listing(self, listing: ToolListing) -> list[Chunk]:
-        """What an MCP server has told of its tools."""
         place = self._place(McpListItem)
         item = McpListItem(id=place.id, server_label=listing.label, tools=())
         told = msgspec.structs.replace(
@@ -134,7 +126,6 @@ class ItemWriting:
     def tell_call(
         self, one: OfferedTool, arguments: str, approval_id: str | None, answer: McpAnswer
     ) -> list[Chunk]:
-        """A call that was approved, and made before anything was generated."""
         chunks = self._begun(_McpWriter(self._place(McpCallItem), one, approval_id))
         chunks += self._more(arguments, ()) + self._closed("completed")
         return chunks + self.tell_answer(self._waiting[-1], answer)
@@ -159,18 +150,16 @@ class ItemWriting:
                 return self._more(text, ())
 
     def end_round(self, *, is_whole: bool) -> list[Chunk]:
-        """A generation has ended."""
         return self._closed("completed" if is_whole else "incomplete")
 
     def end(self, *, is_whole: bool) -> list[Chunk]:
-        """Ends the last item. A response without any has an empty message."""
+        """End the last item. A response without output has an empty message."""
         kind = CompactionItem if self._is_compacting else MessageItem
         is_empty = self._open is None and len(self._done) == self._num_given
         chunks = self._opened(kind) if is_empty else []
         return chunks + self._closed("completed" if is_whole else "incomplete")
 
     def items(self, *, is_whole: bool = False) -> list[OutputItem]:
-        """The items as they are now."""
         status = "completed" if is_whole else "incomplete"
         return self._done + ([self._open.item(status)] if self._open is not None else [])
 
@@ -213,8 +202,6 @@ class ItemWriting:
 
 
 class _ItemPlace:
-    """Where an item stands, which all of its events say."""
-
     def __init__(self, numbers: EventNumbers, item_id: str, index: int) -> None:
         self.id = item_id
         self._numbers = numbers
@@ -306,7 +293,6 @@ class _CallWriter:
 
     @property
     def _event(self) -> str:
-        """What the names of its events begin with."""
         said = "function_call_arguments" if self._kind is FunctionCallItem else "custom_tool_call_input"
         return f"response.{said}"
 
@@ -334,7 +320,7 @@ class _CallWriter:
 
 
 class _SummaryWriter:
-    """It is told whole."""
+    """Sent without deltas."""
 
     def __init__(self, place: _ItemPlace) -> None:
         self._place = place
@@ -355,7 +341,7 @@ class _SummaryWriter:
 
 
 class _McpWriter:
-    """A call that this server makes: it is done when that has been answered."""
+    """Call that this server makes, done once it has a result."""
 
     def __init__(self, place: _ItemPlace, one: OfferedTool, approval_id: str | None = None) -> None:
         self.one = one
@@ -403,7 +389,7 @@ class _McpWriter:
 
 
 class _ApprovalWriter:
-    """It is told whole."""
+    """Sent without deltas."""
 
     def __init__(self, place: _ItemPlace, one: OfferedTool) -> None:
         self._place = place
@@ -430,8 +416,6 @@ class _ApprovalWriter:
 
 
 class WaitingCall(NamedTuple):
-    """A call whose arguments are whole. It stands at this place among the items."""
-
     at: int
     writer: _McpWriter
 
@@ -449,7 +433,6 @@ def _shown_tool(tool: McpTool) -> dict[str, object]:
 
 
 ItemWriter = Union[_MessageWriter, _ReasoningWriter, _CallWriter, _SummaryWriter, _McpWriter, _ApprovalWriter]
-"""Writes one item, from its first event to its last."""
 _OPENED: dict[type, type[_MessageWriter] | type[_ReasoningWriter] | type[_SummaryWriter]] = {
     MessageItem: _MessageWriter,
     ReasoningItem: _ReasoningWriter,

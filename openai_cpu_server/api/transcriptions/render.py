@@ -1,4 +1,4 @@
-"""What is told of a recording: its text whole, in segments or subtitles, and as events."""
+"""Transcripts as text, segments, subtitles and events."""
 
 from __future__ import annotations
 
@@ -28,16 +28,13 @@ from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import ShownPieces, finite
 
 _TASK_LANGUAGE = {"transcribe": "und", "translate": "english"}
-"""What is said of the language where the client has named none; `und` is the standard's word for unknown."""
+"""Reported if the client names no language; `und` is the standard code for unknown."""
 
 
 class TranscriptForm(NamedTuple):
-    """What a request wants to be told."""
-
     name: str
     """`json`, `text`, `verbose_json`, `srt` or `vtt`."""
     task: str
-    """`transcribe` or `translate`."""
     language: str | None
     temperature: float
     tells_logprobs: bool
@@ -80,19 +77,15 @@ class SoundDuration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """`json`."""
-
     text: str
     logprobs: Union[list[ScoredToken], UnsetType] = UNSET
     usage: TranscriptTokens
 
 
 class TranscriptSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the recording, and what is said in it."""
-
     id: int
     seek: int
-    """Its start, in frames of 10 ms."""
+    """Start in frames of 10 ms."""
     start: float
     end: float
     text: str
@@ -100,14 +93,12 @@ class TranscriptSegment(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     avg_logprob: float
     compression_ratio: float
-    """Bytes of its text, over these when zlib has packed them: what repeats itself has a high one."""
+    """Bytes of the text, divided by its size with zlib. Repetition has a high ratio."""
     no_speech_prob: None = None
-    """No model here tells it."""
+    """Not computed by any model here."""
 
 
 class VerboseTranscript(msgspec.Struct, frozen=True, kw_only=True):
-    """`verbose_json`."""
-
     task: str
     language: str
     duration: float
@@ -130,19 +121,19 @@ class TranscriptDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinedText:
-    """The texts of pieces as one, without blanks around it."""
+    """Text of all pieces, without blanks around it."""
 
     def __init__(self) -> None:
         self.text = ""
         self._blanks = ""
-        """They stand between what is told and what comes, if anything does."""
+        """Blanks that are emitted only before further text."""
         self._is_piece_new = True
 
     def begin_piece(self) -> None:
         self._is_piece_new, self._blanks = True, ""
 
     def add(self, text: str) -> str:
-        """Returns what is to be told of it, and of what was held back before."""
+        """Return the text to emit, which includes blanks held back earlier."""
         if self._is_piece_new:
             text = text.lstrip()
             if not text:
@@ -162,8 +153,6 @@ def _is_wide(character: str) -> bool:
 
 
 class _Piece(NamedTuple):
-    """One piece, written down."""
-
     start_s: float
     end_s: float
     text: str
@@ -172,7 +161,6 @@ class _Piece(NamedTuple):
 
 
 def _pieces(call: Call, answers: Mapping[str, GatheredAnswer]) -> Iterator[_Piece]:
-    """Raises GenerationFailed for one that has ended otherwise than by itself."""
     ends_s = [*accumulate(prompt.sound_s for prompt in call.prompts)]
     for request, start_s, end_s in zip(call.requests, [0.0, *ends_s], ends_s, strict=False):
         answer = answers[request.id]
@@ -196,8 +184,6 @@ def _joined(pieces: Sequence[_Piece]) -> str:
 
 
 class TranscriptRenderer:
-    """Of one request."""
-
     def __init__(self, form: TranscriptForm) -> None:
         self._form = form
 
@@ -258,7 +244,7 @@ def _segment(number: int, piece: _Piece, temperature: float) -> TranscriptSegmen
 
 
 def _subtitles(pieces: Sequence[_Piece], point: str, *, is_numbered: bool) -> str:
-    """An empty line would end one of them."""
+    """An empty line would end a subtitle."""
     spoken = [piece for piece in pieces if piece.text]
     blocks = []
     for number, piece in enumerate(spoken, 1):
@@ -275,8 +261,6 @@ def _clock(seconds: float, point: str) -> str:
 
 
 class _PieceStream:
-    """What has come of one piece and is not told yet."""
-
     def __init__(self, call: Call) -> None:
         self._reader = call.reader()
         self._content_scores = ContentScores()
@@ -285,7 +269,6 @@ class _PieceStream:
         self.has_ended = False
 
     def hear(self, event: TokenEvent) -> None:
-        """Raises GenerationFailed."""
         self._content_scores.hear(event)
         self.text += content_of(self._reader.read(event))
         self.scores += self._content_scores.take()
@@ -295,23 +278,20 @@ class _PieceStream:
 
 
 class TranscriptStream(Renderer):
-    """Pieces are computed side by side. The first that has not ended is told as it comes; what comes of those
-    behind it waits."""
+    """Pieces are computed concurrently. The first unfinished one is streamed; later ones wait."""
 
     last_words = b"[DONE]"
 
     def __init__(self, call: Call, shown: ShownPieces | None) -> None:
-        """`shown`: None, no log-probabilities are told."""
         self._pieces = {request.id: _PieceStream(call) for request in call.requests}
         self._untold = [request.id for request in reversed(call.requests)]
         self._shown = shown
         self._joined = JoinedText()
         self._scores: list[ScoredToken] = []
         self._num_told = 0
-        """How many of these."""
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Of the piece that is told next: a delta of no text, which clients add to the rest."""
+        """Report progress of the next piece as an empty delta, which clients can append."""
         if self._untold[-1:] != [request_id]:
             return ()
         told = progress_field(progress, figures)

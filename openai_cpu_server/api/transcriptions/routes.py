@@ -1,4 +1,4 @@
-"""The form that a recording comes with, the `Ask` that it becomes, and the routes."""
+"""Form of a recording, its conversion to an `Ask`, and the routes."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 from openai_cpu_server.http.unheeded import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
 
 _PIECE_S = 29.9
-"""Whisper's encoders hear 30 seconds at once, and of just 30 they make a second part, of silence."""
+"""Whisper's encoders take 30 seconds, but at exactly 30 they add a second part of silence."""
 _PIECE_TOKENS = 1024
-"""The most that are written of one piece where the client names no number: some five times of what can be
-said in it. Models that hear little repeat themselves without an end."""
+"""Default for a piece, five times the speech it can hold, because some models repeat themselves endlessly."""
 _MOST_FIELDS = 128
 _WORDS = {
     "transcribe": "Write down what is said in this recording, word for word, in the language that is spoken. "
@@ -55,8 +54,7 @@ _WORDS = {
     "translate": "Translate what is said in this recording into English. Answer with the translation alone.",
 }
 _TRAINED = {"lfm2": "Perform ASR."}
-"""By architecture, the system message that models are trained to write down recordings with, as llama-server
-has it: nothing else is said to them."""
+"""System message for transcription by architecture, as in llama-server, without other instructions."""
 
 
 def _no_words(granularities: list[str]) -> list[str]:
@@ -66,7 +64,6 @@ def _no_words(granularities: list[str]) -> list[str]:
 
 
 def _no_tuning(strategy: object) -> object:
-    """Only the kind is known here."""
     given = [name for name in strategy if name != "type"] if isinstance(strategy, dict) else []
     if given:
         raise PydanticCustomError(
@@ -76,24 +73,23 @@ def _no_tuning(strategy: object) -> object:
 
 
 _Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-"""With or without the brackets that OpenAI's SDKs write behind the name."""
+"""OpenAI's SDKs write brackets after the name."""
 _Phrase = Annotated[str, Field(min_length=1, max_length=256)]
 _Language = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z -]{1,39}$")]
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
 
 
 class RecordingBody(SharedBody):
-    """The fields of the form. OpenAI takes some of them for transcriptions alone."""
+    """Fields of the form. OpenAI accepts some of them for transcriptions only."""
 
     hints: ClassVar[Hints] = TIER_HINT
     refusals: ClassVar[Refusals] = TRANSCRIPTION_REFUSALS
 
     file: Annotated[str, WithJsonSchema(_FILE)]
-    """Its name; the content comes beside."""
+    """File name; the content is separate."""
     language: _Language | None = None
-    """That is spoken: a code of ISO 639-1, or a name."""
+    """Spoken language, as a code of ISO 639-1 or a name."""
     languages: Annotated[list[_Language], Field(max_length=16), _Listed] | None = None
-    """That may be spoken."""
     prompt: Annotated[str, Field(max_length=16_384)] | None = None
     keywords: Annotated[list[_Phrase], Field(max_length=256), _Listed] | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
@@ -104,9 +100,9 @@ class RecordingBody(SharedBody):
     include: Annotated[list[Literal["logprobs"]], Field(max_length=1), _Listed] | None = None
     chunking_strategy: Annotated[Literal["auto", "server_vad"], BeforeValidator(_no_tuning)] | None = None
     max_completion_tokens: OutputLimit = None
-    """vLLM's: of each piece."""
+    """vLLM's limit for each piece."""
     max_tokens: OutputLimit = None
-    """llama-server's name of it."""
+    """llama-server's name of `max_completion_tokens`."""
 
     @property
     def form(self) -> str:
@@ -114,7 +110,7 @@ class RecordingBody(SharedBody):
 
 
 def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
-    """Raises InvalidRequest for what does not go together."""
+    """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
     mark = mark_of(f"{len(data)} {body.file}", "sound")
     known = _known(body)
@@ -159,7 +155,6 @@ def _message(role: str, *texts: str) -> AskedMessage:
 
 
 def _known(body: RecordingBody) -> list[str]:
-    """What the client says of the recording, in lines."""
     languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
     told = [
         f"Language: {languages}." if languages else "",
@@ -197,7 +192,6 @@ class RecordingRoutes:
         return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[Ask, TranscriptRenderer]:
-        """Raises InvalidRequest."""
         async with form_of(request, most_fields=_MOST_FIELDS) as form:
             upload, fields = form.get("file"), list[tuple[str, str]]()
             for name, value in form.multi_items():

@@ -15,9 +15,9 @@ from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter
 _FORGET = 0.98
 """Decay of previous steps, so that about 50 count.
 
-This guards against drafts that lose against all predictions (tests/scheduler/test_drafts.py shows when it must
-act). `scripts/regress.py sensitivity speculation.speculator._TRIAL` and the other names here: where drafts
-gain, no value matters.
+This guards against drafts that lose against all predictions; tests/scheduler/test_drafts.py shows when it
+must act. Its value does not matter where drafts gain, and neither do those of the other names here
+(`scripts/regress.py sensitivity speculation.speculator._TRIAL`).
 """
 _TRIAL = 32
 """Minimum steps with drafts before they are judged."""
