@@ -16,7 +16,7 @@ class ReplicaReport:
     state: EngineState
     """State of its engine. While that restarts, only requests that stay with the replica are sent."""
     forecast: Forecast | None = None
-    """None before the engine's first. The router then assumes another replica's speed, without work."""
+    """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
     held: HeldUpdate | None = None
 
 

@@ -174,7 +174,7 @@ class EndReason(enum.Enum):
     """The request is to blame, or cannot be computed."""
     CANCELLED = "cancelled"
     RETURNED = "returned"
-    """This replica cannot run it any more, but another one may."""
+    """Another replica may run it, but this one cannot."""
 
 
 class RequestEnd(msgspec.Struct, frozen=True):
@@ -191,7 +191,7 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapters: tuple[AdapterStatus, ...] = ()
     forecast: Forecast | None = None
     held: HeldUpdate | None = None
-    """None if unchanged since the last report."""
+    """Changes since the last report, or None."""
     counted: int = 0
     """Number of order batches that the forecast includes, at least."""
     others: tuple[LiveRequest, ...] | None = None

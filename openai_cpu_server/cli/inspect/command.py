@@ -53,7 +53,7 @@ class InspectReport(msgspec.Struct, frozen=True):
     hearing: HearingFacts | None
     chat_template: TemplateFacts | None
     memory: MemoryFacts | None
-    """None if the file is not a model that generates text."""
+    """Absent if the file is not a model that generates text."""
     devices: list[DeviceFacts]
     """Empty if this build has no devices beside the CPU."""
     why_no_device: str | None

@@ -83,7 +83,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     size: int
     special: list[SpecialToken]
     adds_bos: bool | None
-    """None for the default of this kind of tokenizer."""
+    """The kind's default applies if None."""
     adds_eos: bool | None
 
 
@@ -261,9 +261,9 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     named: list[str]
     """Names of further templates in the file, such as `tool_use`."""
     tool_format: str | None
-    """None if the template cannot be used."""
+    """Format of calls, or None if the template cannot be used."""
     reasoning_format: str | None
-    """None if the model does not reason, as far as the template shows."""
+    """Format of thoughts, or None if the template shows none."""
     reasoning_field: str | None
     """Field from which the template reads earlier thoughts, or None."""
     shape: TemplateShape | None

@@ -126,7 +126,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """Bytes of weights, cells, states and compute buffers."""
     why: str | None
     measured: list[SplitCost]
-    """All splits if `auto` was measured; the fastest is used."""
+    """Splits that `auto` has measured; the fastest is used."""
     draft: str | None = None
     """Part of the draft model that goes there."""
 

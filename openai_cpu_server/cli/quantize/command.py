@@ -273,7 +273,7 @@ def _quantize(source: SourceModel, output: OutputFiles, options: QuantizeOptions
 
 
 def _planned(child: QuantizeProcess, source: SourceModel) -> Conversion:
-    """Nothing is written yet, so an error here is about the request."""
+    """Errors here are about the request, because nothing is written yet."""
     try:
         return Conversion.of(source, child.plan())
     except QuantizeFailed as error:

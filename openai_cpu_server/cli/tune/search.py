@@ -33,7 +33,7 @@ class TuneTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneTimings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """None for parts that were not measured."""
+    """Times are None for parts that were not measured."""
 
     context: int
     prefill_ms: float | None = None

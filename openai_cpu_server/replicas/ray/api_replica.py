@@ -94,7 +94,7 @@ _MIB = 1024 * 1024
 
 
 class ApiReplica:
-    """Has no engine, and no state beyond the requests of its clients."""
+    """API process without an engine. Its only state is the requests of its clients."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, settings: Settings, engines: Mapping[str, DeploymentHandle]

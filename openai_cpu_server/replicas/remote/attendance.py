@@ -72,7 +72,7 @@ class ReplicaSession:
         self._is_over = False
         self._listening = asyncio.create_task(self._listen())
         self._telling: asyncio.Task[None] | None = None
-        """None until the first news, because the replica would not know us."""
+        """Started by the first news, because the replica would not know us before."""
 
     def send(self, *orders: Order) -> None:
         self._orders.extend(orders)
