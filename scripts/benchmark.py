@@ -4,11 +4,10 @@
     .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for the others)
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape 1b,lfm2] [--workloads chat]
 
-Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count, of
-ratios too, which are taken in each round; the spread is (largest - smallest) / median. Report, figures and
-plots are written to --output; those of several models to a folder each, with a table of all beside them.
-Exit code: 0 if everything could be measured, met or not, or the time of --quick was over; 1 if something
-failed; 2 for wrong arguments.
+Servers are started by the script and measured in interleaved rounds (A B A B ...). Medians count, of ratios
+too, which are taken in each round; the spread is (largest - smallest) / median. Report, figures and plots are
+written to --output; those of several models to a folder each, with a table of all beside them. Exit code: 0
+if everything could be measured or the time of --quick was over, 1 if something failed, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ from rich.console import Console
 from rich.markup import escape
 
 _COMPANY = 0.5
-"""Load average before the start from which on somebody else is at work here."""
+"""Load average before the start from which on others are at work here."""
 _QUICK_S = 160
-"""The seconds of --quick's three minutes for workloads and everything before them."""
 _STOP_S = 10
-"""The seconds for servers to end when the time is over; then they are killed."""
+"""Seconds for servers to end when the time is over; then they are killed."""
 _TIME_UP = "not measured: the three minutes of --quick were over"
 _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-best"})
 _ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
@@ -73,8 +71,6 @@ def main() -> int:
 
 
 class _Run:
-    """What all workloads with one model have in common."""
-
     def __init__(
         self, arguments: argparse.Namespace, model: Path, console: Console, time_limit: TimeLimit
     ) -> None:
@@ -104,7 +100,6 @@ class _Run:
         )
 
     def all_workloads(self, folder: Path) -> Report:
-        """What is measured is shown and written after each: an interrupted run keeps what it has."""
         load_before = os.getloadavg()
         results: list[WorkloadResult] = []
         for name in self._arguments.workloads:
@@ -120,7 +115,6 @@ class _Run:
         return report
 
     def workload(self, name: str) -> WorkloadResult:
-        """Run one workload. A failure does not stop the others."""
         asked = self._arguments
         bench = Bench(
             model=self._model,
@@ -150,7 +144,6 @@ class _Run:
 
 
 def _stop_leftovers() -> None:
-    """Servers that were just being stopped, or started, when the time was up."""
     children = psutil.Process().children(recursive=True)
     for child in children:
         child.terminate()
@@ -171,7 +164,7 @@ def _set_up(console: Console) -> int:
 
 
 def _draw(report: Report, folder: Path, console: Console) -> bool:
-    """False if a plot failed; without matplotlib none is due."""
+    """Return False if a plot failed; without matplotlib none is due."""
     if not plots.is_possible():
         console.print("no plots: pip install 'openai-cpu-server[bench]'", highlight=False, markup=False)
         return True
@@ -183,7 +176,7 @@ def _draw(report: Report, folder: Path, console: Console) -> bool:
 
 
 def _warn_of_company(load: float, console: Console) -> None:
-    """Compute threads that must share their cores wait for each other: figures fall by half and more."""
+    """Compute threads that share cores wait for each other: figures fall by half and more."""
     if load > _COMPANY:
         console.print(f"[yellow]the load average is {load:.1f} already: figures will be off[/yellow]")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills the engine, or the whole server, at random moments, and counts what that has cost.
+"""Kills the engine, or the whole server, at random moments, and counts the damage.
 
     .venv/bin/python scripts/chaos.py [--requests 500] [--kills 200]
     .venv/bin/python scripts/chaos.py --readers [--requests 500] [--kills 100]
@@ -9,15 +9,15 @@
     .venv/bin/python scripts/chaos.py --models a=FILE b=FILE minilm --memory 8000 [--minutes 10]
 
 Streams: greedy, once undisturbed and once while the engine is killed (kill -9); every stream must be complete
-and equal to its undisturbed self. Where the two best tokens tie (within 0.05), rounding decides: streams that
-part there are counted apart. Some kills follow another within a second, when an engine still loads.
-Readers: the same while the processes that read texts are killed; no request may notice.
+and equal to its undisturbed self. Streams that part at a tie of the two best tokens (within 0.05) are counted
+apart, because rounding decides. Some kills follow another within a second, when an engine still loads.
+Readers: the same while the reader processes are killed; no request may notice.
 Ray: the same over two engine replicas, of which one is killed at a time with its Ray actor.
-Batch: API and engine are killed and the server is started again; every row must be there once.
-Minutes: mixed traffic (chats, streams that are left, schemas, tools, batches, WebSockets, nonsense); memory
-of all processes may not grow behind a quarter of the time. Nothing is killed without --kill-every.
-Models: the same traffic over several models that do not fit side by side, with a kill now and then; the
-engines together may not take more than the budget.
+Batch: API and engine are killed and the server is restarted; every row must be there once.
+Minutes: mixed traffic (chats, abandoned streams, schemas, tools, batches, WebSockets, nonsense); memory of
+all processes may not grow after a quarter of the time. Nothing is killed without --kill-every.
+Models: the same traffic over several models that do not fit side by side, with some kills; the engines
+together may not exceed the budget.
 The exit code is 1 if anything is lost, doubled, different, or answered with 5xx.
 """
 
@@ -37,9 +37,8 @@ from chaos_parts.soak import Soak, SoakFigures, run_soak
 from chaos_parts.streams import StreamFigures, run_streams
 
 _SOAKED = ("--ctx-size", "8192", "--cache-mb", "8")
-"""Of one model: what a prefix cache takes would hide what else grows."""
+"""Small, because a prefix cache would hide other growth."""
 _KILL_EVERY_S, _MEMORY_MIB = 45.0, 8000
-"""With several models, if nothing else is said."""
 
 
 def main() -> int:
@@ -94,7 +93,7 @@ def _soak(arguments: argparse.Namespace) -> Soak:
 
 
 def _tiny_model(folder: Path) -> Path:
-    """Random weights: what they say means nothing, but greedily always the same."""
+    """Random weights: the text means nothing, but greedily it is always the same."""
     path = folder / "tiny.gguf"
     maker = Path(__file__).parent / "make_model.py"
     shape = ("--shape", "tiny", "--quant", "f32", "--output", str(path))

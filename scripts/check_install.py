@@ -2,8 +2,8 @@
 """Install only what a user has (`pip install .`, then each extra alone), serve, ask, read an encrypted PDF
 and run the commands of the manual.
 
-Tests run with more installed than is shipped: this finds what is missing there. The wheel of llama-cpp-python
-is that of scripts/bootstrap, so that nothing is compiled twice.
+Tests run with more packages than are shipped; this finds those that are missing. The wheel of
+llama-cpp-python is that of scripts/bootstrap, so that nothing is compiled twice.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ def extras() -> list[str]:
 
 
 def requirements(extra: str) -> list[str]:
-    """Of an extra that stands in one line."""
     return re.findall(rf'^{extra} = \["(.*)"\]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
@@ -148,7 +147,6 @@ def read_encrypted_pdf(python: Path, address: str) -> None:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Page and command, without the output that the manual shows."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
             for command in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE):
@@ -188,7 +186,8 @@ def run_command(page: str, command: str, python: Path, address: str, place: Path
 
 
 def try_extra(extra: str, user: Path, folder: Path) -> None:
-    """In a copy of what the user has, whose files are links: pip replaces files, and writes into none."""
+    """Install into a copy of the user's environment. Its files are links, because pip replaces files and
+    writes into none."""
     shutil.copytree(user.parent.parent, folder, symlinks=True, copy_function=os.link)
     python = folder / "bin/python"
     if extra in MODELS:  # as the manual does: what the package depends on is for other programs

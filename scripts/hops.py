@@ -1,12 +1,12 @@
-"""Counts the files and functions that one streamed chat passes through, and how the package is shaped.
+"""Counts the files and functions that one streamed chat passes through, and measures the package's shape.
 
     scripts/hops.py [--root CHECKOUT] [--list] [--shape]
 
-Starts the server of the checkout with the demo model, lets it idle and then sends it one streamed chat, three
+Starts the server of the checkout with the demo model, lets it idle, and sends it one streamed chat, three
 times. The API process, the reader processes and the engine process note the functions of the package that are
-called meanwhile, in all threads; imports and start-up do not count. Counted are those that each of the three
-chats called and the idle server did not: what a process does on its own now and then (heartbeats, gauges) is
-no part of a chat. To compare with an old commit, add a work tree of it and name that: --root.
+called meanwhile, in all threads; imports and start-up do not count. A function counts if each of the three
+chats calls it and the idle server does not, which excludes heartbeats and gauges. To compare with an old
+commit, add a work tree of it and name that: --root.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ _RECORDER = Path(__file__).parent / "hops_recorder" / "sitecustomize.py"
 _SERVE = "serve --model demo --port 0 --calibrate never --jobs-db sqlite:// --drain-seconds 0"
 _QUESTIONS = ["What is the sea?", "Why is the sky blue?", "Who was the first on the moon?"]
 _SWITCHED_S = 0.2
-"""By then all recorders know that they are switched on."""
 _IDLE_S = 2.0
 _PATIENCE_S = 120
 Call = tuple[str, ...]
-"""File, line and name of a function."""
 
 
 def main() -> int:
@@ -63,7 +61,6 @@ def _print_hops(package: Path, *, with_list: bool) -> None:
 
 
 def chat_calls(package: Path) -> dict[str, set[Call]]:
-    """The package's functions that a chat calls and an idle server does not, by the kind of process."""
     found: dict[str, list[set[Call]]] = {}
     for path in _recorded(package):
         windows = [
@@ -86,7 +83,6 @@ def _kind(calls: set[Call]) -> str:
 
 
 def _recorded(package: Path) -> list[Path]:
-    """What each process of the server has noted."""
     folder = Path(tempfile.mkdtemp(prefix="hops-"))
     atexit.register(shutil.rmtree, folder)
     shutil.copy(_RECORDER, folder)
@@ -119,7 +115,7 @@ def _have_told(files: list[Path], windows: int) -> bool:
 
 
 def _counts(package: Path, call: tuple[str, ...]) -> bool:
-    """Functions and lambdas do; a comprehension belongs to the function around it."""
+    """Functions and lambdas count; a comprehension belongs to the function around it."""
     return call[0].startswith(f"{package}{os.sep}") and (call[2][0] != "<" or call[2] == "<lambda>")
 
 
@@ -150,7 +146,6 @@ def _print_shape(package: Path) -> None:
 
 
 def _classes(text: str) -> list[tuple[int, str]]:
-    """The number of methods and the name of each class in a module's text."""
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
     method = ast.FunctionDef | ast.AsyncFunctionDef
     return [(sum(isinstance(part, method) for part in node.body), node.name) for node in nodes]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs llama-server's own tests against this server, and tells what passes, and what differs and why.
+"""Runs llama-server's own tests against this server, and reports which pass, which differ and why.
 
 .venv/bin/python scripts/llama_server_suite.py [--sources DIR] [--report FILE.xml] [PYTEST'S ARGUMENTS]
 """
@@ -23,7 +23,7 @@ _TEST_SECONDS = 120
 
 
 def main() -> int:
-    """Returns the exit code: 1 where a test fails that is not known to, or passes that is known to fail."""
+    """Return 1 if a test fails that should pass, or passes that should fail."""
     parser = argparse.ArgumentParser(prog="llama_server_suite.py", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--sources",

@@ -55,7 +55,6 @@ def main() -> int:
 
 
 def _random_pairs(model: gguf.GGUFReader, args: argparse.Namespace) -> dict[str, tuple[Matrix, Matrix]]:
-    """By tensor: A of (rank, columns) and B of (rows, rank), as they will be stored."""
     rng, stored = np.random.default_rng(args.seed), _TYPES[args.type]
     pairs = {}
     for tensor in model.tensors:
@@ -87,7 +86,7 @@ def _write_adapter(
 def _write_merged(
     model: gguf.GGUFReader, pairs: dict[str, tuple[Matrix, Matrix]], args: argparse.Namespace
 ) -> None:
-    """Write the model again, changed tensors as f32, all others as they are."""
+    """Changed tensors are f32, all others as they are."""
     writer = gguf.GGUFWriter(args.merged, _architecture(model))
     for field in model.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":

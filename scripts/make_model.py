@@ -20,7 +20,7 @@ _PROGRESS_FROM_BYTES = 200_000_000
 
 
 class _Progress:
-    """Shows one self-updating line on a terminal, else a line every ten percent; nothing for small files."""
+    """Self-updating line on a terminal, otherwise a line every ten percent; nothing for small files."""
 
     def __init__(self) -> None:
         self._shown_percent = 0
@@ -56,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Returns the exit code: 0, or 1 if the file cannot be written; wrong arguments exit with 2."""
     parser = _parser()
     args = parser.parse_args()
     if args.seed < 0:
@@ -94,7 +93,7 @@ def _vocabulary(args: argparse.Namespace) -> Vocabulary:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """The reason of a failure. numpy reports a short write without its errno."""
+    """numpy reports a short write without its errno."""
     if error.strerror is not None:
         return error.strerror
     free = shutil.disk_usage(path.absolute().parent).free

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the GGUF file of a projector with random weights: of a real kind and speed, it makes no sense."""
+"""Make the GGUF file of a projector with random weights: a real kind and speed, no sense."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ Weights = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Shape:
-    """The layers of an encoder."""
-
     width: int
     ffn: int
     heads: int
@@ -30,12 +28,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class PictureShape(Shape):
-    """Its picture in pixels, and its patches."""
-
     picture: int
     patch: int
     merged: int
-    """So many patches on each side become one row."""
 
     @property
     def patches(self) -> int:
@@ -44,8 +39,6 @@ class PictureShape(Shape):
 
 @dataclass(frozen=True)
 class SoundShape(Shape):
-    """Bands of its spectrum."""
-
     mels: int
 
 
@@ -65,16 +58,13 @@ SEEING = ("gemma3", "idefics3", "lfm2", "qwen2vl_merger", "qwen3vl_merger")
 HEARING = ("qwen2a", "qwen3a", "ultravox", "voxtral")
 """llama.cpp's names."""
 _STACKED = {"ultravox": 8, "voxtral": 4}
-"""So many rows become one. llama.cpp dies of some widths: see `llama/gguf/encoders.py`."""
+"""Rows that become one. llama.cpp dies of some widths: see `llama/gguf/encoders.py`."""
 _SOUND_ROWS = 1500
-"""Half a spectrum's 3,000 frames, which are 30 seconds."""
+"""Half of a spectrum's 3,000 frames, which are 30 seconds."""
 _CONVOLVED = 16
-"""Channels of a convolution over time and bands, where there is one."""
 
 
 class ProjectorFile:
-    """One kind that sees, one that hears, or both."""
-
     def __init__(self, path: Path, *, rows_width: int, quant: str, seed: int) -> None:
         self.writer = GGUFWriter(path, "clip")
         self.rows_width = rows_width

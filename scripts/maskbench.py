@@ -3,11 +3,10 @@
 
     scripts/maskbench.py FILE [--model GGUF] [--order schema|any] [--whitespace compact|flexible] [--failures]
 
-FILE: JSON lines, gzipped or not: {"name", "schema", "tests": [{"valid", "data"}]}. A case passes when its
-schema compiles, the grammar accepts every valid instance (as `json.dumps` writes it, in the grammar's white
-space) to the end, and rejects every invalid one. The server's grammars put properties in the schema's order,
-others write them in any: so both kinds of grammar are measured, unless one is asked for. Times are of the
-processor, in one thread.
+FILE: JSON lines, gzipped or not: {"name", "schema", "tests": [{"valid", "data"}]}. A case passes if its
+schema compiles, and the grammar accepts every valid instance (as `json.dumps` writes it, in the grammar's
+white space) to the end and rejects every invalid one. The server's grammars put properties in the schema's
+order, others in any, so both kinds are measured unless one is asked for. Times are CPU times of one thread.
 """
 
 from __future__ import annotations
@@ -40,15 +39,12 @@ VOCABULARY = 32_000
 
 @dataclass
 class Result:
-    """The outcome, and the seconds of CPU time that it took."""
-
     cases: int = 0
     passed: int = 0
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
     rejects_valid: int = 0
     accepts_invalid: int = 0
     too_complex: int = 0
-    """Instances at which llguidance gave up: neither accepted nor rejected."""
     compile_s: list[float] = field(default_factory=list)
     convert_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
@@ -58,8 +54,6 @@ class Result:
 
 
 class Vocabulary:
-    """Tokens for the masks, in the form that llguidance asks for."""
-
     bos_token_id = None
 
     def __init__(self, tokens: list[bytes], end: int, special: list[int]) -> None:
@@ -71,7 +65,6 @@ class Vocabulary:
 
 
 def vocabulary_of_model(path: str) -> Vocabulary:
-    """The pieces of a GGUF model with a SentencePiece vocabulary."""
     from gguf import GGUFReader
 
     fields = GGUFReader(path).fields
@@ -90,7 +83,6 @@ def vocabulary_of_model(path: str) -> Vocabulary:
 
 
 def vocabulary_of_text(cases: list[dict], size: int = VOCABULARY) -> Vocabulary:
-    """A vocabulary of bytes, and of the most frequent pieces of words in the cases."""
     counts: collections.Counter[str] = collections.Counter()
     for case in cases:
         words = json.dumps(case, ensure_ascii=False).split(" ")
@@ -159,7 +151,6 @@ class Bench:
         return right
 
     def _note_too_complex(self, case: dict, error: Exception) -> None:
-        """Note an instance at which llguidance gave up."""
         self.result.too_complex += 1
         self.result.failures.append(f"{case['name']}: too complex: {str(error)[:200]}")
 
@@ -168,7 +159,6 @@ class Bench:
         return json.dumps(data, separators=(",", ":") if is_compact else None)
 
     def _time(self, case: dict, lark: str) -> None:
-        """Time loading the grammar, and a mask for every token of the valid instances."""
         start = time.process_time()
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
         self.result.load_s.append(time.process_time() - start)
@@ -182,7 +172,6 @@ class Bench:
                 return
 
     def _masks(self, matcher: LLMatcher, text: str) -> None:
-        """Compute the mask for each token, until one does not fit or llguidance gives up."""
         for token in self._tokenizer.greedy_tokenize(text):
             start = time.process_time()
             try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what only this server can do, and what it costs: here regressions show.
+"""Measures features and costs that only this server has, to find regressions.
 
 .venv/bin/python scripts/regress.py NAME [--help] [OPTIONS]
 """
@@ -55,7 +55,6 @@ def main() -> int:
 
 
 def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: list[str]) -> int:
-    """As `benchmark.py` runs one, without peers and without a report in files."""
     from bench.prose import prompts_for  # it loads llama.cpp
 
     add_options(parser)

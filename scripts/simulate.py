@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Many replicas in virtual time: the real scheduler, router and autoscaler, and steps that take what was
-measured. Says what first tokens, hit rates and loads come to, and what a choice costs.
+"""Many replicas in virtual time: the real scheduler, router and autoscaler, with measured step times. Reports
+TTFT, hit rates and loads, and the cost of a choice.
 
     .venv/bin/python scripts/simulate.py [--part goal|sizes|faults|day ...]
     .venv/bin/python scripts/simulate.py --trace FILE.jsonl --replicas 4
@@ -12,9 +12,10 @@ sizes   1, 10, 100 and 1,000 replicas, each with its share of a mixed workload
 faults  one of four replicas dies, or is drained
 day     the autoscaler through a day's curve
 
-`--against` sends the first turns of a trace to a real server, and simulates one replica with them too.
-A trace has a turn in each line: {"at_s": 1.5, "session": "a", "shared": [["system-1", 800]], "tokens": 40,
-"output": 120, "batch": false, "key": ""}. docs/simulation.md describes it.
+`--against` sends the first turns of a trace to a real server, and simulates one replica with them too. A
+trace has a turn in each line (docs/simulation.md):
+{"at_s": 1.5, "session": "a", "shared": [["system-1", 800]], "tokens": 40, "output": 120, "batch": false,
+"key": ""}
 """
 
 from __future__ import annotations

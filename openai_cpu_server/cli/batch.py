@@ -1,5 +1,4 @@
-"""`openai-cpu-server batch FILE.jsonl -o OUT.jsonl`: runs one batch here, without a server, with the jobs and
-the engine of this process."""
+"""`openai-cpu-server batch FILE.jsonl -o OUT.jsonl`: runs one batch without a server, in this process."""
 
 from __future__ import annotations
 
@@ -39,11 +38,10 @@ class BatchPaths(msgspec.Struct, frozen=True):
     input: Path
     output: Path
     errors: Path
-    """Written only if rows have failed."""
 
     @property
     def state(self) -> Path:
-        """A database beside the output, from which an interrupted run goes on. Gone when all is written."""
+        """Database beside the output, from which an interrupted run resumes. Deleted when all is written."""
         return self.output.with_name(self.output.name + ".jobs")
 
     @property
@@ -51,7 +49,7 @@ class BatchPaths(msgspec.Struct, frozen=True):
         return self.state.exists()
 
     def check(self, *, may_overwrite: bool) -> None:
-        """Raises StartupError."""
+        """Check input and output. Raises StartupError."""
         if not self.input.is_file():
             raise StartupError(f"there is no file {self.input}")
         for path in (self.output, self.errors):
@@ -68,12 +66,11 @@ class BatchPaths(msgspec.Struct, frozen=True):
 
 
 def errors_beside(output: Path) -> Path:
-    """`out.jsonl` has `out.errors.jsonl`."""
     return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
 
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:
-    """The endpoint that all rows ask for. Raises StartupError with a line for each wrong line of the file."""
+    """Return the endpoint of all rows. Raises StartupError with a line for each wrong line of the file."""
     endpoint = _first_url(path)
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
     for lines in _lines(path):
@@ -86,7 +83,7 @@ def checked_endpoint(path: Path, options: JobOptions) -> str:
 
 
 def parts(path: Path) -> Iterator[bytes]:
-    """Raises StartupError if it cannot be read."""
+    """Yield the content of the file. Raises StartupError."""
     try:
         with path.open("rb") as file:
             while part := file.read(PART_BYTES):
@@ -103,7 +100,7 @@ def _lines(path: Path) -> Iterator[list[InputLine]]:
 
 
 def _first_url(path: Path) -> str:
-    """The endpoint of the first line that has a good one: the others are measured by it."""
+    """The first valid endpoint is the one that all other rows must have."""
     for lines in _lines(path):
         for line in lines:
             try:
@@ -122,7 +119,7 @@ def _shown(error: LineError) -> str:
 
 @contextmanager
 def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
-    """Rows done of all rows, and the tokens that they have brought. Yields what shows how a batch stands."""
+    """Yield the function that shows a batch's progress: rows done and tokens generated."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -150,7 +147,7 @@ _LOOK_S = 0.2
 
 
 async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
-    """The batch of an interrupted run of the same input, or a new one. Raises StartupError."""
+    """Return the batch of an interrupted run of the same input, or a new one. Raises StartupError."""
     known, _ = await jobs.list_batches(_OWNER, PageQuery(limit=1))
     if known:
         await _check_same(jobs, known[0], paths, options)
@@ -166,10 +163,7 @@ async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> 
 async def run_to_end(
     jobs: Jobs, batch: BatchRecord, offline: OfflineModels, show: Callable[[BatchRecord], None]
 ) -> BatchRecord:
-    """Run the batch until it has ended.
-
-    Raises StartupError if there is no engine (any more); the batch is resumable then.
-    """
+    """Run the batch until it has ended. Raises StartupError if the engine fails; it can be resumed."""
     engine = asyncio.create_task(offline.fleet.run())
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
@@ -187,7 +181,7 @@ async def run_to_end(
 
 
 async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
-    """Each file appears when it is complete, the output last."""
+    """Write each file whole, the output last."""
     await _write(jobs, batch.error_file_id, paths.errors)
     if batch.error_file_id is None:
         paths.errors.unlink(missing_ok=True)
@@ -215,7 +209,6 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
 
 
 def _check_alive(running: asyncio.Task[None], offline: OfflineModels) -> None:
-    """Raises StartupError: why the engine could not start, or why that of the default model is gone."""
     if running.done():
         running.result()
     status = offline.fleet.default.status()
@@ -236,7 +229,7 @@ _ROWS_FAILED, _INTERRUPTED = 1, 130
 
 
 def batch(arguments: Sequence[str]) -> None:
-    """Exits with 1 if rows have failed, 130 if it was interrupted. Raises StartupError for wrong use."""
+    """Run the command. Exits with 1 if rows have failed, 130 if interrupted. Raises StartupError."""
     given, rest = _parser().parse_known_args(arguments)
     paths = BatchPaths(given.file, given.output, given.errors or errors_beside(given.output))
     paths.check(may_overwrite=given.overwrite)
@@ -272,7 +265,6 @@ def _settings(arguments: Sequence[str]) -> Settings:
 
 
 def _run(paths: BatchPaths, settings: Settings) -> int:
-    """The exit code."""
     level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     set_up_logs(level, settings.log_format)
     try:

@@ -1,4 +1,4 @@
-"""`openai-cpu-server grammar`: shows what a schema becomes, and whether and where texts stop fitting it."""
+"""`openai-cpu-server grammar`: prints the grammar of a schema, or checks texts against it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from openai_cpu_server.structured.schema.document import Json
 _STDIN = "-"
 _DOES_NOT_FIT = 1
 _REST = 60
-"""The most characters shown of text that does not fit."""
 
 
 def grammar(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if an instance does not fit. Raises StartupError with one line."""
+    """Run the command. Exits with 1 if an instance does not fit. Raises StartupError."""
     given = _parser().parse_args(arguments)
     if [given.schema, *given.check].count(_STDIN) > 1:
         raise StartupError("only one of the files can be '-', standard input")
@@ -76,7 +75,7 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 class _Source:
-    """The schema or grammar that the user named. Its errors become StartupErrors that name the file."""
+    """Schema or grammar that the user named. Its errors become StartupErrors that name the file."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._name = name
@@ -85,7 +84,6 @@ class _Source:
         self.is_schema = not name.endswith(".gbnf")
 
     def shown(self) -> str:
-        """The GBNF of a schema; for a grammar, a line that says that it is one."""
         if self.is_schema:
             with self._named():
                 return gbnf_text(self._rules(self.options))
@@ -140,7 +138,6 @@ def _all_fit(source: _Source, instances: Sequence[str]) -> bool:
 
 
 def _hint(source: _Source, name: str) -> str:
-    """A hint for texts that would fit with their properties in another order."""
     is_ordered = source.is_schema and source.options.order is PropertyOrder.SCHEMA
     if not is_ordered or name == _STDIN:
         return ""
@@ -150,7 +147,7 @@ def _hint(source: _Source, name: str) -> str:
 
 
 def _misfit(check: GrammarCheck, text: bytes) -> str | None:
-    """`line:column: ...`; None if the text fits, with or without the line end that files end with."""
+    """Return `line:column: ...`, or None if the text fits, with or without its final line end."""
     trimmed = text.removesuffix(b"\n").removesuffix(b"\r")
     if check.check(text).fits:
         return None
@@ -174,8 +171,7 @@ def _described(following: WhatMayFollow) -> str:
 
 
 def _spans(allowed: bytes) -> str:
-    """Bytes as ranges: `one of 0-9 "`.
-    Bytes beyond ASCII are described as the beginning of other characters."""
+    """Bytes beyond ASCII are described as the beginning of other characters."""
     spans: list[list[int]] = []
     for byte in allowed:
         if byte < 0x80 and spans and spans[-1][1] == byte - 1:

@@ -1,5 +1,4 @@
-"""The command line: which function runs which command. It imports little, because Ctrl-C during imports must
-not show a traceback."""
+"""Dispatch of commands. It imports little, because Ctrl-C during imports must not show a traceback."""
 
 from __future__ import annotations
 
@@ -25,23 +24,16 @@ _HELP = ("-h", "--help")
 
 class _Command(NamedTuple):
     entry_point: str
-    """MODULE:FUNCTION, which takes the arguments behind the command.
-
-    It is imported only when it is called: no command needs what all of them import, and `--version` need not
-    wait for a server.
-    """
+    """MODULE:FUNCTION, imported only when called; the function takes the arguments after the command."""
     summary: str
     computes: bool = False
-    """Whether it computes in its own process, where our kernels then go in front of what it imports."""
+    """True if it computes in this process, so that our kernels must precede its imports."""
     reads: bool = False
-    """Whether it takes processes that read texts, which start while the rest is imported."""
+    """True if it takes reader processes, which start while the rest is imported."""
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
-    """Import the function for these arguments, and bind it to them.
-
-    The function and `load` both raise StartupError with one line.
-    """
+    """Import the command's function and bind it to its arguments. Both raise StartupError."""
     first = arguments[0] if arguments else "serve"
     if first in _HELP:
         return lambda: show(_overview())
@@ -131,8 +123,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _imports_kept() -> Iterator[None]:
-    """Import without garbage collection, which would take a tenth of that
-    time, and exempt what was made for good."""
+    """Import without garbage collection, which would take a tenth of the time, and then freeze objects."""
     gc.disable()
     try:
         yield

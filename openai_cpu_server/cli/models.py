@@ -1,4 +1,4 @@
-"""`openai-cpu-server models`: models by name, what they need, and whether they fit this machine."""
+"""`openai-cpu-server models`: models by name, with their memory needs on this machine."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from openai_cpu_server.model_source.names import HubName, parse_hub_name, prefer
 from openai_cpu_server.model_source.package import PACKAGED, PackagedModel
 
 _ALL_CACHED = "openai_cpu_server.model_source.hub:all_cached"
-"""It is imported when it is called: `--help` needs no hub's library, which takes half a second."""
+"""Imported when called, because the hub's library takes half a second and `--help` does not need it."""
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model, as `--json` prints it."""
 
     name: str
-    """What `--model` takes."""
+    """Value for `--model`."""
     source: str | None
-    """Where it comes from at the hub; None: only a package has it."""
+    """Name at the hub, or None if only a package has it."""
     here: str | None
-    """`package` or `downloaded`; None: it is to be fetched first."""
+    """`package` or `downloaded`, or None if it must be downloaded."""
     kind: str
     size_bytes: int
-    """Of its file: of what is here, else as the hub lists it."""
+    """Size of the local file, or the hub's figure."""
     kv_bytes_per_token: int | None
-    """In f16, at most; None: nobody knows before its file is here."""
+    """At most, in f16, or None if unknown until its file is here."""
     state_bytes: int
-    """Of a sequence, beside its tokens' keys and values, as far as it is known."""
+    """State of a sequence beside its KV cells, as far as it is known."""
     tool_format: str | None
     reasoning_format: str | None
     fits: bool
-    """Whether a server that starts now, with no other model, has the memory for it."""
+    """True if a server that starts now, with this model alone, has enough memory."""
     pool_tokens: int | None
-    """The tokens that it would set aside for all requests; None: it does not fit, has no need of any, or
-    nobody knows what they take."""
+    """Pool of a server, or None if the model does not fit, needs none, or its cell size is unknown."""
 
 
 def models(arguments: Sequence[str]) -> None:
@@ -70,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
-    """Those with a name first, then what else was downloaded. `free_bytes`: as the server counts it at its
-    start."""
+    """Return named models first, then other downloads. `free_bytes`: free memory at a server's start."""
     cached: Mapping[HubName, Path] = pkgutil.resolve_name(_ALL_CACHED)()
     named = {name: _in_cache(known.source, cached) for name, known in KNOWN_MODELS.items()}
     listed = [
@@ -83,7 +81,7 @@ def listed_models(free_bytes: int) -> list[ListedModel]:
 
 
 def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None:
-    """The file that an alias without one stands for is the one that a start without the hub would take."""
+    """An alias without a file stands for the file that a start without the hub would use."""
     if source is None:
         return None
     name = parse_hub_name(source)
@@ -93,7 +91,7 @@ def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None
 
 
 def _packaged(name: str) -> Path | None:
-    """The file in an installed package. One that has first to be made of what the package has is not made."""
+    """Return the file in an installed package, without building one."""
     model = PACKAGED.get(name)
     if not isinstance(model, PackagedModel) or not model.package.is_installed:
         return None
@@ -104,7 +102,6 @@ def _packaged(name: str) -> Path | None:
 
 
 def foreseen(name: str, known: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
-    """Of a model that is not here yet, but whose size the hub has told."""
     known = known or KnownModel(source=name, gigabytes=0)
     return _listed(name, msgspec.structs.replace(known, gigabytes=size_bytes / 1e9), None, free_bytes)
 
@@ -132,7 +129,7 @@ def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) ->
 
 
 def _unnamed(paths: Mapping[str, Path], free_bytes: int) -> Iterator[ListedModel]:
-    """Adapters and files that cannot be read are left out: `inspect` says why."""
+    """Adapters and unreadable files are left out; `inspect` reports why."""
     for name, path in sorted(paths.items()):
         try:
             header = GgufHeader(path)
@@ -144,7 +141,7 @@ def _unnamed(paths: Mapping[str, Path], free_bytes: int) -> Iterator[ListedModel
 
 
 def _measured(path: Path) -> tuple[int, int] | None:
-    """Bytes of the file, and of a token's cell; None: it cannot be read."""
+    """Return the bytes of the file and of a token's cell, or None if it cannot be read."""
     try:
         header = GgufHeader(path)
         return total_bytes(model_files(header)), bytes_per_cell(header, KVType.F16)
@@ -153,8 +150,7 @@ def _measured(path: Path) -> tuple[int, int] | None:
 
 
 def _pool_tokens(taken: int, cell: int | None, free_bytes: int) -> int | None:
-    """`taken`: bytes beside the cells. 0: it does not fit. None: that depends on what a cell takes, which
-    nobody knows."""
+    """Return 0 if the model does not fit, or None if the cell size is unknown."""
     if taken >= free_bytes:
         return 0
     if cell is None:

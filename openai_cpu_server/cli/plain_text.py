@@ -1,4 +1,4 @@
-"""Output for people and shells: the same in a terminal, a pipe and a file, without colours."""
+"""Output for people and shells, identical in a terminal, a pipe and a file, without colours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 
 
 def show(text: str) -> None:
-    """Print a text on standard output with a final line end. Ends quietly if nobody reads on (`| head`)."""
+    """Print on standard output with a final line end. Ends the process if the reader is gone (`| head`)."""
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
@@ -22,13 +22,12 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Lines of cells in columns. The columns named in `right` are aligned to the right."""
+    """Align cells in columns. `right`: right-aligned columns."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths, right) for row in rows)
 
@@ -42,24 +41,22 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> st
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A size in decimal units with three digits or more: `7.53 MB`."""
+    """Return a size in decimal units with three digits or more: `7.53 MB`."""
     return _scaled(num_bytes, _UNITS) or f"{num_bytes:.0f} bytes"
 
 
 def count_text(count: float) -> str:
-    """A count in short: `7.24 B`."""
     return _scaled(count, _COUNTS) or f"{count:.0f}"
 
 
 def option_value(value: object) -> str:
-    """As users write it behind the option."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
 
 
 def harmless(text: str) -> str:
-    """Text from a file on one line, with invisible characters spelt out."""
+    """Return text from a file on one line, with invisible characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""`openai-cpu-server pull`, `list` and `rm`: models of the hub come, are here, and go, without a server."""
+"""`openai-cpu-server pull`, `list` and `rm`: models of the hub in its cache, without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HUB = "openai_cpu_server.model_source.hub"
 _ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove"
-"""They are imported when they are called: `--help` needs no hub's library, which takes half a second."""
+"""Imported when called, because the hub's library takes half a second and `--help` does not need it."""
 _EXIT_WRONG = 2
 _TELL_S = 0.2
 _TENTHS = 10
@@ -69,7 +69,7 @@ def _pull_parser() -> argparse.ArgumentParser:
 
 
 class _Teller:
-    """Tells how a pull goes on. This one tells a log: a line for each tenth of a file."""
+    """Reports the progress of a pull. This class writes a log: a line for each tenth of a file."""
 
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
@@ -91,13 +91,10 @@ class _Teller:
         eyes = f", with {harmless(model.projector.path)}, which it sees with" if model.projector else ""
         say(f"{model.name} is here{eyes}: {path}")
 
-    def close(self) -> None:
-        """After the last word."""
+    def close(self) -> None: ...
 
 
 class _Bars(_Teller):
-    """Tells somebody who watches."""
-
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._bars = Progress(
@@ -117,7 +114,7 @@ class _Bars(_Teller):
 
 
 class _JsonLines(_Teller):
-    """Tells a program: the server's own pulls are this."""
+    """Progress for programs, such as the server's own pulls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +160,6 @@ def _on_terminal() -> _Teller:
 
 
 def _pull(name: str, teller: _Teller, keep_free: int) -> None:
-    """Raises StartupError."""
     found = _asked(name)
     ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
     model = ask(found)
@@ -182,7 +178,6 @@ def _pull(name: str, teller: _Teller, keep_free: int) -> None:
 
 
 def _asked(name: str) -> HubName:
-    """Raises StartupError for what is no model of the hub."""
     found = hub_name(name)
     if found is None:
         path = local_model(name)  # raises for what nobody knows, with a hint
@@ -191,7 +186,6 @@ def _asked(name: str) -> HubName:
 
 
 def memory_text(model: ListedModel) -> str:
-    """The arithmetic of `models`, for one."""
     free = Machine().free_memory()
     if not model.fits:
         return (

@@ -10,5 +10,5 @@ from openai_cpu_server.server.run import serve as serve_with
 
 
 def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:
-    """`readers`: processes that have been started already, to read texts."""
+    """`readers`: reader processes that `main` has started."""
     serve_with(read_settings(arguments), readers)

@@ -1,4 +1,4 @@
-"""How many replicas there should be, from what they tell of interactive work's wait and of their load."""
+"""Number of replicas, decided from their reported load and from the waits of interactive work."""
 
 from __future__ import annotations
 
@@ -15,31 +15,27 @@ from openai_cpu_server.contract.scheduling import BY_DEFAULT
 from openai_cpu_server.replicas.report import ReplicaReport
 
 _PRESENT = (EngineState.ASLEEP, EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
-"""States of replicas that serve, or soon will."""
 
 
 @dataclass(frozen=True)
 class AutoscaleOptions:
     min_replicas: int = 1
-    """0: without any work for `idle_after_s` all are ended."""
+    """0: all replicas end after `idle_after_s` without work."""
     max_replicas: int = 1
     target_wait_ms: float = 1000.0
-    """What interactive work is to wait until its prompt is begun, at the better of two replicas."""
+    """Target for interactive work's wait until its prefill begins, at the better of two replicas."""
     target_load: float = 0.7
-    """The share of the replicas' time that interactive work is to take at most, were its steps full.
-
-    `scripts/simulate.py` shows what first tokens then wait for each other: docs/simulation.md.
-    """
+    """Largest share of the replicas' time for interactive work at full steps (docs/simulation.md)."""
     calm: float = 0.8
-    """Replicas are ended only where those that stay keep below this share of both targets."""
+    """Replicas end only if the rest stays below this share of both targets."""
     up_after_s: float = 15.0
-    """So long more replicas must be needed without a pause before they are started."""
+    """Uninterrupted time of need before replicas start."""
     down_after_s: float = 300.0
-    """So long fewer must have sufficed without a pause before some are ended."""
+    """Uninterrupted time of surplus before replicas end."""
     batch_within_s: float = 3600.0
-    """The time in which the batch work that waits is to be done, as far as `batch_floor` goes."""
+    """Time for the waiting batch work, within `batch_floor`."""
     batch_floor: float = BY_DEFAULT.batch_floor
-    """The share of the replicas that may be there for batch work's sake."""
+    """Largest share of the replicas that exist for batch work."""
     idle_after_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -53,35 +49,30 @@ class AutoscaleOptions:
 
 @dataclass(frozen=True)
 class ReplicaFleet:
-    """All replicas of a model at one moment."""
-
     num_present: int
-    """They serve, or load."""
+    """Includes loading replicas."""
     wait_ms: float
-    """What an interactive newcomer waits at the better of two replicas that serve, as a router draws them."""
+    """Wait of a new interactive request at the better of two serving replicas, as a router draws them."""
     load: float
-    """How many replicas the interactive work takes that is done now."""
+    """Number of replicas that the current interactive work occupies."""
     batch_ms: float
-    """The time that one replica would need for all batch work that waits."""
+    """Time that one replica would need for all waiting batch work."""
     num_live: int
-    """Requests that run or wait, with those for which there is no replica."""
+    """Running and waiting requests, also those without a replica."""
 
 
 class FleetWatch:
-    """Makes fleets of what the replicas report. It keeps what they had done before, to see how fast they
-    work."""
+    """Summarizes reports of replicas. It remembers earlier reports to measure their speed."""
 
     def __init__(self, window_s: float = 30.0) -> None:
-        """`window_s`: loads are means over about this time."""
         self._window_s = window_s
         self._work: dict[str, tuple[float, float]] = {}
-        """By replica: when it was looked at, and the interactive work that it had done until then."""
+        """By replica: time of the last report, and interactive work done until then, in milliseconds."""
         self._loads: dict[str, float] = {}
 
     def look(
         self, reports: Mapping[str, ReplicaReport], now_s: float, *, num_unplaced: int = 0
     ) -> ReplicaFleet:
-        """`num_unplaced`: requests that wait for a replica to come."""
         for gone in self._work.keys() - reports.keys():
             del self._work[gone], self._loads[gone]
         serving = [one.forecast for one in reports.values() if one.state is EngineState.READY]
@@ -110,17 +101,16 @@ class FleetWatch:
 
 
 class Autoscaler:
-    """Decides how many replicas there should be. It must be asked regularly, every few seconds."""
+    """Decides the number of replicas. Call it every few seconds."""
 
     def __init__(self, options: AutoscaleOptions) -> None:
         self._options = options
         self._needs: deque[tuple[float, int, int]] = deque()
-        """When it was asked, how many were needed, and how many would have sufficed, with hysteresis."""
+        """Time, needed replicas, and sufficient replicas with hysteresis."""
         self._busy_s: float | None = None
-        """When there was work last; None: it was not asked yet."""
 
     def decide(self, fleet: ReplicaFleet, now_s: float) -> int:
-        """The number of replicas that should be present, those that load included."""
+        """Return the number of replicas that should be present, loading ones included."""
         options, present = self._options, fleet.num_present
         if self._busy_s is None or fleet.num_live:
             self._busy_s = now_s
@@ -138,33 +128,31 @@ class Autoscaler:
         return self._bounded(present)
 
     def _forget(self, before_s: float) -> None:
-        """Forget what was needed longer ago; one older figure shows that it was asked for so long."""
+        """Keep one older figure as the proof that observation has lasted this long."""
         while len(self._needs) > 1 and self._needs[1][0] <= before_s:
             self._needs.popleft()
 
     def _lately(self, now_s: float, seconds: float) -> list[tuple[float, int, int]]:
-        """What was needed in these last seconds; [] if it was not asked for so long yet."""
+        """Return [] if observation has not lasted this long."""
         if self._needs[0][0] > now_s - seconds:
             return []
         return list(takewhile(lambda need: need[0] >= now_s - seconds, reversed(self._needs)))
 
     def _needed(self, fleet: ReplicaFleet) -> int:
-        """How many are needed for the targets. Not more than twice as many at once: what they wait for now
-        may be short."""
+        """At most doubles at once, because the current wait may be short."""
         options, present = self._options, fleet.num_present
         by_load = self._for_load(fleet, options.target_load)
         by_wait = math.ceil(present * fleet.wait_ms / options.target_wait_ms)
         return min(max(by_load, by_wait if by_wait > present else 0), 2 * max(1, present))
 
     def _sufficient(self, fleet: ReplicaFleet) -> int:
-        """How many would keep clearly below the targets."""
         options = self._options
         by_load = self._for_load(fleet, options.calm * options.target_load)
         by_wait = math.ceil(fleet.num_present * fleet.wait_ms / (options.calm * options.target_wait_ms))
         return max(by_load, by_wait, 1)
 
     def _for_load(self, fleet: ReplicaFleet, target: float) -> int:
-        """Replicas for the interactive load, and of batch work for as much as its floor is of all."""
+        """Batch work adds at most its floor, as a share of the total."""
         interactive = fleet.load / target
         wanted_for_batch = fleet.batch_ms / 1000 / self._options.batch_within_s
         floor = self._options.batch_floor
@@ -176,7 +164,6 @@ class Autoscaler:
 
 
 def _better_of_two(waits_ms: list[float]) -> float:
-    """The mean of the shorter wait, over all pairs; that of a single one, 0 of none."""
     num = len(waits_ms)
     if num < 2:
         return sum(waits_ms)

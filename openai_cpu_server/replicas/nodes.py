@@ -1,7 +1,7 @@
-"""One model on several NUMA nodes of this machine: an engine on each, and in front of them an `Engine`.
+"""One model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`.
 
-`server` makes it where `--numa` is given. A request goes to the node that has its prompt, or is free; what
-the engine of a node had goes on when that has died, there or on another node.
+A request goes to the node that holds its prefix, or is free. Requests of an engine that dies continue there
+or on another node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEASE_S = 60.0
 """Both sides are in one process, so neither is lost without the other."""
 _DRAIN_LOOK_S, _REVIVE_LOOK_S = 0.05, 1.0
 _REVIVE_S = 30.0
-"""The engine of a node that has failed is started again after so long."""
+"""Delay before a failed node's engine is started again."""
 _BEST_FIRST = (
     EngineState.READY,
     EngineState.RESTARTING,
@@ -40,8 +40,6 @@ _BEST_FIRST = (
 
 
 class _HostLink:
-    """The way to a host in this process. A `ReplicaLink`."""
-
     def __init__(self, host: ReplicaHost) -> None:
         self._host = host
         self.attend = host.attend
@@ -55,7 +53,7 @@ class _HostLink:
 
 
 class NodeResidency:
-    """Whether the model is in memory: of all nodes, or of none."""
+    """Keeps the model in memory on all nodes, or on none."""
 
     def __init__(
         self, supervisors: Sequence[Supervisor], engine: RemoteEngine, status: Callable[[], EngineStatus]
@@ -66,7 +64,6 @@ class NodeResidency:
 
     @property
     def process_state(self) -> EngineState:
-        """That of the node which stands best."""
         return min((one.state for one in self._supervisors), key=_BEST_FIRST.index)
 
     @property
@@ -83,7 +80,7 @@ class NodeResidency:
 
     @property
     def failed_s(self) -> float | None:
-        """When the last node failed; None: some node serves, or is to."""
+        """Time at which the last node failed, or None if some node has not failed."""
         failed = [one.failed_s for one in self._supervisors if one.failed_s is not None]
         return max(failed) if len(failed) == len(self._supervisors) else None
 
@@ -105,19 +102,17 @@ class NodeResidency:
             one.fail(reason)
 
     def hold_back(self) -> None:
-        """It is the only model, and makes room for none."""
+        """Do nothing, because no other model needs the memory."""
 
-    def release(self) -> None:
-        """Nothing was held back."""
+    def release(self) -> None: ...
 
 
 class NodeEngines:
-    """An `Engine`, and what a server runs. All methods belong to one event loop's thread."""
+    """An `Engine` for a server to run. Belongs to one event loop's thread."""
 
     def __init__(self, supervisors: Mapping[str, Supervisor], *, max_queue: int, max_held_bytes: int) -> None:
-        """`supervisors`: by node. Their observers are told of all steps. The rest is as `EngineClient`'s."""
+        """`supervisors`: by node; their observers receive all steps."""
         self.on_wanted: Callable[[], None] | None = None
-        """As `EngineClient`'s."""
         self._supervisors = list(supervisors.values())
         self._hosts = {node: ReplicaHost(one, lease_s=_LEASE_S) for node, one in supervisors.items()}
         self._engine = engine = RemoteEngine(
@@ -159,7 +154,6 @@ class NodeEngines:
         return await self._engine.shapes(sizes)
 
     def status(self) -> EngineStatus:
-        """Sums, with each node's own."""
         nodes = {node: host.status() for node, host in self._hosts.items()}
         engines_bytes = sum(one.engine_rss_bytes for one in nodes.values())
         return msgspec.structs.replace(
@@ -181,7 +175,7 @@ class NodeEngines:
         return self._engine.totals
 
     async def run(self) -> None:
-        """Serve until `close`. Raises `StartupError` if the first engine process of a node cannot start."""
+        """Serve until `close`. Raises StartupError if the first engine process of a node cannot start."""
         self._engine.replicas_are({node: _HostLink(host) for node, host in self._hosts.items()})
         hosts = [asyncio.create_task(host.run()) for host in self._hosts.values()]
         others = [asyncio.create_task(work) for work in (self._engine.run(), self._revive())]
@@ -192,30 +186,26 @@ class NodeEngines:
                 task.cancel()
 
     async def drain(self, seconds: float) -> None:
-        """Accept nothing more, and give what runs or waits this long to end."""
         self._engine.drain()
         deadline_s = time.monotonic() + seconds
         while self._engine.requests() and time.monotonic() < deadline_s:  # noqa: ASYNC110 (once in a life)
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
-        """End all requests and processes."""
         await self._engine.close()
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     def kill(self) -> None:
-        """For a `close` that is not to wait, not even if it waits already."""
+        """End the processes at once, also during a `close`."""
         for one in self._supervisors:
             one.kill()
 
     def _want(self) -> None:
-        """Raises what `on_wanted` raises, where the model is in no memory."""
         is_away = self.residency.process_state in (EngineState.ASLEEP, EngineState.FAILED)
         if is_away and not self._engine.is_ending and self.on_wanted is not None:
             self.on_wanted()
 
     async def _revive(self) -> None:
-        """A node whose engine has failed is tried again while others serve."""
         while True:
             await asyncio.sleep(_REVIVE_LOOK_S)
             for one in self._supervisors if self.residency.failed_s is None else ():

@@ -1,4 +1,4 @@
-"""What is known of a replica, what it is asked for, and the protocol of the way to it."""
+"""Reports of a replica, requests to route, and the protocol of a link to it."""
 
 from __future__ import annotations
 
@@ -13,56 +13,50 @@ from openai_cpu_server.contract.request import Priority
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What a replica tells of itself."""
-
     state: EngineState
-    """Its engine's. While that restarts, only requests that stay with it are sent."""
+    """State of its engine. While that restarts, only requests that stay with the replica are sent."""
     forecast: Forecast | None = None
-    """None: its engine has told nothing yet. It is then taken to be as the others are, without work."""
+    """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
     held: HeldUpdate | None = None
 
 
 @dataclass(frozen=True)
 class RoutedRequest:
-    """A request for which a replica is to be chosen."""
-
     id: str
     priority: Priority
     num_tokens: int
-    """The length of its prompt, with what it has produced already if it is replayed."""
+    """Prompt length, plus existing output if it is replayed."""
     blocks: tuple[int, ...] = ()
-    """The names of their whole blocks (`contract.replica.block_hashes`)."""
+    """Names of its whole blocks (`contract.replica.block_hashes`)."""
     prefers: str | None = None
-    """The replica that it stays with as long as that lives, be it that its engine restarts."""
+    """Replica to stay with while it lives, even while its engine restarts."""
     avoids: frozenset[str] = field(default_factory=frozenset)
-    """Replicas that are chosen only where there is no other: it was with them when they were lost."""
+    """Replicas to use only as a last resort, because they were lost with this request."""
 
 
 @dataclass(frozen=True)
 class ReplicaChoice:
     replica: str
     cached_tokens: int
-    """How many tokens of the prompt it is thought to hold."""
     expected_ms: float
-    """When the first token is expected."""
+    """Expected TTFT."""
 
 
-class ReplicaLost(Exception):
-    """The replica has died, or cannot be reached."""
+class ReplicaLost(Exception): ...
 
 
 class ReplicaLink(Protocol):
-    """Carries bytes (`replicas.wire`). Its methods belong to one event loop's thread."""
+    """Transport of bytes (`replicas.wire`). Belongs to one event loop's thread."""
 
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        """News for the API process that calls itself so, until the replica ends that. Whoever stops reading
-        is forgotten there, with all that it has ordered. Raises `ReplicaLost`."""
+        """Yield news until the replica ends the session, or the reader does, with all its requests. Raises
+        ReplicaLost."""
         ...
 
     async def tell(self, lease_holder: str, orders: bytes) -> bool:
-        """False: the replica does not know this lease holder (any more). Raises `ReplicaLost`."""
+        """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
         ...
 
     async def load_adapter(self, adapter: bytes) -> bytes:
-        """An `Adapter`; back comes its `AdapterStatus`. Raises `ReplicaLost`."""
+        """Send an encoded `Adapter` and return the encoded `AdapterStatus`. Raises ReplicaLost."""
         ...

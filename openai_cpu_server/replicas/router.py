@@ -1,4 +1,4 @@
-"""Chooses the replica for each request, and keeps the books that this takes."""
+"""Choice of a replica for each request, and the accounts that it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, Rout
 
 
 class RandomSet:
-    """Names in any order. All methods take the same time, however many there are."""
+    """Set of names. Adding, discarding and drawing take constant time."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = list(dict.fromkeys(names))
@@ -43,13 +43,12 @@ class RandomSet:
             self._places[last] = place
 
     def draw(self, random: Random, num: int) -> list[str]:
-        """So many different ones, or all if there are no more."""
         return random.sample(self._names, min(num, len(self._names)))
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A request whose prompt, as far as is known, is not read yet."""
+    """Request whose prefill has not finished, as far as is known."""
 
     priority: Priority
     sent_s: float
@@ -58,36 +57,33 @@ class _Sent:
 
 @dataclass
 class ReplicaLoad:
-    """The books of one replica. Times are on the router's clock."""
+    """Account of one replica. Times are on the router's clock."""
 
     state: EngineState
     forecast: Forecast
     made_s: float = 0.0
-    """What was sent before that is in the forecast."""
+    """Earlier requests are in the forecast."""
     heard_s: float = 0.0
-    """When it has told something last."""
     num_routers: int = 1
-    """Routers that send to it. Each knows what it has sent itself, and takes the others to send as much."""
+    """Number of routers that send to it. Each assumes that the others send as much as itself."""
     _free_s: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
-    """By priority, when a newcomer's prompt would be begun."""
+    """By priority: time at which a new request's prefill would begin."""
     _unread: dict[str, _Sent] = field(default_factory=dict)
     _live: dict[str, _Sent] = field(default_factory=dict)
-    """Requests of this router's own that it has."""
     _num_came: int = 0
-    """Those of them that the forecast has not counted."""
+    """Own requests that the forecast does not include."""
     _num_left: int = 0
-    """Those that it has counted, and that have ended since it came."""
+    """Own requests in the forecast that have ended since."""
 
     @property
     def has_interactive(self) -> bool:
-        """It has interactive work, of this router or of another."""
         return bool(self.forecast.num_live[Priority.INTERACTIVE]) or any(
             sent.priority is Priority.INTERACTIVE for sent in self._live.values()
         )
 
     @property
     def step_ms(self) -> float:
-        """From one token to the next, with those who have come and gone since the forecast."""
+        """Inter-token latency, with requests that came and ended since the forecast."""
         num_new = self.num_routers * (self._num_came - self._num_left)
         return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
 
@@ -108,7 +104,7 @@ class ReplicaLoad:
         self._add(sent)
 
     def began(self, name: str) -> None:
-        """Its prompt is read. What was added for it has passed meanwhile."""
+        """Record the end of the prefill. The time that was added for it has passed."""
         self._unread.pop(name, None)
 
     def ended(self, name: str) -> None:
@@ -123,7 +119,7 @@ class ReplicaLoad:
         return max(0.0, 1000 * (self._free_s[priority] - now_s))
 
     def _add(self, sent: _Sent) -> None:
-        """Who comes next waits for its prompt; interactive work does not wait for batch work."""
+        """Later requests wait for this prefill, but interactive ones do not wait for batch work."""
         for priority in Priority:
             if priority >= sent.priority:
                 begin_s = max(self._free_s[priority], sent.sent_s)
@@ -131,28 +127,24 @@ class ReplicaLoad:
 
 
 _GUESS_S = 60.0
-"""So long a replica is thought to hold the prompt that was sent to it last, until it tells.
-
-It tells when the request has ended: most have within a minute. One that takes longer is not found meanwhile
-by others with its prompt, unless they come more often than that.
-"""
+"""Time for which a sent prompt is assumed held. Replicas report at a request's end, mostly within a
+minute."""
 _TOLD = float("inf")
-"""In place of the time up to which a guess counts: it was told."""
+"""Expiry of a reported block."""
 
 
 class PrefixIndex:
-    """By block, the replicas that hold it: those that have told so, and those that the prompt was sent to."""
+    """Holders of each block, both reported ones and guesses from sent prompts."""
 
     def __init__(self) -> None:
         self._holders: dict[int, dict[str, float]] = {}
-        """By block, until when each replica is thought to hold it."""
+        """By block: expiry of each replica's assumed possession."""
         self._held: dict[str, set[int]] = {}
-        """By replica, all its blocks in `_holders`."""
+        """By replica: all its blocks in `_holders`."""
         self._guesses: deque[tuple[float, str, Sequence[int]]] = deque()
-        """When each was made, about whom, and which blocks; the oldest first."""
+        """Time, replica and blocks of each guess, oldest first."""
 
     def sent(self, replica: str, blocks: Sequence[int], now_s: float) -> None:
-        """A prompt with these blocks was sent to the replica, which will hold them."""
         self._expire(now_s)
         self._guesses.append((now_s, replica, blocks))
         held = self._held.setdefault(replica, set())
@@ -162,7 +154,7 @@ class PrefixIndex:
         held.update(blocks)
 
     def told(self, replica: str, update: HeldUpdate) -> None:
-        """Take over what a replica has told. Guesses that it does not speak of count until they are old."""
+        """Apply a replica's report. Guesses that it does not mention stay until they expire."""
         held = self._held.setdefault(replica, set())
         if update.is_whole:
             self._drop(replica, [block for block in held if self._holders[block][replica] == _TOLD])
@@ -172,12 +164,11 @@ class PrefixIndex:
         held.update(update.saved)
 
     def forget(self, replica: str) -> None:
-        """The replica is gone, or its memory is."""
         self._drop(replica, list(self._held.get(replica, ())))
         self._held.pop(replica, None)
 
     def num_held(self, replica: str, blocks: Sequence[int], now_s: float) -> int:
-        """How many of the first blocks the replica holds. Who holds a block holds those before it."""
+        """Return the number of leading blocks held. A holder of a block holds those before it."""
 
         def is_missing(block: int) -> bool:
             return self._holders.get(block, {}).get(replica, -math.inf) < now_s
@@ -185,12 +176,12 @@ class PrefixIndex:
         return bisect_left(blocks, True, key=is_missing)
 
     def deepest(self, blocks: Sequence[int]) -> list[str]:
-        """Who holds most of the first blocks, also by guesses that are old: the caller asks `num_held`."""
+        """Return holders of the longest known prefix. Expired guesses count; the caller checks `num_held`."""
         num_held = bisect_left(blocks, True, key=lambda block: block not in self._holders)
         return list(self._holders[blocks[num_held - 1]]) if num_held else []
 
     def _expire(self, now_s: float) -> None:
-        """Forget guesses that are old, unless newer ones or the replica itself have said the same."""
+        """Forget old guesses that neither a newer one nor a report confirms."""
         while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
             _, replica, blocks = self._guesses.popleft()
             old = [b for b in blocks if self._holders.get(b, {}).get(replica, _TOLD) < now_s]
@@ -207,50 +198,40 @@ class PrefixIndex:
 
 
 _NUM_DRAWN = 2
-"""Replicas that are drawn of each kind (those that hold the prefix, idle ones, any) and compared.
-
-The better of two drawn ones is nearly as good as the best of all, and unlike that one it is not the same for
-all routers at a time.
-"""
+"""Replicas drawn of each kind and compared. The better of two is nearly as good as the best of all, which
+would be the same for all routers at a time."""
 _LINE_TOKENS = 24
-"""Compared is when the first line of the answer is there: some words, each a step after the one before.
+"""Tokens in the first line of an answer; replicas are compared by the time until it is complete.
 
-With the first token alone, sessions gather where their prefixes are until steps take twice as long there.
-Measured with `scripts/simulate.py --part goal`, three seeds of 600 s, at full and at half load: the busiest
-of four replicas computes up to 1.17 and 1.30 times the mean with 16, 1.12 and 1.30 with 24, 1.08 and 1.34
-with 32; the hit rates are 0.970 to 0.990 of one replica's with all of them.
+With TTFT alone, sessions gather where their prefixes are until steps take twice as long there. Measured with
+`scripts/simulate.py --part goal`, three seeds of 600 s, at full and half load: the busiest of four replicas
+computes up to 1.17 and 1.30 times the mean with 16, 1.12 and 1.30 with 24, 1.08 and 1.34 with 32; hit rates
+are 0.970 to 0.990 of one replica's with all of them.
 """
 _STALE_S = 5.0
-"""A replica that was silent for so long is chosen only where no other is: it may be cut off."""
+"""Silence after which a replica is chosen only as a last resort, because it may be cut off."""
 _UNKNOWN = Forecast(token_ms=1.0)
-"""Before any replica has told what a token takes: then the one is chosen that has got the fewest."""
+"""Before the first forecast, the replica with the fewest requests is chosen."""
 
 
 class ReplicaRouter:
-    """Sends each request where its first token, and the first line behind it, are expected soonest: a prefix
-    that is held saves the time of reading it, and who waits loses time. Batch work goes to replicas without
-    interactive work, if there are any.
-
-    One is for one model. Who uses it tells it of all that happens.
-    """
+    """Prefers the earliest expected first line, and for batch work replicas without interactive work. A
+    router serves one model, and its owner reports all events to it."""
 
     def __init__(self, random: Random, *, num_routers: int = 1) -> None:
-        """`num_routers`: how many such routers send to the same replicas."""
         self._random = random
         self._num_routers = num_routers
         self._loads: dict[str, ReplicaLoad] = {}
         self._ready, self._idle = RandomSet(), RandomSet()
         self._index = PrefixIndex()
         self._places: dict[str, str] = {}
-        """By request, its replica."""
         self._typical = _UNKNOWN
-        """The last forecast that any replica has told, without its work: what is expected of a new one."""
+        """Last forecast of any replica, without its work, assumed for a new one."""
 
     # -- what happens ------------------------------------------------------------------------------------
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
-        """A replica has told of itself at `now_s`. Its forecast has counted all that was sent before
-        `made_s`."""
+        """Record a report that came at `now_s`. Its forecast includes all requests sent before `made_s`."""
         if report.forecast is not None:
             self._typical = _without_work(report.forecast)
         load = self._loads.get(replica)
@@ -264,14 +245,12 @@ class ReplicaRouter:
         self._file(replica)
 
     def gone(self, replica: str) -> None:
-        """The replica does not exist any more."""
         self._index.forget(replica)
         self._loads.pop(replica, None)
         self._ready.discard(replica)
         self._idle.discard(replica)
 
     def sent(self, wanted: RoutedRequest, choice: ReplicaChoice, now_s: float) -> None:
-        """The request was sent to the replica that was chosen."""
         self.ended(wanted.id)
         load = self._loads.get(choice.replica)
         if load is None:
@@ -283,13 +262,11 @@ class ReplicaRouter:
         self._file(choice.replica)
 
     def began(self, name: str) -> None:
-        """The request's first token has come."""
         load = self._loads.get(self._places.get(name, ""))
         if load is not None:
             load.began(name)
 
     def ended(self, name: str) -> None:
-        """The request is over, or was lost with its replica."""
         replica = self._places.pop(name, "")
         load = self._loads.get(replica)
         if load is not None:
@@ -301,10 +278,7 @@ class ReplicaRouter:
     def choose(
         self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None
     ) -> ReplicaChoice | None:
-        """The replica for a request, of those `among` (None: of all); None: no such one is ready.
-
-        It books nothing: `sent` does.
-        """
+        """Return a replica, unbooked, or None if none is ready. `among`: candidates, or None for all."""
         if wanted.prefers is not None and self._may_stay(wanted.prefers, among):
             return self._choice(wanted, wanted.prefers, now_s)
         ready = self._ready if among is None else RandomSet(name for name in among if name in self._ready)
@@ -316,7 +290,6 @@ class ReplicaRouter:
         )
 
     def _drawn(self, wanted: RoutedRequest, ready: RandomSet) -> list[str]:
-        """The replicas that are compared: some that hold most of the prompt, and some others."""
         holders = [name for name in self._index.deepest(wanted.blocks) if name in ready]
         drawn = RandomSet(holders).draw(self._random, _NUM_DRAWN) + ready.draw(self._random, _NUM_DRAWN)
         if wanted.priority is Priority.BATCH:
@@ -324,7 +297,6 @@ class ReplicaRouter:
         return [name for name in dict.fromkeys(drawn) if name not in wanted.avoids]
 
     def _rank(self, choice: ReplicaChoice, wanted: RoutedRequest, now_s: float) -> tuple[bool, bool, float]:
-        """The least is the best."""
         load = self._loads[choice.replica]
         is_stale = now_s - load.heard_s > _STALE_S
         is_crowded = wanted.priority is Priority.BATCH and choice.replica not in self._idle
@@ -343,7 +315,6 @@ class ReplicaRouter:
         return is_alive and (among is None or replica in among)
 
     def _file(self, replica: str) -> None:
-        """Note among whom it is to be drawn."""
         load = self._loads[replica]
         is_ready = load.state is EngineState.READY
         (self._ready.add if is_ready else self._ready.discard)(replica)

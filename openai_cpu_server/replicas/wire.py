@@ -1,4 +1,4 @@
-"""What an API process and an engine replica tell each other, and the frames that carry it."""
+"""Messages between API processes and engine replicas, and their frames."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ from openai_cpu_server.contract.model_info import AdapterStatus, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 
 MOST_MEDIA_BYTES = 768 * 1024 * 1024
-"""Of the pictures and sounds of one request, decoded."""
+"""Limit for the decoded pictures and sounds of one request."""
 _MOST_BYTES = MOST_MEDIA_BYTES + 256 * 1024 * 1024
 _UNSENT_BYTES = 256 * 1024
-"""What may wait to be sent before `sent` waits."""
 _UNREAD_FRAMES = 64
-"""When so many wait to be received, the other side's are left in the kernel."""
 
 
 class FrameStream(asyncio.Protocol):
-    """One end of a connection. Its methods belong to one event loop's thread."""
+    """One end of a connection. Belongs to one event loop's thread."""
 
     def __init__(
         self,
@@ -45,15 +43,13 @@ class FrameStream(asyncio.Protocol):
         patience_s: float | None = None,
         opened: Callable[[FrameStream], None] | None = None,
     ) -> None:
-        """`most_bytes`: of a frame that comes; a longer one ends the connection. `patience_s`: a connection
-        that takes nothing for so long is ended. `opened` is told when it stands."""
+        """`most_bytes`: longest frame to receive. `patience_s`: time for unsent data to drain. Exceeding
+        either ends the connection."""
         self.most_bytes = most_bytes
         self._patience_s = patience_s
         self._opened = opened
         self._giving_up: asyncio.TimerHandle | None = None
-        """None: what is sent is taken."""
         self._transport: asyncio.Transport | None = None
-        """None: before it stands."""
         self._unread = bytearray()
         self._frames: deque[bytes] = deque()
         self._has_news = asyncio.Event()
@@ -62,20 +58,20 @@ class FrameStream(asyncio.Protocol):
         self._is_over = False
 
     def trust(self) -> None:
-        """The other side has shown who it is: its frames may be long."""
+        """Accept long frames from an authenticated peer."""
         self.most_bytes = _MOST_BYTES
 
     def send(self, *parts: bytes) -> None:
-        """One frame. To a connection that is gone it is lost, as it would be a moment later."""
+        """Send one frame. A closed connection drops it."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join((LENGTH.pack(sum(map(len, parts))), *parts)))
 
     async def sent(self) -> None:
-        """Wait while much is unsent. Returns at once when the connection is gone."""
+        """Wait while much is unsent. Return at once if the connection is closed."""
         await self._may_send.wait()
 
     async def receive(self) -> bytes | None:
-        """The next frame; None: the connection is gone, and half a frame with it."""
+        """Return the next frame, or None if the connection is closed."""
         while not self._frames:
             if self._is_over:
                 return None
@@ -87,12 +83,11 @@ class FrameStream(asyncio.Protocol):
         return frame
 
     def close(self) -> None:
-        """After what was sent."""
+        """Close after pending data is sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """At once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -132,7 +127,6 @@ class FrameStream(asyncio.Protocol):
             self._giving_up = None
 
     def _end(self, begin: int) -> int | None:
-        """Where the frame ends that begins there; None: it is not here yet."""
         if len(self._unread) - begin < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._unread, begin)
@@ -147,28 +141,27 @@ _ATTEMPT = "~"
 
 
 def wire_id(request_id: str, attempt: int) -> str:
-    """What a replica calls a request. It is another one each time that the request is sent, so that nothing
-    late of an earlier time is taken for its answer."""
+    """Return the name of a request at a replica, unique to the attempt, so that late news is not mistaken
+    for its answer."""
     return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 
 def origin(wire: str) -> str:
-    """The request's own id."""
     return wire.rpartition(_ATTEMPT)[0] or wire
 
 
 class RenewLease(msgspec.Struct, frozen=True, tag="renew"):
-    """The API process lives, and wants what it has ordered. Every order says so too."""
+    """Keeps a lease alive without any order. Every other order does so too."""
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag="cancel_call"):
-    """End an API call, or the one that a sequence belongs to, whichever process has sent it."""
+    """Ends an API call, by its id or a sequence's, whichever process sent it."""
 
     name: str
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
-    """No new request may name it."""
+    """Excludes the adapter from new requests."""
 
     name: str
 
@@ -177,14 +170,11 @@ Order = Union[Submit, CancelRequest, CancelCall, ClearCache, DropAdapter, Measur
 
 
 class EndReason(enum.Enum):
-    """Why a request ends without a finish."""
-
     FAILED = "failed"
-    """It is to blame, or cannot be computed."""
+    """The request is to blame, or cannot be computed."""
     CANCELLED = "cancelled"
-    """Somebody else has cancelled it."""
     RETURNED = "returned"
-    """The replica cannot compute it any more. Another one may."""
+    """Another replica may run it, but this one cannot."""
 
 
 class RequestEnd(msgspec.Struct, frozen=True):
@@ -194,71 +184,61 @@ class RequestEnd(msgspec.Struct, frozen=True):
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a replica stands."""
-
     state: EngineState
     status: EngineStatus
     info: ModelInfo | None = None
-    """None: its model was not loaded yet."""
     kv: KVStats | None = None
     adapters: tuple[AdapterStatus, ...] = ()
     forecast: Forecast | None = None
     held: HeldUpdate | None = None
-    """None: nothing has changed since the report before."""
+    """Changes since the last report, or None."""
     counted: int = 0
-    """The forecast has counted at least so many of the tellings of orders."""
+    """Number of order batches that the forecast includes, at least."""
     others: tuple[LiveRequest, ...] | None = None
-    """The requests of other API processes; None: as they were told last."""
+    """Requests of other API processes, or None if unchanged since they were last reported."""
 
     @property
     def reason_told(self) -> str | None:
-        """Why it does not serve, where that is so."""
         return None if self.state is EngineState.READY else self.status.reason
 
 
 class ReplicaNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What has come about for one API process since the news before."""
+    """Events for one API process since the last news."""
 
     report: HostReport | None = None
     started: tuple[str, ...] = ()
-    """These are in a step, or were."""
     places: tuple[QueuePlace, ...] = ()
-    """Where some wait, as it has changed."""
     events: tuple[TokenEvent, ...] = ()
     embedded: tuple[Embedded, ...] = ()
     ended: tuple[RequestEnd, ...] = ()
     measured: tuple[MeasuredMedia, ...] = ()
     spent_ms: dict[str, float] = {}
-    """By the label of the client: CPU time of the engine that no API process was told of yet."""
+    """Engine CPU time by client label that was not reported to any API process yet."""
 
 
 class DoorAddress(NamedTuple):
-    """Where a replica listens for connections of API processes."""
-
     address: str
     port: int
     token: str
-    """Whoever tells it is let in."""
 
 
 class SessionHello(msgspec.Struct, frozen=True):
-    """The first frame of a connection. All later ones from there are orders."""
+    """First frame of a connection. All later ones are orders."""
 
     token: str
     lease_holder: str = msgspec.field(name="lessee")  # so that releases that run side by side understand it
 
 
 class NewsFrame:
-    """The first byte of a frame from a replica."""
+    """First byte of a frame from a replica."""
 
     NEWS = b"n"
-    """News follow."""
     TAKEN = b"t"
-    """The next orders that were not answered yet are obeyed."""
+    """The oldest unanswered order batch is accepted."""
     UNKNOWN = b"u"
-    """They are not: it does not know who tells them."""
+    """The oldest unanswered order batch is rejected, because its sender is unknown."""
     END = b"e"
-    """It has ended the session."""
+    """The replica has ended the session."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -266,4 +246,4 @@ encode_orders: Callable[[list[Order]], bytes] = _encoder.encode
 encode_news: Callable[[ReplicaNews], bytes] = _encoder.encode
 read_orders: Callable[[bytes], list[Order]] = msgspec.msgpack.Decoder(list[Order]).decode
 read_news: Callable[[bytes], ReplicaNews] = msgspec.msgpack.Decoder(ReplicaNews).decode
-"""Both that read raise `msgspec.DecodeError`."""
+"""`read_orders` and `read_news` raise `msgspec.DecodeError`."""

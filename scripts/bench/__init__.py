@@ -1,1 +1,1 @@
-"""The parts of scripts/benchmark.py."""
+"""Parts of scripts/benchmark.py."""

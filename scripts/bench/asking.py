@@ -1,4 +1,4 @@
-"""A request of a client, and what the client sees of the answer. Times are seconds of `time.perf_counter`."""
+"""Requests of clients, and traces of their answers. Times are seconds of `time.perf_counter`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import msgspec
 
 
 class Priority(enum.Enum):
-    """The priority as users write it in the header `X-Priority`;
-    servers without priorities do not read it."""
+    """Values of the header `X-Priority`; servers without priorities ignore it."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -18,15 +17,11 @@ class Priority(enum.Enum):
 
 JsonSchema = dict[str, object]
 Message = dict[str, object]
-"""A message of a chat: its role and content, which is text, or parts."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One streamed completion of `max_tokens` tokens, even if the model wants to end earlier.
-
-    With a schema, the answer follows it and ends when it is complete. With messages, it is a chat's next
-    answer, which the model ends.
-    """
+    """One streamed completion of `max_tokens` tokens, even if the model wants to end earlier. An answer
+    with a schema ends when it is complete, and a chat's answer (`messages`) when the model ends it."""
 
     prompt: tuple[int, ...] = ()
     max_tokens: int
@@ -35,15 +30,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """0 is greedy."""
     priority: Priority | None = None
     logprobs: int | None = None
-    """Alternatives beside each token; None: no log-probabilities."""
+    """Alternatives for each token, or None for no log-probabilities."""
     schema: JsonSchema | None = None
     messages: tuple[Message, ...] = ()
     model: str | None = None
-    """None: the server's first."""
+    """Model name, or None for the server's first."""
 
     @property
     def ends_itself(self) -> bool:
-        """Whether the model may end the answer; then `max_tokens` is only the limit."""
+        """True if the model may end the answer, so that `max_tokens` is only the limit."""
         return self.schema is not None or bool(self.messages)
 
     @property
@@ -66,8 +61,6 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Counts that only our server reports; 0 for any other server."""
-
     preemptions: int = 0
     interruptions: int = 0
     forced_tokens: int = 0
@@ -76,23 +69,20 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
-    """A sampled token with its best alternatives, by their text."""
-
     text: str
     logprob: float
     top: dict[str, float]
 
 
 class Trace:
-    """What one client saw of one request. Filled in by the client while the answer streams."""
+    """One client's view of one request, filled in while the answer streams."""
 
     def __init__(self, ask: Ask, arrival: float) -> None:
         self.ask = ask
         self.arrival = arrival
-        """When the request should have been sent:
-        a client that is late must not make a server look faster."""
+        """Time at which the request was due, because a late client must not make a server look faster."""
         self.chunk_times: list[float] = []
-        """The times of chunks with content; a chunk that names only the role has none."""
+        """Times of chunks with content, not of one that only names the role."""
         self.text = ""
         self.scored: list[ScoredToken] = []
         self.usage: Usage | None = None
@@ -100,7 +90,7 @@ class Trace:
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.end: float | None = None
-        """When the answer was complete; None: it was not, or not yet."""
+        """Time at which the answer was complete, or None."""
 
     @property
     def is_complete(self) -> bool:
@@ -116,25 +106,21 @@ class Trace:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Inter-token latencies."""
         return [b - a for a, b in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
 
     def computed_tokens(self, begin: float, end: float) -> float:
-        """Prompt and output tokens within begin <= t < end.
-
-        The prompt counts when the first token arrives. A chunk is a token, or, once the usage is known, its
-        equal share of the output (half a character is held back, so some chunks bring two tokens).
-        """
+        """Return prompt and output tokens within begin <= t < end; the prompt counts at the first token. A
+        chunk is a token or, when the usage is known, its equal share of the output, because some chunks
+        carry two tokens."""
         prompt = len(self.ask.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
         return prompt + self.output_within(begin, end)
 
     def output_within(self, begin: float, end: float) -> float:
-        """Output tokens within begin <= t < end, counted as in `computed_tokens`."""
+        """Return output tokens within begin <= t < end, counted as in `computed_tokens`."""
         within = sum(begin <= t < end for t in self.chunk_times)
         tokens_per_chunk = self.output_tokens / len(self.chunk_times) if self.chunk_times else 0.0
         return within * tokens_per_chunk
 
 
 def first_token_times(traces: Sequence[Trace]) -> list[float]:
-    """The seconds to the first token, for all requests that got one."""
     return [trace.ttft_s for trace in traces if trace.ttft_s is not None]

@@ -1,4 +1,4 @@
-"""What every workload gets: servers to start, the number of rounds, and the size."""
+"""Environment of every workload: servers to start, number of rounds, and size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WARM_UP_ASKS = 2
 
 
 class Bench:
-    """One workload's run. `uses` collects the memory and CPU that its servers used."""
+    """One workload's run. `uses` collects memory and CPU time of its servers."""
 
     def __init__(
         self,
@@ -38,12 +38,9 @@ class Bench:
         prompts: Prompts | None = None,
         once: frozenset[str] = frozenset(),
     ) -> None:
-        """`keys` name the contestants to measure, None: all.
-
-        Those in `once` are measured in the first round only.
-        `prompts` are what users write, None: random tokens.
-        With `by_clock` interactive requests come at equal intervals, not as a Poisson process.
-        """
+        """`keys`: contestants to measure, or None for all; those in `once` are measured in the first round
+        only. `prompts`: what users write, or None for random tokens. `by_clock`: interactive requests
+        arrive at equal intervals, not as a Poisson process."""
         self.model = model
         self.rounds = rounds
         self.is_quick = is_quick
@@ -57,7 +54,7 @@ class Bench:
 
     @contextlib.contextmanager
     def server(self, *options: str) -> Iterator[Server]:
-        """Our server, started fresh and warmed up. Raises ServerFailed."""
+        """Start and warm up our server. Raises ServerFailed."""
         with self._running(ours(Variant.WHOLE, self.model, *options)) as server:
             yield server
 
@@ -69,17 +66,14 @@ class Bench:
         *own_options: str,
         changed: Callable[[ServerSpec], ServerSpec] = lambda spec: spec,
     ) -> Iterator[Server]:
-        """A server, started fresh and warmed up. `own_options` are for ours, and no peer gets them; `changed`
-        says what is otherwise with all of them.
-
-        Raises ServerFailed.
-        """
+        """Start and warm up a server. `own_options`: for ours only; `changed`: changes for all. Raises
+        ServerFailed."""
         spec = changed(who.spec(self.model, room))
         with self._running(spec if who.is_peer else spec.with_options(*own_options)) as server:
             yield server
 
     def start_unmeasured(self, who: Contestant, room: Room) -> None:
-        """Start and stop a server, so that it knows what it measures at its first start with a model."""
+        """Start and stop a server, so that it has done the measurements of its first start."""
         with running(who.spec(self.model, room), []):
             pass
 
@@ -90,7 +84,6 @@ class Bench:
             yield server
 
     def contestants(self, *variants: Variant) -> list[Contestant]:
-        """Those of our variants, and of the peers on this machine, that are to be measured."""
         everybody = [*(variant.contestant for variant in variants), *self._peers]
         return [who for who in everybody if self._keys is None or who.key in self._keys]
 
@@ -99,10 +92,8 @@ class Bench:
         contestants: Sequence[Contestant],
         measure: Callable[[Contestant, int], T],
     ) -> Contest[T]:
-        """Measure each contestant once a round, in turns.
-
-        A contestant that fails is out, and the others go on. Raises LoadFailed if none is left.
-        """
+        """Measure each contestant once a round, in turns. A contestant that fails is out, and the others
+        go on. Raises LoadFailed if none is left."""
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):
             for who in contestants:

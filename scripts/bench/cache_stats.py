@@ -1,4 +1,4 @@
-"""Reads our server's figures about its KV memory: `GET /v1/cache/stats`, `DELETE /v1/cache`."""
+"""Our server's KV figures: `GET /v1/cache/stats`, `DELETE /v1/cache`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The cells to which running requests attend."""
+    """KV cells of running requests."""
 
     total: Amount
     used: Amount
@@ -23,8 +23,6 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """The computed prompts in host memory."""
-
     used: Amount
 
 
@@ -33,7 +31,7 @@ class Savings(msgspec.Struct, frozen=True):
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """The figures; None before the engine's first step."""
+    """Figures are None before the engine's first step."""
 
     pool: Pool | None
     cache: Cache | None
@@ -41,7 +39,7 @@ class CacheStats(msgspec.Struct, frozen=True):
 
 
 async def cache_stats(port: int) -> CacheStats:
-    """Ask the server. Raises HttpFailed."""
+    """Return the figures. Raises HttpFailed."""
     return msgspec.json.decode(await call(port, "GET", f"{_PATH}/stats"), type=CacheStats)
 
 

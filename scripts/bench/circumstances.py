@@ -17,7 +17,6 @@ from bench.results import Circumstances
 _ROOT = Path(__file__).resolve().parents[2]
 _CPU_INFO = Path("/proc/cpuinfo")
 _ROOMS = (Room(pool_tokens=8192, request_tokens=1000), Room(pool_tokens=16384, request_tokens=2000))
-"""The commands for these rooms differ only in room."""
 
 
 def circumstances(
@@ -43,14 +42,13 @@ def circumstances(
 
 
 def shown(who: Contestant, model: Path) -> str:
-    """A server's command, with `{room}` where workloads differ, and file names instead of paths."""
+    """Return a server's command, with `{room}` where workloads differ, and file names instead of paths."""
     one, other = (who.spec(model, room).command for room in _ROOMS)
     command = (part if part == same else "{room}" for part, same in zip(one, other, strict=True))
     return " ".join(Path(part).name if "/" in part else part for part in command)
 
 
 def _commit() -> str:
-    """The commit, with a `+` if files differ from it; "" outside a checkout."""
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty=+", "--abbrev=10"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

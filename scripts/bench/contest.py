@@ -1,4 +1,4 @@
-"""A contest: the same load on every server, and its results: lines, distributions, goals."""
+"""A contest: the same load on every server, with lines, distributions and goals as results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ _MICROSECONDS = 6
 
 @dataclass(frozen=True)
 class Contest(Generic[T]):
-    """The measurements, by contestant and round."""
-
     runs: dict[Contestant, list[T]]
     failures: dict[str, str] = field(default_factory=dict)
-    """Why there are no rounds, or not all figures of them, by label."""
 
     def line(self, what: str, unit: str, better: Direction, figure: Callable[[T], float]) -> Line:
-        """A line of all contestants with a figure."""
         servers: dict[str, Rounds] = {}
         for who, runs in self.runs.items():
             rounds = self.attempt(who.label, what, partial(Rounds.of, runs, figure))
@@ -38,8 +34,7 @@ class Contest(Generic[T]):
         return Line(what=what, unit=unit, better=better, servers=servers)
 
     def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
-        """The result; None if it fails.
-        Then only that contestant has failed, and the others' figures stay."""
+        """Return the result, or None if it fails. Only that contestant fails; the others' figures stay."""
         try:
             return get()
         except Exception as error:
@@ -47,7 +42,7 @@ class Contest(Generic[T]):
             return None
 
     def of_ours(self, what: str, get: Callable[[list[T]], tuple[R, ...]]) -> tuple[R, ...]:
-        """What `get` finds in our server's runs; () if it was not measured, or `get` fails."""
+        """Return what `get` finds in our server's runs, or () if it was not measured or `get` fails."""
         for who, runs in self.runs.items():
             if who.key == OURS:
                 return self.attempt(who.label, what, partial(get, runs)) or ()
@@ -60,11 +55,10 @@ class Contest(Generic[T]):
         )
 
     def label(self, key: str) -> str | None:
-        """The label; None: that contestant was not measured."""
         return next((who.label for who in self.runs if who.key == key), None)
 
     def goal_against(self, key: str, line: Line, what: str, times: float) -> Goal:
-        """The goal to be so many times as good as that server."""
+        """`times`: factor by which ours should be better."""
         other = self.label(key)
         one, rounds = line.servers.get(self.label(OURS) or ""), line.servers.get(other or "")
         measured = gains(one, rounds, line.better) if one is not None and rounds is not None else None
@@ -73,14 +67,13 @@ class Contest(Generic[T]):
     def goals_against_llama_server(
         self, line: Line, what: str, *, plain: float, best: float
     ) -> tuple[Goal, Goal]:
-        """The goals against llama-server with its defaults, and with its best flags."""
+        """Return the goals against llama-server with its defaults, and with its best flags."""
         return (
             self.goal_against("llama-server", line, what, plain),
             self.goal_against("llama-server-best", line, what, best),
         )
 
     def own_goal(self, line: Line, what: str, limit: float) -> Goal:
-        """The goal that our server's figure itself keeps a limit."""
         return Goal(
             what=what,
             rounds=line.servers.get(self.label(OURS) or ""),
@@ -91,7 +84,6 @@ class Contest(Generic[T]):
 
 
 def curves(lines: Mapping[int, Line]) -> tuple[Curve, ...]:
-    """A figure's lines by number of clients as a curve for each server."""
     columns = {
         label: tuple((k, line.servers[label]) for k, line in lines.items() if label in line.servers)
         for label in dict.fromkeys(label for line in lines.values() for label in line.servers)

@@ -1,4 +1,4 @@
-"""The contestants: our server, whole and with features off, and what users would pick instead."""
+"""Contestants: our server, whole and with features off, and its alternatives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from bench.servers import OUR_COMMAND, ServerSpec
 
 @dataclass(frozen=True)
 class Room:
-    """The memory that a workload needs of a server."""
-
     pool_tokens: int
-    """The tokens of our pool, which all requests share."""
     request_tokens: int
-    """The tokens of the longest request, prompt and output."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +23,16 @@ class Contestant:
     key: str
     label: str
     spec: Callable[[Path, Room], ServerSpec] = field(compare=False, repr=False)
-    """How to start the server with a model."""
     is_peer: bool = True
     does_json: bool = False
-    """Whether text completions can follow a JSON Schema."""
     takes_pictures: bool = False
     """With a projector by `--mmproj`."""
     tells_cached: bool = False
-    """Whether answers tell how many tokens of their prompt were not computed."""
     at_once: int | None = None
-    """The requests that it computes side by side; None: as many as come."""
+    """Largest number of concurrent requests, or None for no limit."""
 
 
 class Variant(enum.Enum):
-    """Our server, whole and with features off, with the options for it."""
-
     WHOLE = ("ours", "ours", ())
     CACHE_OFF = ("cache-off", "cache off", ("--experiment", "prefix_sharing=off"))
     SEQUENTIAL = ("sequential", "one at a time", ("--experiment", "prefix_sharing=off", "--max-seqs", "1"))
@@ -72,7 +63,7 @@ class Variant(enum.Enum):
 
 
 _REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none", "--calibrate", "start")
-"""Options against what `tune` has found here, against guesses, and against batch jobs of the user's."""
+"""Options against results of `tune`, guesses, and the user's batch jobs."""
 
 
 def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:

@@ -1,4 +1,4 @@
-"""How to ask each server: all speak OpenAI's API, but no two alike."""
+"""Differences between the servers' versions of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _BANNED = -100.0
 
 
 class SchemaField(enum.Enum):
-    """Where the JSON Schema of a text completion belongs."""
-
     RESPONSE_FORMAT = "response_format"
     JSON_SCHEMA = "json_schema"
     NOWHERE = "nowhere"
@@ -24,20 +22,16 @@ class SchemaField(enum.Enum):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How to ask one server. The defaults are for ours."""
-
     as_text: Callable[[tuple[int, ...]], str] | None = None
-    """Turns a prompt into text of about its length, for servers that take no token ids."""
+    """Converts a prompt to text of about its length, for servers that take no token ids."""
     end_tokens: tuple[int, ...] = ()
-    """The tokens to forbid one by one, where `ignore_eos` is unknown."""
+    """Tokens to forbid one by one, for servers without `ignore_eos`."""
     tells_usage: bool = True
-    """Whether the last chunk of a stream counts the tokens."""
     schema: SchemaField = SchemaField.RESPONSE_FORMAT
     knows_llama_sampling: bool = True
-    """Whether it knows llama.cpp's parameters; else it samples by temperature and top_p only."""
+    """True if it knows llama.cpp's parameters. Otherwise it samples by temperature and top_p only."""
 
     def body(self, ask: Ask) -> dict[str, object]:
-        """The body of `POST` to `path`."""
         body: dict[str, object] = {
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
@@ -60,7 +54,6 @@ class Dialect:
         return {"prompt": self.as_text(ask.prompt) if self.as_text else ask.prompt}
 
     def _length(self, ask: Ask) -> dict[str, object]:
-        """The fields that ask for all of `max_tokens`; a chat may end by itself."""
         if ask.ends_itself:
             return {}
         if self.end_tokens:

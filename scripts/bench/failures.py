@@ -1,4 +1,4 @@
-"""The failures of servers and loads, and how a report names them."""
+"""Failures of servers and loads, and their names in reports."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 class Failed(Exception):
-    """Something that is measured, or its measuring, went wrong; the message says what."""
+    """Failure of a measurement or of the measured thing, described by its message."""
 
 
 def described(error: Exception) -> str:
-    """At least one line. It names the place in the code only for unforeseen failures."""
+    """Return at least one line, with the place in the code only for unforeseen failures."""
     if isinstance(error, Failed):
         return str(error) or type(error).__name__
     text = f"{type(error).__name__}: {error}"
@@ -20,5 +20,4 @@ def described(error: Exception) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a failure, for a table."""
     return text.strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""A streaming client over a plain socket: real HTTP, hardly any CPU (client and server share the cores)."""
+"""Streaming client over a plain socket: real HTTP with little CPU, because client and server share cores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _DEADLINE_S = 1800
 """Longer than any answer takes, so that a server that hangs does not hang the benchmark."""
 
 
-class HttpFailed(Failed):
-    """The answer is no success, or there is none."""
+class HttpFailed(Failed): ...
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -44,8 +43,6 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """A chunk of a text or chat completion, without fields that measure nothing."""
-
     choices: list[_Choice] = []
     usage: Usage | None = None
     timings: Timings | None = None
@@ -71,7 +68,7 @@ async def stream(port: int, trace: Trace, dialect: Dialect) -> None:
 
 
 async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
-    """The body of the answer to a small request. Raises HttpFailed."""
+    """Return the body of the answer to a small request. Raises HttpFailed."""
     try:
         reader, writer = await _open(port, f"{method} {path}", sent, {})
         try:
@@ -105,8 +102,7 @@ async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
 
 
 def _end(trace: Trace, dialect: Dialect) -> None:
-    """End the trace. A server that does not count is believed if it
-    says that the answer has its full length."""
+    """A server that does not count is believed if it says that the answer has its full length."""
     trace.end = time.perf_counter()
     if not dialect.tells_usage and trace.finish_reason == "length":
         trace.usage = Usage(len(trace.ask.prompt), trace.ask.max_tokens)
@@ -151,7 +147,7 @@ async def _read_head(reader: asyncio.StreamReader) -> _Head:
 
 
 async def _pieces(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[bytes]:
-    """The pieces of the body as they come. A body without chunks ends with the connection."""
+    """A body without chunks ends with the connection."""
     if not head.is_chunked:
         while piece := await reader.read(_PIECE_BYTES):
             yield piece
@@ -162,7 +158,6 @@ async def _pieces(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[by
 
 
 async def _events(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[bytes]:
-    """The data of server-sent events, one line each, without comments."""
     rest = b""
     async for piece in _pieces(reader, head):
         *lines, rest = (rest + piece).split(b"\n")

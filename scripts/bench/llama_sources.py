@@ -1,4 +1,4 @@
-"""llama-cpp-python's sources, of the version that our server runs on: the wheel lacks what is wanted."""
+"""Sources of llama-cpp-python, in our server's version, for parts that its wheel lacks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ VERSION = version(_PACKAGE)
 Say = Callable[[str], None]
 
 
-class SetupFailed(Exception):
-    """Something could not be built; the message ends with the end of the log."""
+class SetupFailed(Exception): ...
 
 
 def unpacked_sources(folder: Path, say: Say) -> Path:
-    """Download and unpack them: the folder in `folder` where they are then. Raises SetupFailed."""
+    """Download and unpack the sources, and return their folder. Raises SetupFailed."""
     named = f"{_PACKAGE}=={VERSION}"
     say(f"downloading the sources of {named}")
     run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE, named], cwd=folder)
@@ -32,7 +31,6 @@ def unpacked_sources(folder: Path, say: Say) -> Path:
 
 
 def llama_cpp_in(sources: Path) -> Path:
-    """The folder of llama.cpp in them."""
     return sources / "vendor" / "llama.cpp"
 
 
@@ -41,7 +39,7 @@ def jobs() -> str:
 
 
 def run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
-    """Wait for a command; `extra` goes into its environment. Raises SetupFailed."""
+    """Wait for a command. `extra`: environment variables. Raises SetupFailed."""
     try:
         done = subprocess.run(
             command, cwd=cwd, env={**os.environ, **(extra or {})}, capture_output=True, text=True, check=False

@@ -1,5 +1,4 @@
-"""Loads: a closed loop (k clients, each asks again once it is answered)
-and an open loop (arrivals by the clock)."""
+"""Closed loop (k clients that ask again once answered) and open loop (arrivals by the clock)."""
 
 from __future__ import annotations
 
@@ -14,12 +13,11 @@ from bench.failures import Failed
 from bench.http_client import stream
 
 
-class LoadFailed(Failed):
-    """Requests failed in a workload that measures speed."""
+class LoadFailed(Failed): ...
 
 
 class Clients:
-    """Clients of one server. `traces` holds what they see, also of requests that were cut off."""
+    """Clients of one server. `traces` also has requests that were cut off."""
 
     def __init__(self, port: int, dialect: Dialect = OURS) -> None:
         self._port = port
@@ -38,17 +36,13 @@ class Clients:
         await asyncio.gather(*(self._ask_all(source) for _ in range(num_clients)))
 
     async def open_loop(self, asks: Iterable[Ask], offsets: Sequence[float]) -> None:
-        """Send each request at its offset from now, whatever the server does.
-        Returns when all are answered."""
+        """Send each request at its offset from now, whatever the server does, and wait for all answers."""
         start = time.perf_counter()
         pairs = zip(asks, offsets, strict=False)
         await asyncio.gather(*(self._send_at(ask, start + offset) for ask, offset in pairs))
 
     def check(self) -> None:
-        """Raises LoadFailed if a request failed, or brought another number of tokens than asked for.
-
-        An answer that ends itself has the length that it has.
-        """
+        """Check success and token counts, except of answers that end themselves. Raises LoadFailed."""
         for trace in self.traces:
             if trace.error is not None:
                 raise LoadFailed(trace.error)
@@ -68,12 +62,11 @@ class Clients:
 
 
 def fixed_arrivals(every_s: float, until_s: float) -> list[float]:
-    """The offsets 0, every_s, 2 * every_s ... below until_s."""
     return [i * every_s for i in range(int(until_s / every_s) + 1) if i * every_s < until_s]
 
 
 def poisson_arrivals(per_s: float, until_s: float, seed: int) -> list[float]:
-    """Offsets below until_s, with exponential gaps of 1 / per_s on average."""
+    """Return offsets below until_s, with exponential gaps of 1 / per_s on average."""
     draw = random.Random(seed)
     offsets: list[float] = []
     now = draw.expovariate(per_s)

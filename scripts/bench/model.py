@@ -1,4 +1,4 @@
-"""The models to measure if none is given. They are made once and kept in the user's cache."""
+"""Models to measure by default, made once and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -26,15 +26,12 @@ MADE_TYPES = (
         if not (kind.name in _DIRECTLY or kind.needs_importance or is_copy(kind))
     ),
 )
-"""The types of weights in which a model can be made."""
 
 
 def made_model(shape: str, quant: str) -> Path:
-    """A model with random weights in the shape of a real one. Raises CalledProcessError.
-
-    It has SmolLM2's tokenizer where that is installed: OpenVINO reads no SentencePiece out of GGUF. Types
-    that `make_model.py` does not write are quantised from its f16, as llama.cpp chooses for each tensor.
-    """
+    """Make a model with random weights in the shape of a real one. It has SmolLM2's tokenizer where that
+    is installed, because OpenVINO reads no SentencePiece from GGUF. Types that `make_model.py` does not
+    write are quantised from its f16. Raises CalledProcessError."""
     tokenizer = _tokenizer()
     name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{_generator_digest()}.gguf"
     path = user_cache_dir() / "models" / name
@@ -50,8 +47,7 @@ def made_model(shape: str, quant: str) -> Path:
 
 
 def made_projector(kind: str, shape: str, model: Path) -> Path:
-    """An encoder of pictures or sounds with random weights in the shape of a real one, whose rows are as wide
-    as the model's. Raises CalledProcessError."""
+    """Make an encoder with random weights and rows as wide as the model's. Raises CalledProcessError."""
     header = GgufHeader(model)
     width = header.get_int(header.for_architecture("embedding_length"))
     digest = hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]
@@ -66,10 +62,8 @@ def made_projector(kind: str, shape: str, model: Path) -> Path:
 
 
 def stored(source: Path, weights: str, target: Path) -> Path:
-    """The target: a copy whose weights are of another type. Raises CalledProcessError.
-
-    MXFP4 is made of all matrices of layers, where llama.cpp takes it for experts only.
-    """
+    """Copy with weights of another type, and return the target. MXFP4 is used for all matrices of layers,
+    where llama.cpp uses it for experts only. Raises CalledProcessError."""
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(target), "--force"]
     as_asked = ["--type", weights]
     if weights == Quant.MXFP4.value:
@@ -86,7 +80,6 @@ def _tokenizer() -> Path | None:
 
 
 def _generator_digest() -> str:
-    """A digest of the generator: if it changes, the model is made anew."""
     digest = hashlib.sha256()
     for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

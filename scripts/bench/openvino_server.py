@@ -1,8 +1,6 @@
-"""Serves OpenVINO GenAI's continuous batching over the part of OpenAI's API that the benchmark asks for.
-
-OpenVINO GenAI is a library. This adapter runs in the virtual environment that `--set-up-peers` makes for it
-and does as little as it can: one thread steps the pipeline, every new token is sent as a chunk of its own.
-"""
+"""OpenVINO GenAI's continuous batching behind the part of OpenAI's API that the benchmark uses. It runs in
+the virtual environment of `--set-up-peers`. One thread steps the pipeline, and each new token is sent as a
+chunk."""
 
 from __future__ import annotations
 
@@ -36,8 +34,6 @@ _FINISH_REASONS = {
 
 @dataclass(frozen=True)
 class News:
-    """What a step brought for one request: its new tokens, and why it ended, if it did."""
-
     tokens: list[int]
     finish_reason: str | None
     error: str | None = None
@@ -45,21 +41,18 @@ class News:
 
 @dataclass(eq=False)
 class Call:
-    """A request on its way through the pipeline."""
-
     prompt: list[int]
     options: openvino_genai.GenerationConfig
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     is_left: bool = False
-    """Whether the client has gone."""
 
     def tell(self, news: News) -> None:
         self.loop.call_soon_threadsafe(self.news.put_nowait, news)
 
 
 class Engine(threading.Thread):
-    """The one thread that touches the pipeline."""
+    """The only thread that touches the pipeline."""
 
     def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline) -> None:
         super().__init__(daemon=True)
@@ -79,7 +72,6 @@ class Engine(threading.Thread):
                 self._deliver(call, handle)
 
     def _admit(self) -> None:
-        """Hand what has come to the pipeline; wait for it where nothing runs."""
         while not self._live or not self._inbox.empty():
             call = self._inbox.get()
             prompt = openvino.Tensor(np.array([call.prompt], dtype=np.int64))

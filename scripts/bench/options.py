@@ -1,4 +1,4 @@
-"""What all measurements can be told: the models, the number of rounds, the size."""
+"""Options of all measurements: models, rounds, size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from openai_cpu_server.model_source import resolve_model
 
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
 _OWN_QUANT = {"gpt-oss": Quant.MXFP4.value}
-"""What models of a shape come in, where that is not what most people use."""
+"""Types of shapes whose real models mostly come in another than the default type."""
 
 
 class Shape(NamedTuple):
-    """A model with random weights that is to be measured, as `--shape NAME[:TYPE]` names it."""
+    """Model with random weights, as `--shape NAME[:TYPE]` names it."""
 
     name: str
     quant: str | None = None
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> No
 
 
 def settle(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
-    """Refuse what does not go together, and put defaults in; models that are not named are made later."""
+    """Reject conflicting options, and set defaults; models that are not named are made later."""
     if asked.quant and asked.model:
         parser.error("--quant: not with --model, which is a file as it is")
     asked.rounds = asked.rounds or (1 if asked.quick else 3)
@@ -73,7 +73,6 @@ def settle(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
 
 
 def models_of(asked: argparse.Namespace) -> dict[str, Path]:
-    """By what a table calls them. What is made is made now."""
     if asked.model:
         return {model.stem: model.resolve() for model in asked.model}
     return {str(shape): made_model(shape.name, shape.quant).resolve() for shape in asked.shape}

@@ -1,8 +1,6 @@
-"""Gets the peers: builds llama-server from llama-cpp-python's sources, and makes virtual environments for the
-Python servers and for OpenVINO GenAI.
-
-All of it lies in the user's cache, under the version that our server runs on: equal kernels on both sides.
-"""
+"""Builds llama-server from llama-cpp-python's sources, in our server's version so that both sides have
+equal kernels, and makes virtual environments for the Python servers and OpenVINO GenAI. All lies in the
+user's cache."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from bench.llama_sources import VERSION, Say, jobs, llama_cpp_in, run, unpacked_
 from openai_cpu_server.config.folders import user_cache_dir
 
 _EXAMPLE_NEEDS = ("openai", "safetensors", "websockets")
-"""The packages that the example server imports beside the `server` extra."""
+"""Packages that the example server imports beside the `server` extra."""
 _OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
-"""The packages of `openvino_server.py`, which makes a server of OpenVINO GenAI."""
+"""Packages of `openvino_server.py`."""
 _KERNELS = "-DGGML_NATIVE=ON"
-"""The option with which `scripts/bootstrap` builds ours."""
+"""Option with which `scripts/bootstrap` builds ours."""
 _AMX_TILES = Path(__file__).parents[1] / "packaging" / "amx_tiles.h"
 _COMPILER = {"CXXFLAGS": f"-include {shlex.quote(str(_AMX_TILES))} {os.environ.get('CXXFLAGS', '')}"}
-"""With GCC 12 llama.cpp dies on CPUs with AMX where it is compiled without that header, which says why."""
+"""With GCC 12 llama.cpp dies on CPUs with AMX if compiled without that header, which explains it."""
 _CMAKE = (
     _KERNELS,
     "-DCMAKE_BUILD_TYPE=Release",
@@ -43,22 +41,18 @@ def peers_dir() -> Path:
 
 
 def built_llama_server() -> Path:
-    """The path at which `set_up` puts it."""
     return peers_dir() / "llama-server"
 
 
 def peer_python() -> Path:
-    """The interpreter of the venv that `set_up` makes."""
     return peers_dir() / "venv" / "bin" / "python"
 
 
 def openvino_python() -> Path:
-    """The interpreter of the venv that `set_up` makes for OpenVINO GenAI."""
     return peers_dir() / "openvino" / "bin" / "python"
 
 
 def example_server() -> Path:
-    """The path at which `set_up` puts llama-cpp-python's example server."""
     return peers_dir() / "example_server.py"
 
 
@@ -89,7 +83,6 @@ def _build(sources: Path, tree: Path, say: Say) -> None:
 
 
 def _make_venv(folder: Path, packages: Sequence[str]) -> None:
-    """Make a venv. It gets its name once it is whole."""
     partial = folder.with_name(f"{folder.name}-partial")
     shutil.rmtree(partial, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(partial)])

@@ -1,8 +1,6 @@
-"""The servers that users would pick instead of ours: how to find them here, and how to start them.
-
-Each is given as many threads as our server takes, but for llama-server with its defaults, which finds its own
-number; and room for 16 requests of the workload's length.
-"""
+"""Alternatives to our server: where they are on this machine, and their commands. Each gets as many
+threads as our server, except llama-server with its defaults, and room for 16 requests of the workload's
+length."""
 
 from __future__ import annotations
 
@@ -23,12 +21,10 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 SLOTS = 16
-"""Requests that a peer with slots serves at once."""
 _CONTEXT_STEP = 256
 _TEXT_IS_LONGER = 1.15
-"""A prompt that is sent as text has at most so many times as many tokens."""
 _STATE_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
-"""A model that has one of these keeps a state, of which llama-server gives back checkpoints only."""
+"""Keys of models with a recurrent state, of which llama-server restores checkpoints only."""
 KEYS = ("llama-server", "llama-server-best", "openvino", "llama-cpp-server", "example-server")
 _OPENVINO = "OpenVINO GenAI"
 _OPENVINO_ADAPTER = Path(__file__).with_name("openvino_server.py")
@@ -36,24 +32,22 @@ _CHECK_S = 120
 
 
 class PeerUnusable(Exception):
-    """The llama-server that was named does not run."""
+    """Raised if the named llama-server does not run."""
 
 
 @dataclass(frozen=True)
 class PeerPaths:
-    """The paths of the peers; None: this peer is not here."""
+    """Paths are None for peers that are not on this machine."""
 
     llama_server: Path | None
     python: Path | None
     example: Path | None
     openvino: Path | None = None
-    """An interpreter that has OpenVINO GenAI."""
+    """Interpreter that has OpenVINO GenAI."""
 
     @classmethod
     def found(cls, llama_server: Path | None) -> PeerPaths:
-        """llama-server as given, else on PATH; it and the others where `--set-up-peers` put them.
-
-        Raises PeerUnusable."""
+        """Return llama-server as given or from PATH, and peers from `--set-up-peers`. Raises PeerUnusable."""
         if llama_server is not None:
             _check(llama_server)
         on_path = shutil.which("llama-server")
@@ -67,16 +61,15 @@ class PeerPaths:
 
 
 def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
-    """The wanted peers that are not on this machine."""
     return [key for key in KEYS if key in wanted and key not in {who.key for who in here}]
 
 
 def best_flags(model: Path) -> str:
-    """What makes llama-server faster than its defaults with most models, and gives most of prompts back.
+    """Return flags that make llama-server faster with most models and restore most of the prompts.
 
-    Repacked weights are its default, and are measured beside: with MXFP4 they are faster. Of a state there
-    is a checkpoint as many tokens before the end of a prompt as are computed at once, 512 or as `-ub` says,
-    and one 4 tokens before it. Windows need nothing: a slot keeps their cells for as many tokens longer.
+    Repacked weights are its default, and measured beside: with MXFP4 they are faster. A state has a
+    checkpoint as many tokens before the end of a prompt as are computed at once (512, or `-ub`), and one 4
+    tokens before it. Windows need nothing, because a slot keeps their cells for that many more tokens.
     """
     header = GgufHeader(model)
     has_state = any(header.has(header.for_architecture(key)) for key in _STATE_KEYS)
@@ -84,7 +77,7 @@ def best_flags(model: Path) -> str:
 
 
 def peers(model: Path, paths: PeerPaths, flags: str) -> list[Contestant]:
-    """`flags` are llama-server's best."""
+    """`flags`: llama-server's best."""
     return list(_peers(Words(model), paths, tuple(flags.split())))
 
 
@@ -114,7 +107,7 @@ def _peers(words: Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Itera
 
 
 class Words:
-    """Turns tokens into text, for servers that take no ids. They read about as many tokens out of it."""
+    """Converts tokens to text of about as many tokens, for servers that take no ids."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -159,8 +152,7 @@ class _OpenVino:
 
 @dataclass(frozen=True)
 class _LlamaCppServer:
-    """Serves one request at a time.
-    By default a newcomer cuts off a running request: that is switched off."""
+    """Serves one request at a time. A new request would cut off a running one, which is switched off."""
 
     python: Path
     words: Words
@@ -203,7 +195,7 @@ class _ExampleServer:
 
 
 def _dialect(words: Words, *, takes_tokens: bool) -> Dialect:
-    """The dialect. The one server that takes tokens is the example, which knows OpenAI's parameters only."""
+    """The one server that takes tokens is the example, which knows OpenAI's parameters only."""
     return Dialect(
         as_text=None if takes_tokens else words.text,
         end_tokens=words.end_tokens,
@@ -214,12 +206,10 @@ def _dialect(words: Words, *, takes_tokens: bool) -> Dialect:
 
 
 def _context(room: Room) -> int:
-    """The context of one request, with a little to spare."""
     return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
 
 
 def _check(llama_server: Path) -> None:
-    """Raises PeerUnusable if it does not run."""
     command = (llama_server, "--version")
     try:
         done = subprocess.run(

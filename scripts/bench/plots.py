@@ -1,4 +1,4 @@
-"""Plots the measurements. matplotlib is an extra: `pip install 'openai-cpu-server[bench]'`."""
+"""Plots of the measurements. matplotlib is an extra: `pip install 'openai-cpu-server[bench]'`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _OURS = Variant.WHOLE.label
 _WIDTH, _HEIGHT = 10.0, 4.2
 _DOTS = 110
 _SHORTEST_S = 1e-3
-"""Anything sooner came in the same packet."""
+"""Sooner tokens came in the same packet."""
 _OUR_COLOUR = "#c1121f"
 _COLOURS = ("#1d3557", "#2a9d8f", "#e9a820", "#7b2cbf", "#6c757d", "#0096c7", "#9c6644")
 _STYLES = ("-", ":", "-.")
-"""Line styles to combine with the colours, for more servers than there can be."""
 
 
 def is_possible() -> bool:
@@ -38,14 +37,11 @@ Panels = Sequence[Callable[["Axes"], None]]
 
 
 class Drawn(NamedTuple):
-    """The names of PNG files by workload, and the reasons of those that failed."""
-
     pictures: dict[str, list[str]]
     failures: dict[str, str]
 
 
 def draw(report: Report, folder: Path) -> Drawn:
-    """Draw all plots. One that cannot be drawn does not stop the others."""
     strokes = strokes_of(report)
     drawn = Drawn({result.name: [] for result in report.results}, {})
     for result in report.results:
@@ -121,7 +117,6 @@ def _distribution(
     values: Callable[[Distribution], Sequence[float]],
     axes: Axes,
 ) -> None:
-    """Draw, for each time, the share of the values that are at most so long."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     shown = [one for one in result.distributions if values(one)]
@@ -149,7 +144,6 @@ def _distribution(
 
 
 def _plain(value: float, _: object) -> str:
-    """A tick's label as people write it; only 1, 2 and 5 of each power have one."""
     digit = f"{value:e}"[0]
     return f"{value:g}" if digit in "125" else ""
 
@@ -161,16 +155,13 @@ class Stroke(NamedTuple):
 
     @property
     def looks(self) -> dict[str, Any]:
-        """The arguments for matplotlib's functions."""
         return {"color": self.colour, "linewidth": self.width, "linestyle": self.style}
 
 
 Strokes = dict[str, Stroke]
-"""The strokes by label."""
 
 
 def strokes_of(report: Report) -> Strokes:
-    """A stroke for each server, the same in all pictures. Ours stands out."""
     fixed = {_OURS: Stroke(_OUR_COLOUR, 2.2)}
     everybody = dict.fromkeys(
         one.label for result in report.results for one in (*result.curves, *result.distributions)

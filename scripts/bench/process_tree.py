@@ -14,13 +14,11 @@ _EVERY_S = 0.5
 
 class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float = 0.0
-    """Seconds from the start of the process until it could generate."""
     ready_rss_bytes: int = 0
-    """The memory when it was ready, before the first request."""
     peak_rss_bytes: int
-    """The memory of all processes together. Pages of a mapped model file that two share count twice."""
+    """Sum of all processes. Pages of a mapped model file that two share count twice."""
     cpu_s: float
-    """The CPU time of all processes while the workload ran."""
+    """CPU time of all processes during the workload."""
     wall_s: float
 
 
@@ -68,12 +66,12 @@ class TreeSampler:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The CPU seconds that a process and its children have used so far."""
+    """Return CPU seconds so far of a process and its children."""
     return sum(cpu_by_process(pid).values())
 
 
 def cpu_by_process(pid: int) -> dict[int, float]:
-    """The CPU seconds so far of a process and of each of its children."""
+    """Return CPU seconds so far of a process and of each of its children."""
     root = psutil.Process(pid)
     times = {process.pid: process.cpu_times() for process in [root, *root.children(recursive=True)]}
     return {each: t.user + t.system for each, t in times.items()}

@@ -1,5 +1,4 @@
-"""Prompts of exact lengths: what workloads want of them, and those that are of random tokens or words.
-Equal seeds give equal prompts."""
+"""Prompts of exact lengths: the protocol of workloads, and random ones. Equal seeds give equal prompts."""
 
 from __future__ import annotations
 
@@ -8,24 +7,20 @@ from pathlib import Path
 from typing import Protocol
 
 _WORDS = Path(__file__).resolve().parents[1] / "random_model" / "words.txt"
-"""Common English, the most frequent first."""
 _NUM_WORDS = 300
 _FIRST_TOKEN, _LAST_TOKEN = 300, 999
-"""Ids behind control and byte tokens, within the smallest vocabulary that make_model.py writes."""
+"""Ids after control and byte tokens, within the smallest vocabulary that make_model.py writes."""
 
 
 class Prompts(Protocol):
-    """What the workloads' users write."""
-
-    def text(self, count: int, *seed: object) -> tuple[int, ...]:
-        """The tokens of a text, such as all requests of an application begin with."""
+    def text(self, count: int, *seed: object) -> tuple[int, ...]: ...
 
     def question(self, count: int, *seed: object) -> tuple[int, ...]:
-        """The tokens of a user's message. Two different seeds share no long prefix."""
+        """Return a user's message. Two different seeds share no long prefix."""
 
 
 class RandomPrompts:
-    """Random tokens, for models of random weights: to them all tokens are alike."""
+    """Random tokens, for models of random weights, to which all tokens are alike."""
 
     def text(self, count: int, *seed: object) -> tuple[int, ...]:
         return random_tokens(count, *seed)
@@ -35,18 +30,17 @@ class RandomPrompts:
 
 
 def random_tokens(count: int, *seed: object) -> tuple[int, ...]:
-    """Random tokens. Two different seeds share no long prefix."""
     draw = random.Random(repr(seed))
     return tuple(draw.randint(_FIRST_TOKEN, _LAST_TOKEN) for _ in range(count))
 
 
 def about(count: int, *seed: object) -> int:
-    """A length within 10 % of `count`, at least 1."""
+    """Return a length within 10 % of `count`, at least 1."""
     return max(1, round(count * random.Random(repr(seed)).uniform(0.9, 1.1)))
 
 
 def random_words(count: int, *seed: object) -> str:
-    """Text that every tokenizer turns into at least `count` tokens."""
+    """Return text that is at least `count` tokens for every tokenizer."""
     draw = random.Random(repr(seed))
     return " ".join(draw.choices(_WORDS.read_text(encoding="utf-8").split()[:_NUM_WORDS], k=count))
 
@@ -56,7 +50,6 @@ sing""".split()  # noqa: SIM905
 
 
 def short_texts(count: int) -> list[str]:
-    """Texts to embed, of 4 to 12 words."""
     words = _SHORT_TEXT_WORDS
     return [
         " ".join(words[(n * 7 + i * (1 + n % 5)) % len(words)] for i in range(4 + n % 9))

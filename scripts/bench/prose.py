@@ -1,4 +1,4 @@
-"""Real text for models that have learned to talk: out of the manual that comes with Python, and questions."""
+"""Real text for trained models: from the manual that comes with Python, and questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ _QUESTIONS = (
 
 
 def prompts_for(model: Path) -> Prompts:
-    """Real text for a model that understands it, random tokens for one of random weights."""
     if talks(model):
         with Vocabulary.open(model) as vocabulary:
             return Prose.of(vocabulary)
@@ -36,14 +35,13 @@ def prompts_for(model: Path) -> Prompts:
 
 
 def talks(model: Path) -> bool:
-    """Whether the model can talk, unlike those that make_model.py makes of random weights."""
     header = GgufHeader(model)
     is_random = (header.get_str("general.name") or "").startswith("random ")
     return not is_random and header.get_str("tokenizer.chat_template") is not None
 
 
 class Prose:
-    """Prompts of exact lengths out of one long text. Its tokens depend on the version of Python."""
+    """Prompts of exact lengths from one long text. Its tokens depend on the version of Python."""
 
     def __init__(self, text: Sequence[int], questions: Sequence[Sequence[int]]) -> None:
         self._text = tuple(text)
@@ -57,11 +55,11 @@ class Prose:
         return cls(encoded("\n".join(topics.values())), [encoded(f"\n\n{asked}\n\n") for asked in _QUESTIONS])
 
     def text(self, count: int, *seed: object) -> tuple[int, ...]:
-        """A passage from anywhere. Raises ValueError if there is no text of that length."""
+        """Return a passage from anywhere. Raises ValueError if there is no text of that length."""
         start = random.Random(repr(seed)).randint(0, len(self._text) - count)
         return self._text[start : start + count]
 
     def question(self, count: int, *seed: object) -> tuple[int, ...]:
-        """A passage and a question about it; of a few tokens, the end of it."""
+        """Return a passage and a question about it, or the end of that if it has few tokens."""
         asked = random.Random(repr((seed, "question"))).choice(self._questions)[-count:]
         return self.text(count - len(asked), *seed) + asked

@@ -1,4 +1,4 @@
-"""Writes results: tables on the terminal, JSON, and Markdown with plots."""
+"""Results as tables on the terminal, JSON, and Markdown with plots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ is a look, not a result: it is too short for its percentiles."""
 
 
 def show(result: WorkloadResult, console: Console) -> None:
-    """Print one workload, as soon as it is measured."""
     console.print(f"\n[bold]{result.name}[/bold]: {escape(result.sizes)}", highlight=False)
     if result.failure is not None:
         console.print(f"[red]not measured:[/red] {escape(result.failure)}", highlight=False)
@@ -66,7 +65,7 @@ def show_goals(report: Report, console: Console) -> None:
 
 
 def show_models(reports: Mapping[str, Report], folder: Path, console: Console) -> None:
-    """Print how fast the servers are with several models, and write it to `models.md`. Raises OSError."""
+    """Print the speeds with several models, and write them to `models.md`. Raises OSError."""
     tables = (speed_table(reports), times_table(reports, OURS, "llama-server"))
     for table in tables:
         console.print(_on_terminal(table))
@@ -74,7 +73,7 @@ def show_models(reports: Mapping[str, Report], folder: Path, console: Console) -
 
 
 def write(report: Report, folder: Path, pictures: Mapping[str, Sequence[str]]) -> None:
-    """Write `report.json` and `report.md`. `pictures` are files in the folder by workload. Raises OSError."""
+    """Write `report.json` and `report.md`. `pictures`: files in the folder by workload. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     (folder / "report.md").write_text(markdown(report, pictures), encoding="utf-8")

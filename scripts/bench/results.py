@@ -1,4 +1,4 @@
-"""The results of a workload: figures by round, and goals with a verdict."""
+"""Results of a workload: figures by round, and goals with a verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Direction(enum.Enum):
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     rounds: Rounds | None
-    """The measurements, of which the median counts; None: one of the servers was not measured."""
+    """Measurements, of which the median counts, or None if one of the servers was not measured."""
     direction: Direction
     limit: float
     unit: str = ""
@@ -37,7 +37,6 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the goal is met; None: unknown."""
         if self.measured is None:
             return None
         if self.direction is Direction.AT_LEAST:
@@ -46,7 +45,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gains(one: Rounds, other: Rounds, better: Direction) -> Rounds:
-    """How many times as good one is: 2 means twice as much, or half if less is better."""
+    """Return factors: 2 means twice as much, or half if less is better."""
     return ratios(one, other) if better is Direction.AT_LEAST else ratios(other, one)
 
 
@@ -57,28 +56,21 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of several servers, side by side."""
-
     what: str
     better: Direction
-    """The better direction; AT_LEAST: more is better."""
+    """AT_LEAST: more is better."""
     unit: str = ""
     servers: dict[str, Rounds]
-    """The rounds by label, in the order of the columns, without servers that failed."""
+    """By label, in the order of the columns, without servers that failed."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The times that the users of one server saw, in all rounds together."""
-
     label: str
     ttft_s: tuple[float, ...]
     gaps_s: tuple[float, ...]
-    """Inter-token latencies."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure by number of clients."""
-
     label: str
     points: tuple[tuple[int, Rounds], ...]
 
@@ -86,25 +78,19 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sizes: str
-    """The sizes that were run, in words."""
     goals: tuple[Goal, ...] = ()
     lines: tuple[Line, ...] = ()
     distributions: tuple[Distribution, ...] = ()
     curves: tuple[Curve, ...] = ()
     failures: dict[str, str] = {}
-    """Why a server could not be measured, or not in full, by label."""
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     uses: tuple[tuple[str, TreeUse], ...] = ()
-    """The label and use of each server, in the order in which they ran."""
     seconds: float = 0.0
     failure: str | None = None
-    """Why the workload could not be measured."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """Further facts on which the numbers depend."""
-
     started: str
     model: str
     commit: str
@@ -114,10 +100,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     is_quick: bool
     servers: dict[str, str] = {}
-    """The command that starts each server, by label;
-    `{room}` where workloads differ, names instead of paths."""
+    """Command of each server by label, with `{room}` where workloads differ, and names instead of paths."""
     absent: tuple[str, ...] = ()
-    """The wanted peers that are not on this machine."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Shapes of answers that people ask models for, limited so that even a random model comes to an end."""
+"""Typical JSON Schemas of answers, limited so that even a random model comes to an end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bench.asking import Ask, JsonSchema
 
 
 def _object(**properties: JsonSchema) -> JsonSchema:
-    """An object that requires all these properties and allows no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -83,5 +82,4 @@ ALL = (REVIEW, CONTACT, EVENT, ORDER)
 
 
 def following(asks: Sequence[Ask]) -> list[Ask]:
-    """The same requests, whose answers follow schemas, which take turns."""
     return [msgspec.structs.replace(ask, schema=ALL[i % len(ALL)]) for i, ask in enumerate(asks)]

@@ -1,4 +1,4 @@
-"""Servers under test: how to start each, and a running one that is watched and stopped by its id."""
+"""Servers under test: their commands, and a running server that is watched and stopped by its id."""
 
 from __future__ import annotations
 
@@ -32,27 +32,23 @@ _OPTIONS_IN_ENVIRONMENT = ("OCS_", "LLAMA_ARG_", "OTEL_")
 OnLine = Callable[[str], None]
 
 
-class ServerFailed(Failed):
-    """A server did not start; the message ends with the end of its log."""
+class ServerFailed(Failed): ...
 
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """How to start a server, ours or another. `{port}` in the command or the file stands for its port."""
+    """Command of a server. `{port}` in the command or the file stands for its port."""
 
     label: str
     command: tuple[str, ...]
-    """The command; `{file}` stands for the path of the file."""
+    """`{file}` stands for the path of the file."""
     ready: str
-    """A path that answers 200 as soon as the server can generate."""
+    """Path that answers 200 as soon as the server can generate."""
     file: str | None = None
-    """The content of a file from which the server reads its options."""
     dialect: Dialect = OURS
     variables: dict[str, str] = field(default_factory=dict)
-    """Of its environment, beside this process's."""
 
     def with_options(self, *options: str) -> ServerSpec:
-        """The same server with more options at the end of its command."""
         return replace(self, command=(*self.command, *options))
 
     def on(self, port: int, folder: Path) -> list[str]:
@@ -63,13 +59,13 @@ class ServerSpec:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without options for servers:
-    a run must not depend on the user's settings."""
+    """Return this process's environment without options for servers, because a run must not depend on the
+    user's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
 
 
 class Server:
-    """A running server, made by `running`."""
+    """Running server, made by `running`."""
 
     def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None = None) -> None:
         self.spec = spec
@@ -101,11 +97,10 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def clients(self) -> Clients:
-        """Clients that ask in this server's dialect."""
         return Clients(self.port, self.spec.dialect)
 
     def wait_until_ready(self) -> float:
-        """Wait for the server; returns the seconds that its start took. Raises ServerFailed."""
+        """Wait for the server, and return the seconds of its start. Raises ServerFailed."""
         deadline = time.perf_counter() + _START_S
         while not _answers(self.port, self.spec.ready):
             if self.process.poll() is not None:
@@ -138,7 +133,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Server]:
-    """Yield a server that is ready. At the end, what it used is added to `uses`."""
+    """Yield a server that is ready, and add its use to `uses` at the end."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         server = Server(spec, Path(folder))
         try:
@@ -153,7 +148,6 @@ def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Serve
 
 
 def _answers(port: int, path: str) -> bool:
-    """Whether a GET succeeds."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             connection.sendall(

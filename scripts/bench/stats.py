@@ -1,4 +1,4 @@
-"""Percentiles, and the figures of several rounds."""
+"""Percentiles, and figures of several rounds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """A percentile, linear between the two nearest ranks.
-    Raises ValueError for no values or a percent outside 0..100."""
+    """Interpolate linearly between the two nearest ranks. Raises ValueError for no values or a percent
+    outside 0..100."""
     if not values:
         raise ValueError("no values, no percentile")
     if not 0 <= percent <= 100:
@@ -27,8 +27,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class Rounds(msgspec.Struct, frozen=True):
-    """A figure that is measured once a round."""
-
     values: tuple[float, ...]
 
     @classmethod
@@ -41,15 +39,13 @@ class Rounds(msgspec.Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """(largest - smallest) / median; 0 for a median of 0."""
+        """(largest - smallest) / median, or 0 for a median of 0."""
         return (max(self.values) - min(self.values)) / abs(self.median) if self.median else 0.0
 
 
 def ratios(above: Rounds, below: Rounds) -> Rounds:
-    """The ratios round by round, because a disturbance hits both; of the medians if one has more rounds.
-
-    A ratio to 0 is infinite.
-    """
+    """Return ratios round by round, because a disturbance affects both, or of the medians if one has more
+    rounds. A ratio to 0 is infinite."""
     if len(above.values) != len(below.values):
         return Rounds((_ratio(above.median, below.median),))
     return Rounds(tuple(map(_ratio, above.values, below.values)))

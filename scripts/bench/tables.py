@@ -1,4 +1,4 @@
-"""Turns results into tables, for every kind of output."""
+"""Tables of results, for every kind of output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Table(NamedTuple):
 
 
 def line_table(result: WorkloadResult) -> Table | None:
-    """A table of servers side by side."""
     labels = list(dict.fromkeys(label for line in result.lines for label in line.servers))
     if not labels:
         return None
@@ -40,7 +39,6 @@ def goal_table(report: Report) -> Table:
 
 
 def speed_table(reports: Mapping[str, Report]) -> Table:
-    """Medians of all servers with several models: the lines that are speeds."""
     heads = _speeds(reports)
     rows = []
     for model, report in reports.items():
@@ -52,8 +50,8 @@ def speed_table(reports: Mapping[str, Report]) -> Table:
 
 
 def times_table(reports: Mapping[str, Report], ours: str, rival: str) -> Table:
-    """How many times as fast as a rival ours is with several models. Of servers whose labels begin with the
-    rival's, which are one with several flags, the better one counts for each figure."""
+    """Return the ratio of our speed to a rival's with several models. Labels that begin with the rival's
+    are the same server with other flags, and the better one counts."""
     heads = _speeds(reports)
     rows = []
     for model, report in reports.items():
@@ -63,7 +61,6 @@ def times_table(reports: Mapping[str, Report], ours: str, rival: str) -> Table:
 
 
 def _speeds(reports: Mapping[str, Report]) -> tuple[str, ...]:
-    """What is measured in tokens/s of any of the models."""
     lines = (line for report in reports.values() for line in report.lines)
     return tuple(dict.fromkeys(line.what for line in lines if line.unit == "tok/s"))
 
@@ -81,7 +78,6 @@ def verdict(goal: Goal) -> str:
 
 
 def measured(goal: Goal) -> str:
-    """The median, and the range of the rounds."""
     if goal.rounds is None:
         return ""
     values = goal.rounds.values
@@ -138,7 +134,6 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    """A number with three significant digits; counts stay as they are."""
     if value == int(value) if abs(value) < 1e15 else False:
         return f"{int(value)}"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"

@@ -1,4 +1,4 @@
-"""The time limit of a whole run. It ends workloads, and nothing else."""
+"""Time limit of a whole run. It ends workloads, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from contextlib import contextmanager
 
 
 class TimeUp(KeyboardInterrupt):
-    """The time is over. It is the only kind of exception that event loops let through."""
+    """A KeyboardInterrupt, because event loops let no other kind of exception through."""
 
 
 class TimeLimit:
-    """The time limit of the process, which uses no other alarm."""
+    """Time limit of the process, which uses no other alarm."""
 
     def __init__(self, seconds: int | None) -> None:
-        """Start the clock; None: no limit."""
         self.is_over = False
         self._may_raise = False
         if seconds is not None:
@@ -24,8 +23,7 @@ class TimeLimit:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the block with TimeUp when the time is over.
-        A report that is written outside it is not disturbed."""
+        """End the block with TimeUp when the time is over. A report written outside it is not disturbed."""
         self._may_raise = True
         try:
             if self.is_over:

@@ -1,1 +1,1 @@
-"""Servers that are killed while they work, and what is seen of that: streams, batches, long mixed traffic."""
+"""Servers that are killed while they work, and their clients: streams, batches, long mixed traffic."""

@@ -1,4 +1,4 @@
-"""A batch while the whole server is killed and started again: every row once."""
+"""A batch while the whole server is killed and restarted. Every row must be there once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ _LOOK_S = 0.02
 @dataclass
 class BatchFigures:
     kills: int
-    """While the batch ran; fewer than asked for where it ended first."""
     rows: int
     lost: int
     doubled: int
     failed: int
-    """Rows in the error file."""
     miscounted: int
-    """By how much the batch's own count of completed rows is wrong."""
     status_5xx: int
     memory_start_mib: float
     memory_end_mib: float
@@ -41,7 +38,7 @@ class BatchFigures:
 
 @dataclass
 class Asked:
-    """HTTP to a server that was up; what fails because it was just killed is nobody's fault."""
+    """HTTP to a server that was up. Failures because it was just killed do not count."""
 
     status_5xx: int = 0
 
@@ -52,7 +49,6 @@ class Asked:
 
 
 def run_batch(model: Path, folder: Path, *, rows: int, kills: int, tokens: int, seed: int) -> BatchFigures:
-    """Kills at numbers of completed rows drawn beforehand, plus a moment drawn too."""
     chance = random.Random(seed)
     moments = sorted(chance.randrange(rows * 3 // 4) for _ in range(kills))
     num_kills = 0
@@ -88,7 +84,7 @@ def run_batch(model: Path, folder: Path, *, rows: int, kills: int, tokens: int, 
 
 
 def _server(model: Path, folder: Path, number: int) -> Server:
-    """Few rows at once: many moments at which some are done and some are not."""
+    """Few rows at once make many moments at which some are done and some are not."""
     options = ("--jobs-db", str(folder / "jobs.db"), "--batch-concurrency", "8")
     return Server([f"chaos={model}"], folder / f"batch-{number}.log", *options)
 
@@ -111,7 +107,6 @@ def _row(number: int, tokens: int) -> dict[str, object]:
 
 
 def _until(asked: Asked, server: Server, batch_id: str, completed: int) -> dict[str, Any]:
-    """The batch, when so many rows are done or it has ended."""
     while True:
         batch = _batch(asked, server, batch_id)
         if _has_ended(batch) or (batch.get("request_counts") or {}).get("completed", 0) >= completed:

@@ -1,4 +1,4 @@
-"""A Serve application on this machine, whose replicas can be killed at any moment."""
+"""Serve application on this machine, whose replicas can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ _ENGINE, _API = "engine-", ":api"
 
 
 class RayServer(KillableServer):
-    """`openai-cpu-server ray` with a cluster of its own.
-
-    `kill_engine` kills the whole replica, engine process and Ray actor.
-    """
+    """`openai-cpu-server ray` with a cluster of its own. `kill_engine` kills the whole replica, engine
+    process and Ray actor."""
 
     def __init__(
         self, model: Path, log: Path, *options: str, replicas: int = 2, api_replicas: int = 1, cpus: float = 1
@@ -52,7 +50,7 @@ class RayServer(KillableServer):
         self._options = [part.replace("{port}", str(self.port)) for part in named]
 
     def wait_until_ready(self) -> float:
-        """Each request may reach another API replica: all are ready when so many in a row say so."""
+        """Wait until enough requests in a row succeed, because any may reach another API replica."""
         took_s, in_a_row = super().wait_until_ready(), 0
         while in_a_row < _IN_A_ROW * (self._given["api_replicas"] - 1):
             is_ready = httpx.get(self.url + "/ready", timeout=30).status_code == 200
@@ -60,7 +58,6 @@ class RayServer(KillableServer):
         return took_s
 
     def stop(self) -> None:
-        """Also what a cluster leaves behind."""
         family = self._family()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -72,7 +69,6 @@ class RayServer(KillableServer):
         super().stop()
 
     def replicas(self, kind: str = _ENGINE) -> list[psutil.Process]:
-        """The actors of a kind that live and were not killed, the older ones first."""
         found = []
         for one in self._family():
             with contextlib.suppress(psutil.Error):
@@ -82,7 +78,7 @@ class RayServer(KillableServer):
         return [one for _, _, one in sorted(found)]
 
     def kill_engine(self) -> bool:
-        """Kill the oldest of the engine replicas; False if fewer than two are there to kill."""
+        """Kill the oldest engine replica. Return False if there are fewer than two."""
         replicas = self.replicas()
         if len(replicas) < min(2, self._replicas):
             return False
@@ -97,7 +93,7 @@ class RayServer(KillableServer):
         return self._kill_one_of(self.replicas(_API))
 
     def redeploy(self, *, replicas: int) -> None:
-        """Want another number of engine replicas. Returns when Ray has begun with that."""
+        """Set the number of engine replicas, and wait until Ray has begun with that."""
         self._configure(replicas)
         command = [sys.executable, "-c", _REDEPLOY, f"--config={self._config}", *self._options]
         subprocess.run(command, check=True, capture_output=True, env=environment())
@@ -111,11 +107,9 @@ class RayServer(KillableServer):
             time.sleep(0.2)
 
     def rss_mib(self) -> float:
-        """The memory of the API replicas."""
         return sum(one.memory_info().rss for one in self.replicas(_API)) / 2**20
 
     def deaths(self) -> Counter[str]:
-        """Replicas that were lost, as the API replica counts them."""
         self.wait_until_ready()
         health = httpx.get(self.url + "/health", timeout=30).json()
         return Counter({"replica_lost": int(health["restarts"])})

@@ -43,19 +43,17 @@ class KillableServer(bench.servers.Server):
 
     @property
     def kills(self) -> int:
-        """The number of processes that were killed, once each."""
         return len(self._killed)
 
     def kill_engine(self) -> bool:
-        """False if there is none at the moment."""
         raise NotImplementedError
 
     def rss_mib(self) -> float:
-        """The memory of what answers HTTP; an engine's is new after every kill."""
+        """Return the memory of the HTTP process, because an engine's is new after every kill."""
         raise NotImplementedError
 
     def deaths(self) -> Counter[str]:
-        """The deaths of engines by cause, as the server counts them once the last one has been replaced."""
+        """Return deaths of engines by cause, which the server counts once the last one has been replaced."""
         raise NotImplementedError
 
     def _kill_one_of(self, processes: Sequence[psutil.Process]) -> bool:
@@ -76,14 +74,12 @@ class Server(KillableServer):
         super().__init__(ServerSpec("ours", (*OUR_COMMAND, *named, *steady, *options), ready="/ready"), log)
 
     def engines(self) -> list[psutil.Process]:
-        """Those that live and were not killed: none between two engines."""
         return self._children(readers=False)
 
     def kill_engine(self) -> bool:
         return self._kill_one_of(self.engines())
 
     def kill_reader(self) -> bool:
-        """Kill one of the processes that read texts; False if there is none at the moment."""
         return self._kill_one_of(self._children(readers=True))
 
     def kill_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Mixed traffic for a long time: no answer is lost, memory stays flat, also with models that come and go."""
+"""Mixed traffic for a long time, also with models that come and go: no answer is lost, memory stays flat."""
 
 from __future__ import annotations
 
@@ -20,30 +20,27 @@ from chaos_parts.traffic import Client
 
 _LOOK_S = 0.5
 _SETTLE_S = 2.0
-"""Seconds behind the last request, before memory is read."""
 _LOADS = re.compile(r"^ocs_model_(\w+)_total\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Soak:
-    """What is to be done; `memory_mib` is what several models may take together."""
+    """`memory_mib`: limit of several models together."""
 
     minutes: float
     clients: int
     pause_s: float
-    """Between a client's visits, on average."""
     kill_every_s: float | None
-    """None: nothing is killed, and no engine may restart."""
+    """Interval, or None if nothing is killed and no engine may restart."""
     memory_mib: int | None
     max_growth: float
-    """Of all processes' memory behind the warm-up, as a share of it."""
     seed: int
 
 
 @dataclass
 class SoakFigures:
     visits: Counter[str]
-    """By their kind, and what went wrong; `requests`, `errors` and `5xx` in all."""
+    """By kind and failure; `requests`, `errors` and `5xx` in all."""
     loads: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     restarts: int = 0
@@ -57,7 +54,7 @@ class SoakFigures:
 
 
 def run_soak(models: Sequence[str], folder: Path, soak: Soak, options: Sequence[str]) -> SoakFigures:
-    """Jobs are in a file: in memory they would count as growth."""
+    """Jobs are in a file, because in memory they would count as growth."""
     given = (*options, "--jobs-db", str(folder / "jobs.db"))
     if soak.memory_mib is not None:
         given = (*given, "--memory", str(soak.memory_mib))

@@ -18,37 +18,32 @@ from chaos_parts.ray_server import RayServer
 from chaos_parts.server import KillableServer, Server
 
 _TIE = 0.05
-"""Nearer, in log-probability, two tokens may change places: sums in another batch are rounded otherwise."""
+"""Difference in log-probability below which rounding in another batch may change the order of tokens."""
 _AGAIN = 0.2
-"""Share of the kills that hit whatever is there up to a second after another: often an engine that loads."""
+"""Share of the kills that follow another within a second and often hit an engine that loads."""
 _BETWEEN = 16
-"""Tokens before the next kill by progress: else fast kills would all hit engines that still load."""
+"""Tokens before the next kill by progress, because fast kills would all hit engines that still load."""
 _LOOK_S = 0.002
 
 
 @dataclass
 class StreamFigures:
     kills: int
-    """Processes that were killed; fewer than asked for where the streams end first."""
     deaths: str
-    """The deaths of engines by cause, as the server has counted them."""
     own_deaths: int
-    """The deaths that no kill explains. (A kill by the system's own memory killer is among them.) Over Ray a
-    replica that is killed before an API process has heard of it counts as no death."""
+    """Deaths that no kill explains, those by the OOM killer included. Over Ray a replica that is killed
+    before an API process has heard of it counts as no death."""
     requests: int
     lost: int
-    """Streams that ended early, with an error, or short of a token."""
     doubled: int
     """Streams with more tokens than asked for, or than the server has counted."""
     different: int
-    """Complete, but with other tokens than undisturbed."""
     ties: int
     """Answers with other tokens after a place where the two best were as good as equal."""
     status_5xx: int
     memory_start_mib: float
     memory_end_mib: float
     longest_pause_s: float
-    """Between two tokens of a stream, of all that were disturbed."""
     quiet_s: float
     wall_s: float
 
@@ -70,8 +65,8 @@ async def run_streams(
     over_ray: bool = False,
     readers: bool = False,
 ) -> StreamFigures:
-    """`over_ray`: two engine replicas, of which one is killed at a time. `readers`: those who read texts are
-    killed in place of the engine."""
+    """`over_ray`: one of two engine replicas is killed at a time. `readers`: reader processes are killed
+    in place of the engine."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
     asks = [_ask(number, tokens) for number in range(requests)]
@@ -120,7 +115,6 @@ def _ask(number: int, tokens: int) -> Ask:
 
 
 async def _stream(clients: Clients, asks: list[Ask], at_once: int) -> None:
-    """One that fails is no reason not to ask the others."""
     gate = asyncio.Semaphore(at_once)
 
     async def send(ask: Ask) -> None:
@@ -137,8 +131,6 @@ def _of(ask: Ask, clients: Clients) -> Trace:
 async def _kill(
     kill: Callable[[], bool], kills: int, num_tokens: int, chance: random.Random, clients: Clients
 ) -> None:
-    """Kill at tokens drawn from all that will come, and some after a
-    random time, whatever the engine does."""
     num_again = round(_AGAIN * kills)
     moments = sorted(chance.randrange(num_tokens * 3 // 4) for _ in range(kills - num_again))
     early = range((len(moments) + 1) // 2)  # the second one, a second later, must still find streams
@@ -168,7 +160,7 @@ def _is_whole(trace: Trace) -> bool:
 
 
 def parting(quiet: Trace, disturbed: Trace) -> float | None:
-    """How much better than the second best token the quiet one was where two answers part; None: nowhere."""
+    """Return the quiet run's margin over the second best token where two answers part, or None."""
     for one, other in zip(quiet.scored, disturbed.scored, strict=False):
         if one.text != other.text:
             return _margin(one)

@@ -1,4 +1,4 @@
-"""The visits of clients to a server. Each kind is a function that tells how its visit went."""
+"""Visits of clients to a server. Each kind is a function that returns the result of its visit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}
 _BAD = (b"{", b"[]", b'{"messages":[]}', b"[" * 50_000, b'{"messages":[{"role":"user"}],"temperature":1e400}')
 
 
-class Wrong(Exception):
-    """An answer that is wrong."""
+class Wrong(Exception): ...
 
 
 class Client:
-    """One of many clients at once; its visits are drawn from a seed. `kinds` has the kind of each model."""
+    """One of many clients at once; its visits are drawn from a seed. `kinds`: kind of each model."""
 
     def __init__(
         self, http: httpx.AsyncClient, kinds: dict[str, str], counts: Counter[str], seed: int
@@ -53,7 +52,6 @@ class Client:
         )
 
     async def visit(self) -> None:
-        """One more visit, of any kind."""
         self._model = self._random.choice(list(self._models))
         kind = self._random.choice(self._kinds)
         if self._models[self._model] == "embeds":
@@ -82,7 +80,6 @@ class Client:
             raise Wrong(f"a stream ended with {lines[-1][:80]}")
 
     async def leaves(self) -> None:
-        """Leave in the middle of the stream."""
         body = self._body(stream=True, max_tokens=200, ignore_eos=True)
         async with self._http.stream("POST", _CHAT, json=body) as answer:
             self._note(answer)
@@ -108,7 +105,6 @@ class Client:
             raise Wrong(f"{answer.status_code} for a bad request")
 
     async def socket(self) -> None:
-        """Send three requests at once over a WebSocket, and cancel one of them."""
         url = str(self._http.base_url).replace("http", "ws", 1).rstrip("/") + _CHAT
         async with websockets.connect(url) as socket:
             for name in "abc":

@@ -1,9 +1,7 @@
-"""Python imports this at its start where the folder is on PYTHONPATH: it notes the functions that are called.
-
-While `on` exists beside this file, every function called in any thread is kept; then they are added to
-`PID.calls` there, a line each: file, line, name; and `.` at the end. So each time that `on` comes back. The
-file is opened at the start: later a process may have confined itself.
-"""
+"""Recorder of called functions, imported by Python at its start if the folder is on PYTHONPATH. While `on`
+exists beside this file, every function called in any thread is kept. Then they are added to `PID.calls`
+there, a line each (file, line, name), with `.` at the end; and again each time that `on` returns. The file
+is opened at the start, because later a process may have confined itself."""
 
 from __future__ import annotations
 

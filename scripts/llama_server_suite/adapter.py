@@ -1,8 +1,5 @@
-"""A pytest plugin: llama-server's own tests start this server where they would start llama-server.
-
-Its options become ours, and its models random ones of the same kinds, as it would download its own: what a
-test expects a model to say is not looked at. All else, requests and what is expected of answers, is theirs.
-"""
+"""Pytest plugin: llama-server's own tests start this server in place of llama-server. Its options are
+mapped to ours, and its models to random ones of the same kinds, so expected texts are not checked."""
 
 from __future__ import annotations
 
@@ -36,17 +33,17 @@ _TEMPLATES = {
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start_header_id|>assistant<|end_header_id|>{{ "\n\n" }}{%- endif -%}""",
 }
-"""What `--chat-template` names in llama-server; here it is a file."""
+"""Names that llama-server's `--chat-template` takes; here it is a file."""
 _OURS = (
     *("--any-model-name", "--lenient", "--cache-file", "off", "--cache-mb", "256"),
     *("--jobs-db", "sqlite://", "--read-timeout-s", "600"),
 )
 _LEAST_CONTEXT = 256
-"""`--ctx-size` may not be less."""
+"""Minimum of `--ctx-size`."""
 
 
 def options_of(theirs: Any) -> list[str]:
-    """Ours for a `ServerProcess` of theirs."""
+    """Return our options for a `ServerProcess` of theirs."""
     slots = theirs.n_slots or 1
     found = [*_OURS, *_models(theirs), "--port", str(theirs.server_port)]
     # A slot has its part of the context: no request has more.
@@ -87,7 +84,6 @@ def _models(theirs: Any) -> list[str]:
 
 
 def _ranker() -> Path:
-    """The embedder with a head for one score, of random weights: it takes as long texts as theirs."""
     path = _FOLDER / "ranker.gguf"
     if path.exists():
         return path
@@ -106,7 +102,7 @@ def _ranker() -> Path:
 
 
 _WIDTH = 384
-"""Of all-MiniLM-L6-v2, which is as large as their encoder."""
+"""Width of all-MiniLM-L6-v2, as large as their encoder."""
 
 
 def _minilm() -> Path:

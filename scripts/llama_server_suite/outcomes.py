@@ -1,4 +1,4 @@
-"""What the tests came to, beside what they are known to come to."""
+"""Outcomes of the tests beside their known outcomes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 @dataclass(frozen=True)
 class Differences:
     left_out: Mapping[str, str]
-    """Files that ask for what there is not here, and what that is."""
+    """Files that need something absent here, and its name."""
     causes: Mapping[str, Sequence[str]]
-    """Patterns of the tests that fail, by their cause."""
 
     @classmethod
     def read(cls) -> Differences:
@@ -32,7 +31,6 @@ class Differences:
         return cls(told["left_out"], told["differs"])
 
     def cause_of(self, name: str) -> str | None:
-        """None: it should pass."""
         for cause, patterns in self.causes.items():
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 return cause
@@ -40,7 +38,7 @@ class Differences:
 
 
 def outcomes_in(report: Path) -> dict[str, str]:
-    """By `FILE::TEST`, with the brackets of pytest's parameters as parentheses."""
+    """Return outcomes by `FILE::TEST`, with the brackets of pytest's parameters as parentheses."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.attrib["classname"].removeprefix("unit.")
@@ -52,7 +50,7 @@ def outcomes_in(report: Path) -> dict[str, str]:
 
 
 def told(outcomes: Mapping[str, str], differences: Differences) -> tuple[list[str], bool]:
-    """A table of files, one of causes, and what is not as it is known to be; whether all is."""
+    """Return a table of files, one of causes, and unexpected outcomes; and True if there are none."""
     files = {name.split("::")[0] for name in outcomes}
     lines = [f"{'':28}{PASSED:>8}{FAILED:>8}{SKIPPED:>9}"]
     for file in (*sorted(files), ""):

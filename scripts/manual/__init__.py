@@ -1,1 +1,1 @@
-"""The pages of the manual that list what the code has. See `manual.pages`."""
+"""Pages of the manual that list what the code has. See `manual.pages`."""

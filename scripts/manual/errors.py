@@ -1,4 +1,4 @@
-"""The errors that clients see, from the table of errors."""
+"""Errors that clients see, from the table of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics, from what `/metrics` says after one event of each kind: then all their labels are there."""
+"""Metrics from `/metrics` after one event of each kind, so that all labels are present."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ def _page() -> str:
 
 
 class _IdleEngine:
-    """Has what the gauges ask of an engine."""
-
     info = None
     state = EngineState.LOADING
 

@@ -1,4 +1,4 @@
-"""The options of `serve`, from `Settings`."""
+"""Options of `serve`, from `Settings`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ _GROUPS = {
     "drain_seconds": "Stop, hang and crash",
     "keep_alive_s": "Streams, log and traces",
 }
-"""The first option of each group -> its heading, in the order of `Settings`."""
+"""First option of each group -> its heading, in the order of `Settings`."""
 _TABLES = {"models": "[models.NAME]", "aliases": "[aliases]", "ray": "[ray]"}
-"""Tables of the TOML file."""
 _DEFAULT = "; default: "
-"""It stands before a default that depends on the machine, in the description of the option."""
+"""Precedes a default that depends on the machine, in the description of the option."""
 
 
 def option_tables() -> str:
@@ -46,26 +45,24 @@ def option_tables() -> str:
 
 
 def model_table() -> str:
-    """What `[models.NAME]` may have beside the options of a model."""
+    """Return the keys of `[models.NAME]` beside the options of a model."""
     names = [name for name in ModelTable.model_fields if name not in ModelOptions.model_fields]
     rows = ((f"`{name}`", *_row_of(ModelTable.model_fields[name])) for name in names)
     return "\n## `[models.NAME]`\n\n" + table(("Key", "Default", "Meaning"), rows)
 
 
 def ray_table() -> str:
-    """`[ray]`."""
     rows = ((f"`{name}`", *_row_of(field)) for name, field in RayTable.model_fields.items())
     return "\n## `[ray]`\n\n" + table(("Key", "Default", "Meaning"), rows)
 
 
 def alias_table() -> str:
-    """What the short names for models stand for."""
     rows = ((f"`{alias}`", f"`{name}`") for alias, name in ALIASES.items())
     return "\n## Aliases\n\n" + table(("`--model`", "stands for"), rows)
 
 
 def option(name: str) -> str:
-    """The option as one gives it: a switch that is on is one that can be switched off."""
+    """Return the option as users write it. A switch that is on is shown as the one that turns it off."""
     if name in _TABLES:
         return _TABLES[name]
     kebab = name.replace("_", "-")
@@ -84,7 +81,6 @@ def _row(name: str) -> tuple[str, str, str]:
 
 
 def _row_of(field: FieldInfo) -> tuple[str, str]:
-    """Default and meaning."""
     meaning, _, default = (field.description or "").partition(_DEFAULT)
     return default or _default(field), meaning + _choices(field)
 

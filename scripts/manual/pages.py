@@ -1,7 +1,4 @@
-"""The generated pages. They are in the repository too, so that links to them work there.
-
-A test fails when they are not what the code says now.
-"""
+"""Generated pages, also in the repository so that links to them work. A test fails if they are outdated."""
 
 from __future__ import annotations
 
@@ -65,7 +62,6 @@ def _tables_of_options() -> str:
 
 
 def pages() -> Mapping[str, str]:
-    """File name -> text."""
     return {
         "options.md": _page(
             "Options", _OPTIONS, option_tables() + model_table() + ray_table() + alias_table()

@@ -1,4 +1,4 @@
-"""The routes and the fields of their bodies, from the document that the server publishes."""
+"""Routes and fields of their bodies, from the document that the server publishes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOUNDS = {
     "exclusiveMaximum": "below {:g}",
 }
 _MOST_TOLD = 2**31
-"""Bounds from here on are those of C's integers, which say nothing to users."""
+"""Bounds from here on are those of C's integers, which tell users nothing."""
 
 
 def route_tables() -> str:
@@ -66,12 +66,10 @@ def _fields(row: RouteRow[Any], described: Json) -> str:
 
 
 def _is_heeded(field: Json) -> bool:
-    """Some value of it is more than accepted."""
     return "x-ignored" not in field and "x-refused" not in field
 
 
 def _kind(schema: Json, described: Json) -> str:
-    """What a field takes, in a few words."""
     if alternatives := schema.get("anyOf") or schema.get("oneOf"):
         kinds = (_kind(part, described) for part in alternatives if part.get("type") != "null")
         return " or ".join(dict.fromkeys(kinds))

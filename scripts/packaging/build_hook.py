@@ -1,4 +1,4 @@
-"""Compiles the kernels when pip builds the package, where there is a compiler; the package works without."""
+"""Compiles the kernels when pip builds the package, if there is a compiler. The package works without."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from openai_cpu_server.kernels.build import LIBRARY, BuildFailed, build_if_chang
 
 class KernelsHook(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called for wheels, those of editable installations too; a source distribution holds the sources.
-
-        `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel, or ends the build:
-        pip shows no warnings, and other machines would be slow without a word. With `KERNELS_ARCH` they are
-        those of another architecture, for which `CXX` compiles.
-        """
+        """Called for wheels, also of editable installations. `KERNELS_CPU=portable` builds a library for
+        each level of CPU, or fails, because pip shows no warnings and other machines would silently be
+        slow. `KERNELS_ARCH` selects another architecture, for which `CXX` compiles."""
         if self.target_name != "wheel":
             return
         cpu, machine = os.environ.get("KERNELS_CPU") or "native", os.environ.get("KERNELS_ARCH", "")
@@ -41,7 +38,6 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
 
 
 def _built(cpu: str, machine: str, compiler: str) -> list[Path]:
-    """The libraries that belong into the wheel. Raises `BuildFailed`."""
     if cpu == "portable":
         return build_portable(compiler, machine=machine)
     if cpu != "native" or machine:

@@ -1,4 +1,4 @@
-"""Serves the demo model from what is installed in this Python, asks it, and says what computed."""
+"""Serves the demo model from what is installed in this Python, asks it, and reports what computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def main() -> None:
 
 @contextlib.contextmanager
 def serving(python: Path, *options: str) -> Iterator[str]:
-    """Serve from what a Python has installed. Yields the address when the server is ready."""
     # Away from the sources, which Python would take instead of what is installed.
     command = [python, "-m", "openai_cpu_server", "serve", *_OPTIONS, *options]
     with tempfile.TemporaryDirectory() as elsewhere, Path(elsewhere, "log").open("w+") as log:
@@ -53,7 +52,6 @@ def ask(url: str, body: Any = None) -> Any:
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> str:
-    """Return its address."""
     while server.poll() is None:
         text = log.read_text()
         if found := re.search(r"listening on (http://127\.0\.0\.1:\d+)(?=.*ready: )", text, re.DOTALL):

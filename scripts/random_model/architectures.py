@@ -1,4 +1,4 @@
-"""The facts from which a model is made, and tiny models of today's architectures, by what they remember."""
+"""Facts from which a model is made, and tiny models of today's architectures, by their kind of memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Facts = dict[str, Any]
-"""What a file says of its model, by GGUF keys; `*.` stands for the architecture."""
+"""Metadata of a file by GGUF keys; `*.` stands for the architecture."""
 
 CONTEXT, WINDOW, VOCAB = 4_096, 32, 512
 _LAYERS, _WIDTH, _HEADS, _HEAD, _FFN = 4, 64, 2, 32, 128
@@ -49,18 +49,11 @@ _ATTENTION_IN_SECOND: Facts = {"*.attention.head_count_kv": [0, 1, 0, 1]}
 
 
 class Memory(enum.Enum):
-    """What a model remembers a text by."""
-
     FULL = "full"
-    """Cells of every token, in every layer."""
     WINDOW = "window"
-    """In some layers only the last tokens' cells count."""
     STATE = "state"
-    """One state, which every token changes."""
     HYBRID = "hybrid"
-    """A state in some layers, cells of every token in others."""
     HYBRID_WINDOW = "hybrid-window"
-    """A state in some layers, a window in others."""
 
     @property
     def has_state(self) -> bool:
@@ -73,23 +66,21 @@ class Memory(enum.Enum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model with one of llama.cpp's architectures. llama.cpp itself says which tensors it has."""
+    """Model with one of llama.cpp's architectures. llama.cpp itself reports which tensors it has."""
 
     name: str
     llama_name: str
     memory: Memory
     own_facts: Facts
-    """What the file says of the model, before `*.` is replaced."""
+    """Before `*.` is replaced."""
     embedding_std: float = 1.0
-    """Gemma multiplies embeddings by the root of their width: they would outweigh all that layers add."""
+    """Gemma multiplies embeddings by the root of their width, so they would outweigh all layers."""
     query_key_norm: float = 1.6
-    """Makes attention prefer some tokens. Less does where nothing divides by the root of a head's width."""
+    """Makes attention prefer some tokens. Less is enough without a division by the root of a head's width."""
     tied: bool = False
-    """Whether the output matrix is the embedding matrix."""
     alike: bool = False
-    """Whether all layers have the same tensors."""
     has_biases: bool = True
-    """Whether it has the biases and other tensors that llama.cpp can do without."""
+    """True if it has the biases and other tensors that llama.cpp can do without."""
 
     @property
     def vocab(self) -> int:
@@ -107,7 +98,6 @@ class Architecture:
 
     @property
     def facts(self) -> Facts:
-        """What the file says of the model."""
         return {key.replace("*", self.llama_name): value for key, value in self.own_facts.items()}
 
 
@@ -120,7 +110,6 @@ def _tiny(
     embedding_std: float = 1.0,
     query_key_norm: float = 1.6,
 ) -> Architecture:
-    """`special`: what it says beside or instead of what all say."""
     facts = {**_COMMON, **special}
     return Architecture(name, llama_name, memory, facts, embedding_std, query_key_norm)
 

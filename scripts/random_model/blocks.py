@@ -15,7 +15,6 @@ Gains = npt.NDArray[np.float32]
 
 
 def _std_of_integers(count: int) -> float:
-    """Standard deviation of `count` equally likely neighbouring integers."""
     return math.sqrt((count * count - 1) / 12)
 
 
@@ -25,11 +24,8 @@ def _put_half(blocks: Bytes, offset: int, values: Gains) -> None:
 
 
 def _put_signed_half(blocks: Bytes, offset: int, values: Gains) -> None:
-    """Write halves with the sign bits that are there already.
-
-    Integers such as -8..7 have a mean beside 0: random signs cancel it, or it adds up over the layers until
-    every prompt gets the same output.
-    """
+    """Keep the sign bits that are there. Integers such as -8..7 have a mean beside 0: random signs cancel
+    it, or it adds up over the layers until every prompt gets the same output."""
     sign = blocks[:, offset + 1] & 0x80
     _put_half(blocks, offset, values)
     blocks[:, offset + 1] |= sign
@@ -43,13 +39,11 @@ _GROUP_SCALE = math.sqrt(sum(scale * scale for scale in range(8, 16)) / 8)
 
 
 def _fill_f32(blocks: Bytes, std: Gains) -> None:
-    """Uniform values out of the 32 random bits of each weight."""
     integers = blocks.view("<i4").reshape(len(std)).astype(np.float32)
     blocks[:] = (integers * (std / _std_of_integers(2**32))).view(np.uint8).reshape(-1, 4)
 
 
 def _fill_f16(blocks: Bytes, std: Gains) -> None:
-    """Uniform values out of the 16 random bits of each weight."""
     integers = blocks.view("<i2").reshape(len(std)).astype(np.float32)
     _put_half(blocks, 0, integers * (std / _std_of_integers(65_536)))
 
@@ -70,16 +64,13 @@ def _fill_q4_k(blocks: Bytes, std: Gains) -> None:
 
 
 def _fill_q5_k(blocks: Bytes, std: Gains) -> None:
-    """As q4_k, with 256 fifth bits in between."""
+    """Like q4_k, with 256 fifth bits in between."""
     _put_scales_and_minima(blocks, std, levels=32)
 
 
 def _put_scales_and_minima(blocks: Bytes, std: Gains, levels: int) -> None:
-    """Write the head of a q4_k or q5_k block.
-
-    Minimum = scale and dmin = (levels - 1) / 2 * d, which centres the levels on zero. Below 16, all bits of a
-    scale lie in the low nibbles of the packed layout.
-    """
+    """Write the head of a q4_k or q5_k block. Minimum = scale and dmin = (levels - 1) / 2 * d, which
+    centres the levels on zero. Below 16, all bits of a scale lie in the low nibbles of the packed layout."""
     d = std / np.float32(_GROUP_SCALE * _std_of_integers(levels))
     scales = (blocks[:, 4:12] & 7) | 8
     blocks[:, 4:8] = scales[:, :4]
@@ -96,11 +87,8 @@ def _fill_q6_k(blocks: Bytes, std: Gains) -> None:
 
 
 def _fill_mxfp4(blocks: Bytes, std: Gains) -> None:
-    """e (exponent of two, from -127), 32 x 4-bit float: w = 2^e * float.
-
-    A power of two seldom gives the deviation that is wanted, so each block draws one of the two next to it,
-    as often as makes the mean square right.
-    """
+    """e (exponent of two, from -127), 32 x 4-bit float: w = 2^e * float. A power of two seldom gives the
+    wanted deviation, so each block draws one of its neighbours, as often as makes the mean square right."""
     exponent = np.log2(std / np.float32(_FP4_STD))
     low = np.floor(exponent)
     share_of_high = (4 ** (exponent - low) - 1) / 3
@@ -121,8 +109,6 @@ _FILL: dict[GGMLQuantizationType, Callable[[Bytes, Gains], None]] = {
 
 @dataclass(frozen=True)
 class BlockType:
-    """One of ggml's weight types."""
-
     type: GGMLQuantizationType
 
     def row_bytes(self, columns: int) -> int:
@@ -134,7 +120,7 @@ class BlockType:
         return int(columns // weights * size)
 
     def random(self, bits: np.random.BitGenerator, std: Gains, columns: int) -> Bytes:
-        """Rows of random weights with mean near 0. std: (rows,), one per row. Returns (rows, row bytes)."""
+        """Return rows of random weights with mean near 0: (rows, row bytes). std: (rows,), one per row."""
         weights, size = GGML_QUANT_SIZES[self.type]
         row_bytes = self.row_bytes(columns)
         num_bytes = len(std) * row_bytes

@@ -1,4 +1,4 @@
-"""The tokenizer of another model, cut to size: OpenVINO, for one, reads no SentencePiece out of GGUF."""
+"""Tokenizer of another model, cut to size, because OpenVINO reads no SentencePiece from GGUF."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from random_model.vocabulary import IM_END, Tokenizer, Vocabulary
 
 _BPE = "gpt2"
 _CHAT_TOKENS = {"<|im_start|>", IM_END}
-"""What the chat template writes."""
 _FIRST_LETTERS = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""The bytes that byte-level BPE writes as the character of the same number; the others follow from 256 on."""
+"""Bytes that byte-level BPE writes as the character of the same number; the others follow from 256 on."""
 
 
-class UnfitTokenizer(ValueError):
-    """A model whose tokenizer cannot be taken; the message says why."""
+class UnfitTokenizer(ValueError): ...
 
 
 def borrowed_vocabulary(path: Path, size: int) -> Vocabulary:
-    """The first `size` tokens of a byte-level BPE tokenizer, with the merges that lead to them.
-
-    Tokens are numbered as merging made them, so the first ones are whole without the others. If there are
-    fewer than `size`, unused tokens follow. Raises OSError, UnfitTokenizer.
-    """
+    """Return the first `size` tokens of a byte-level BPE tokenizer, with their merges. Merging has
+    numbered them, so the first ones are whole without the others. Unused tokens fill up to `size`. Raises
+    OSError, UnfitTokenizer."""
     texts, kinds, merges, tokenizer = _read(path)
     missing = max(0, size - len(texts))
     texts = [*texts[:size], *(f"<|unused_{i}|>" for i in range(missing))]
@@ -66,7 +62,7 @@ def _result(merge: str) -> str:
 
 
 def is_text(token: str) -> bool:
-    """Whether the bytes of a byte-level token are whole characters."""
+    """Return True if the bytes of a byte-level token are whole characters."""
     try:
         bytes(_BYTES[letter] for letter in token).decode()
     except (KeyError, UnicodeDecodeError):

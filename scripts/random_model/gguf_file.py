@@ -1,4 +1,4 @@
-"""Writes a model to disk: tensor by tensor, so that memory holds one at a time."""
+"""Writes a model to disk, tensor by tensor, so that memory holds one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from random_model.wanted import add_facts, wanted_tensors
 _CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 
 Progress = Callable[[int, int], None]
-"""Gets the bytes written and the bytes in all, after each tensor."""
 
 
 def write_model(
@@ -79,7 +78,6 @@ def _add_facts(writer: GGUFWriter, model: Architecture, quant: Quant) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:
-    """With the chat template."""
     tokenizer = vocab.tokenizer
     writer.add_tokenizer_model(tokenizer.model)
     writer.add_token_list(vocab.texts)

@@ -1,4 +1,4 @@
-"""The sizes of the models that can be made: those of real ones, with a vocabulary of 32,000."""
+"""Sizes of the models that can be made: those of real ones, with a vocabulary of 32,000."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def _state(heads: int, head_width: int, state: int, groups: int) -> Facts:
 
 
 def _in_layers(attending: set[int], layers: int, kv_heads: int) -> list[int]:
-    """The heads of each layer; one without heads keeps a state."""
     return [kv_heads if layer in attending else 0 for layer in range(layers)]
 
 
@@ -189,7 +188,7 @@ SHAPES = {
 
 
 def spelt(name: str, known: Iterable[str]) -> str:
-    """The one of these names that is the same but for dots and hyphens, as `qwen35`; else the name itself."""
+    """Return the name that is the same but for dots and hyphens, as `qwen35`, or else the name itself."""
     return next((each for each in known if _bare(each) == _bare(name)), name)
 
 

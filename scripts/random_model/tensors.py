@@ -1,4 +1,4 @@
-"""The tensors of a model, and how each is stored and scaled."""
+"""Tensors of a model, with their types and scales."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gguf import GGMLQuantizationType, LlamaFileType
 from random_model.blocks import BlockType
 
 QUIET = 1 / 16
-"""The scale of the output rows of tokens that should not come up: their logits stay near 0."""
+"""Scale of the output rows of tokens that should not come up: their logits stay near 0."""
 
 LOGIT_STD = 3.0
-"""The spread of the logits, wide enough for clear winners and narrow enough for sampling to vary."""
+"""Spread of the logits, wide enough for clear winners and narrow enough for sampling to vary."""
 
 QUERY_KEY_GAIN = 1.6
-"""Makes attention prefer some tokens; with 1 it averages over all, and every text ends in the same loop."""
+"""Makes attention prefer some tokens. With 1 it averages over all, and every text ends in the same loop."""
 
 TIED_EMBEDDING_STD = 0.02
 """Far below the 1 that each layer adds, or a model with tied embeddings repeats its last token for ever."""
@@ -46,7 +46,7 @@ class Quant(enum.Enum):
         return LlamaFileType.MOSTLY_MXFP4_MOE if self is Quant.MXFP4 else LlamaFileType[f"MOSTLY_{self.name}"]
 
     def block(self, kind: str, *, is_of_experts: bool, gets_more_bits: bool) -> BlockType:
-        """The type that llama.cpp gives to such a matrix (`llama_tensor_get_type_impl`)."""
+        """Return the type that llama.cpp gives to such a matrix (`llama_tensor_get_type_impl`)."""
         if self is Quant.MXFP4:
             return MXFP4 if is_of_experts else Q8_0
         if kind == "output.weight" and self in (Quant.Q4_0, Quant.Q4_K_M):
@@ -60,8 +60,6 @@ class Quant(enum.Enum):
 
 @dataclass(frozen=True)
 class Constant:
-    """One number all over, as in a norm's weights."""
-
     name: str
     shape: tuple[int, ...]
     value: float = 1.0
@@ -100,7 +98,7 @@ class Matrix:
         return self.rows * self.block.row_bytes(self.shape[-1])
 
     def data(self, seed: int) -> npt.NDArray[np.uint8]:
-        """(rows, bytes of a row). Depends on the seed and the name only."""
+        """Return (rows, bytes of a row). Depends on the seed and the name only."""
         std = np.full(self.rows, self.std, dtype=np.float32)
         std[list(self.quiet_rows)] *= QUIET
         return self.block.random(_random_bits(seed, self.name), std, self.shape[-1])

@@ -1,4 +1,4 @@
-"""What a tokenizer is, and a SentencePiece one of any size: bytes, control tokens, English, syllables."""
+"""Tokenizers, and a SentencePiece one of any size: bytes, control tokens, English, syllables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ MEDIA_MARKS = (
     "<|audio_end|>",
     "[BEGIN_AUDIO]",
 )
-"""Tokens that some models want around their pictures and sounds."""
 FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 
 _SPACE = "▁"  # SentencePiece writes a space so
@@ -34,11 +33,8 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How a GGUF file names its tokenizer, and its special tokens by number."""
-
     model: str
     pre: str | None
-    """What splits text into words, for byte-level BPE."""
     bos: int
     eos: int
     unknown: int
@@ -55,14 +51,12 @@ class Vocabulary:
     tokenizer: Tokenizer
     merges: list[str] = field(default_factory=list)
     quiet: list[int] = field(default_factory=list)
-    """Tokens that should hardly ever be sampled."""
 
     def index(self, text: str) -> int:
         return self.texts.index(text)
 
 
 def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
-    """All that is not text, and bytes but the newline."""
     silent_kinds = (TokenType.UNKNOWN, TokenType.CONTROL)
     return [
         token
@@ -72,7 +66,7 @@ def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
 
 
 def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
-    """`size` tokens. Raises ValueError if that is less than the bytes, control tokens and ASCII need."""
+    """Return `size` tokens. Raises ValueError if bytes, control tokens and ASCII need more."""
     further = ((FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE) if fim else ()) + (MEDIA_MARKS if sees else ())
     control = ["<|im_start|>", IM_END, *further]
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(NUM_BYTES)), *control]
@@ -91,7 +85,6 @@ def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
 
 
 def _pieces(count: int) -> list[str]:
-    """`count` distinct pieces, best first."""
     letters = [_SPACE, *(chr(code) for code in range(0x21, 0x7F))]
     if count < len(letters):
         raise ValueError(f"the vocabulary is {len(letters) - count} tokens too small for bytes and ASCII")
@@ -106,7 +99,7 @@ def _listed(name: str) -> list[str]:
 
 
 def _distinct_and_reachable(candidates: Iterator[str]) -> Iterator[str]:
-    """Merging joins two neighbours at a time: a piece must be two earlier ones joined, or it is never met."""
+    """Merging joins two neighbours at a time, so a piece must be two earlier ones joined."""
     seen: set[str] = set()
     for piece in candidates:
         splits = (piece[:cut] in seen and piece[cut:] in seen for cut in range(1, len(piece)))
@@ -116,14 +109,12 @@ def _distinct_and_reachable(candidates: Iterator[str]) -> Iterator[str]:
 
 
 def _beginnings() -> Iterator[str]:
-    """Every prefix of the common words, most common word first: a word grows from its space to the right."""
     for word in _listed("words.txt"):
         spaced = _SPACE + word
         yield from (spaced[:end] for end in range(2, len(spaced) + 1))
 
 
 def _syllables() -> Iterator[str]:
-    """Syllables such as `ka`, alone and after a space, then two and three of them joined."""
     single = [consonant + vowel for consonant in "tnsrdlmkpbgfvhwzjcxy" for vowel in "eaoiu"]
     yield from single
     yield from (_SPACE + syllable for syllable in single)

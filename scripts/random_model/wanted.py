@@ -1,4 +1,4 @@
-"""Asks llama.cpp which tensors a model has whose file says this of itself; random weights for any tensors."""
+"""Tensors of a model, as llama.cpp asks for them by the file's metadata, and random weights for them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ from random_model.tensors import (
 )
 
 Shapes = dict[str, tuple[int, ...]]
-"""Of tensors, by name; the columns come last."""
+"""By tensor name; the columns come last."""
 
 _LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
-"""The first of them that a model has stands before its output matrix."""
+"""The first of them that a model has precedes its output matrix."""
 _FACTORS = ("norm", "rope_f", "scale")
-"""Parts of names of what something is multiplied with or divided by."""
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
 _OFFSET_STD = 0.3
 _OUTPUT = "output.weight"
 _EMBEDDINGS = "token_embd.weight"
-"""They are the output matrix too, if there is no other."""
 _LAYER = "blk."
 _DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2")
-"""What llama.cpp takes if it is there, and what real models of most architectures do not have."""
+"""Optional tensors of llama.cpp that real models of most architectures do not have."""
 _NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
 _GAINS = {
     "attn_q.weight": QUERY_KEY_GAIN,
@@ -50,11 +48,10 @@ _GAINS = {
     "ffn_down.weight": 2.0,
     "ffn_down_exps.weight": 4.0,
 }
-"""What is more than 1. A sum of experts, weighted with shares of 1, is smaller than each of them."""
+"""Scales above 1. A sum of experts, weighted with shares of 1, is smaller than each of them."""
 _FOR_QUANTISED = ("scale", "input_scale")
-"""Ends of names of factors that belong to weights of few bits."""
 _OFFSET_OF_SIZES = 16
-"""Of a tensor's four sizes in `struct ggml_tensor`, behind its type and its buffer."""
+"""Offset of the four sizes in `struct ggml_tensor`, after its type and its buffer."""
 
 
 class _InitParams(ctypes.Structure):
@@ -76,7 +73,7 @@ def add_facts(writer: GGUFWriter, facts: Facts) -> None:
 
 
 def wanted_tensors(model: Architecture, quant: Quant, quiet: list[int]) -> list[Tensor]:
-    """All tensors of the file. `quiet` are tokens that should hardly ever be sampled."""
+    """Return all tensors of the file. `quiet`: tokens that should hardly ever be sampled."""
     shapes = {name: shape for name, shape in _all_layers(model).items() if _is_wanted(name, model)}
     return weights_for(
         shapes,
@@ -101,7 +98,7 @@ def weights_for(
     query_key_norm: float,
     quant: Quant = Quant.F32,
 ) -> list[Tensor]:
-    """Scaled so that a normalised input gives each layer an output of about 1 per element."""
+    """Return weights scaled so that a normalised input gives each layer an output of about 1 per element."""
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
     weights = _Weights(quant, _num_layers(shapes), tuple(quiet), query_key_norm)
     found = {name: weights.of(name, shape) for name, shape in shapes.items()}
@@ -117,8 +114,6 @@ def weights_for(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights of each tensor, but for those at which a model begins and ends."""
-
     quant: Quant
     layers: int
     quiet: tuple[int, ...]
@@ -140,7 +135,6 @@ class _Weights:
         return Matrix(name, shape, self._block(name, shape), std, self.quiet if kind == _OUTPUT else ())
 
     def embeddings(self, shape: tuple[int, ...], std: float, *, is_tied: bool) -> Matrix:
-        """The output matrix too, if they are tied; and then of its type."""
         block = self._block(_OUTPUT if is_tied else _EMBEDDINGS, shape)
         return Matrix(_EMBEDDINGS, shape, block, std, self.quiet if is_tied else ())
 
@@ -171,7 +165,7 @@ def _gets_more_bits(layer: int, layers: int) -> bool:
 
 
 def _all_layers(model: Architecture) -> Shapes:
-    """llama.cpp sets memory aside for f32 weights of all that it is asked for."""
+    """llama.cpp reserves memory for f32 weights of all tensors that it is asked for."""
     if not model.alike:
         return _shapes(model)
     asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
@@ -182,7 +176,6 @@ def _all_layers(model: Architecture) -> Shapes:
 
 
 def _shapes(model: Architecture) -> Shapes:
-    """Raises RuntimeError with the reason of llama.cpp."""
     found: Shapes = {}
 
     def note(tensor: int, _: object) -> None:
@@ -204,7 +197,6 @@ def _shapes(model: Architecture) -> Shapes:
 
 
 def _header(model: Architecture) -> int:
-    """What a file with these facts and no tensors says, as llama.cpp reads it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "header.gguf"
         writer = GGUFWriter(path, model.llama_name)

@@ -1,8 +1,7 @@
-"""Measurements that only this server can do: what it costs, and what a change of it has made slower.
+"""Measurements of features and costs that only this server has.
 
 `scripts/regress.py NAME` runs one. Each is a module: a workload of the benchmark (`workload(bench)`, with its
-tables and goals), or one that has options of its own (`add_options(parser)`, `run(asked)`). Servers are those
-of `bench.servers`.
+tables and goals), or one with options of its own (`add_options(parser)`, `run(asked)`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ MEASUREMENTS = {
     "types": "types of weights and cells: speed and loss; writes docs/types.md",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }
-"""What each measures, by its name."""
 
 COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "attention", "layouts", "steps", "huge-pages"})
-"""In this process, with allocations in huge pages, as an engine's are."""
+"""Computed in this process, with allocations in huge pages, as in an engine."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
-"""Ours stand in front of ggml's."""

@@ -1,8 +1,8 @@
 """*attention*: a layer's attention, ggml's against ours: wide heads, latent attention, windows.
 
-Some layers that share a mask are computed as one graph, as in a step, with keys and values of their own. Both
-compute in turn for some time; the best of all rounds counts, for whatever else the machine does only makes a
-round slower. With one thread it is that thread's time on the CPU, which others do not lengthen.
+Layers that share a mask are computed as one graph, as in a step, with keys and values of their own. Both
+sides take turns, and the best of all rounds counts, because other work on the machine only makes a round
+slower. With one thread its CPU time counts, which other processes do not lengthen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from openai_cpu_server.kernels.tensors import Floats, GgmlType
 _LAYERS = 4
 _LEAST_ROUNDS = 5
 _PAD = 256
-"""llama.cpp attends over a multiple of so many cells."""
+"""llama.cpp attends over a multiple of this many cells."""
 _TYPES = {kind.name.lower(): kind for kind in (GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0)}
 
 
@@ -49,15 +49,12 @@ _WINDOW_ONE = Heads("window of 512 (Gemma 3 270M)", 4, 1, 256, 256)
 
 @dataclass(frozen=True)
 class Situation:
-    """Sequences that decode, or one that reads a prompt behind cells of its own."""
-
     heads: Heads
     sequences: int
     cells: int
-    """That each sequence sees."""
     prompt: int = 0
     unseen: int = 0
-    """Cells of the pool that nobody in the step sees."""
+    """Cells of the pool that no sequence of the step sees."""
 
     @property
     def name(self) -> str:
@@ -111,7 +108,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Prints a table in Markdown; returns 1 where there are no kernels."""
     if why_not := obstacle():
         print(f"attention: {why_not}", file=sys.stderr)
         return 1
@@ -136,7 +132,6 @@ def run(asked: argparse.Namespace) -> int:
 def _measure(
     graphs: GgmlGraphs, library: KernelLibrary, case: AttentionCase, asked: argparse.Namespace
 ) -> tuple[float, float]:
-    """Seconds of a layer, by ggml and by our kernel."""
     clock = time.thread_time if asked.threads == 1 else time.perf_counter
     best = [float("inf"), float("inf")]
     layers = [case, *(msgspec.structs.replace(case) for _ in range(_LAYERS - 1))]

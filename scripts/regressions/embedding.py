@@ -1,8 +1,8 @@
-"""*embedding*: how fast short texts are embedded: by one bare loop, by our server, and by llama-server where
+"""*embedding*: speed of embedding short texts by one bare loop, by our server, and by llama-server if
 `benchmark.py --set-up-peers` has built it.
 
-All take their turns, round after round, and the best round of each counts. The bare loop packs inputs into
-steps of several sizes, of which the best counts.
+All take turns, and the best round of each counts. The bare loop packs inputs into steps of several sizes, of
+which the best counts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _STEP_TOKENS = (128, 256, 512)
 _LIMIT_S = 300.0
-"""So long a server may take for all inputs; none has taken a tenth of it."""
+"""Most time for all inputs; no server has taken a tenth of it."""
 Seconds = Callable[[], float]
-"""Embeds all inputs once."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +69,6 @@ def run(asked: argparse.Namespace) -> None:
 
 
 def _bare_s(embedder: LlamaEmbedder, inputs: list[tuple[int, ...]], step_tokens: int) -> float:
-    """One loop that fills each step."""
     started = time.perf_counter()
     step: list[tuple[int, ...]] = []
     room = step_tokens
@@ -85,7 +83,7 @@ def _bare_s(embedder: LlamaEmbedder, inputs: list[tuple[int, ...]], step_tokens:
 
 
 def _llama_server(path: Path) -> ServerSpec:
-    """With room for many inputs in a step; more slots or larger steps did not make it faster."""
+    """Room for many inputs in a step; more slots or larger steps did not make it faster."""
     threads = str(Machine().num_threads())
     where = ("-m", str(path), "--host", "127.0.0.1", "--port", "{port}", "-t", threads, "-tb", threads)
     packed = ("--embeddings", "-np", "64", "-c", "16384", "-b", "2048", "-ub", "512")
@@ -94,7 +92,6 @@ def _llama_server(path: Path) -> ServerSpec:
 
 @contextlib.contextmanager
 def _server(spec: ServerSpec, texts: list[str]) -> Iterator[Seconds]:
-    """All inputs in one request."""
     body = json.dumps({"input": texts, "encoding_format": "base64"}).encode()
     with running(spec, []) as server:
 
@@ -110,7 +107,7 @@ def _server(spec: ServerSpec, texts: list[str]) -> Iterator[Seconds]:
 
 
 async def _answer(label: str, port: int, body: bytes) -> bytes:
-    """A server that hangs (llama-server did, once) ends the run, and not the patience of who waits for it."""
+    """llama-server has hung once; that ends the run."""
     try:
         return await asyncio.wait_for(call(port, "POST", "/v1/embeddings", body), _LIMIT_S)
     except asyncio.TimeoutError:

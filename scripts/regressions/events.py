@@ -1,7 +1,7 @@
-"""*events*: what it costs that somebody watches `GET /v1/events`: output tokens/s with and without.
+"""*events*: output tokens/s with and without a listener of `GET /v1/events`.
 
-One server, endless clients of both priorities. Windows with and without a listener alternate, so that a noisy
-machine hits both; each pair is compared by itself.
+One server has endless clients of both priorities. Windows with and without a listener alternate, so that a
+noisy machine affects both; each pair is compared by itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 
 
 def endless() -> Iterator[Ask]:
-    """Every fourth request is interactive."""
     draw = random.Random(0)
     for number in itertools.count():
         yield Ask(
@@ -81,7 +80,6 @@ def endless() -> Iterator[Ask]:
 
 
 async def _listen(port: int, counted: list[int]) -> None:
-    """Read events as fast as they come, and count their bytes."""
     async with (
         httpx.AsyncClient(timeout=None) as http,
         http.stream("GET", f"http://127.0.0.1:{port}/v1/events") as answer,
@@ -99,7 +97,6 @@ async def _window(server: Server, seconds: float) -> Window:
 
 
 async def _sampled(port: int) -> float:
-    """Output tokens so far."""
     page = (await call(port, "GET", "/metrics")).decode()
     return float(
         next(line for line in page.splitlines() if line.startswith("ocs_sampled_tokens_total ")).split()[1]

@@ -1,6 +1,6 @@
 """*huge pages*: CPU time of decoding steps with weights in a mapped file against weights in huge pages.
 
-Both engines are in this process and take turns step by step, on one thread, so what disturbs hits both; the
+Both engines are in this process and take turns step by step, on one thread, so disturbances affect both; the
 fastest and the median step of each count.
 """
 
@@ -48,7 +48,6 @@ def _loaded(model: Path, *, reads_weights: bool) -> LlamaBackend:
 
 
 def _times_ms(backends: Sequence[LlamaBackend], rows: int, num_steps: int) -> list[list[float]]:
-    """By backend, the CPU milliseconds of its steps."""
     times: list[list[float]] = [[] for _ in backends]
     opening = tuple(Open(slot, Sampling(seed=slot), (300 + slot,)) for slot in range(rows))
     for start in range(num_steps):

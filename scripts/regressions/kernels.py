@@ -1,9 +1,9 @@
 """*kernels*: products of weights, ggml's against ours, by type and number of rows.
 
 With `--experts` those of a mixture: each row goes through some of them, chosen at random. There are so many
-copies of the weights that no cache holds them, as in a model. Both compute in turn for some time; the best of
-all rounds counts, for whatever else the machine does only makes a round slower. One thread alone is measured
-by its CPU time, so that the machine may be busy.
+copies of the weights that no cache holds them, as in a model. Both sides take turns, and the best of all
+rounds counts, because other work on the machine only makes a round slower. One thread alone is measured by
+its CPU time, so that the machine may be busy.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_pat
 from openai_cpu_server.kernels.tensors import GgmlType, Packed
 
 _WEIGHT_BYTES = 100_000_000
-"""More than a cache holds."""
 _LEAST_ROUNDS = 9
 _TYPES = {kind.name.lower(): kind for kind in PRODUCT_TYPES}
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds for one product."""
-
     ggml: float
     ours: float
 
@@ -82,7 +79,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Prints a table in Markdown; returns 1 where there are no kernels."""
     if why_not := obstacle():
         print(f"kernels: {why_not}", file=sys.stderr)
         return 1

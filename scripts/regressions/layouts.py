@@ -1,4 +1,4 @@
-"""*layouts*: how the weights of models lie best for this CPU, as an engine decides it at the first load.
+"""*layouts*: best layout of models' weights for this CPU, as an engine chooses it at the first load.
 
 Times are milliseconds of CPU time of one thread for all products of a type in a step, scaled up from those of
 a small part. Nothing is kept.

@@ -1,5 +1,5 @@
-"""*neighbours*: interactive requests of one model beside batch work of its own, and beside what others do in
-the same server: batch work, interactive requests, embedding without pause."""
+"""*neighbours*: interactive requests of one model beside its own batch work, and beside other models in
+the same server: batch work, interactive requests, and embedding without pause."""
 
 from __future__ import annotations
 
@@ -40,14 +40,12 @@ _OWN_BATCH, _BATCH, _PEOPLE, _EMBEDDING = (
 FULL = Size(idle_requests=8, ramp_s=4, window_s=25, batch_prompt=300, batch_output=60)
 QUICK = replace(FULL, idle_requests=3, ramp_s=0.5, window_s=3, every_s=0.5)
 _TEXTS, _QUICK_TEXTS = 2048, 64
-"""Of one request to embed."""
 
 
 @dataclass(frozen=True)
 class Round:
     idle_ttft_s: list[float]
     windows: dict[str, Window]
-    """By the company."""
     embedded_per_s: float
 
     def ttft_s(self, company: str | None, percent: float) -> float:
@@ -143,7 +141,6 @@ def _texts(bench: Bench) -> int:
 
 @contextlib.asynccontextmanager
 async def _embedding(bench: Bench, server: Server, *, is_on: bool) -> AsyncIterator[list[int]]:
-    """One client embeds without pause; yields the lengths of answers, which come while the block runs."""
     body = {"model": _EMBEDDER, "input": short_texts(_texts(bench)), "encoding_format": "base64"}
     answers: list[int] = []
 

@@ -1,4 +1,4 @@
-"""*other people's cells*: does a full prefix cache slow down running requests?"""
+"""*other people's cells*: running requests beside a full prefix cache, which should not slow them down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 _RUNNING = 8
 _FILL_CLIENTS = 8
 _ROOM = 1.25
-"""The cache is so many times as large as what fills it, which then stays beside the measured requests."""
+"""Size of the cache in times of its content, which then stays beside the measured requests."""
 _STRETCH = 8
 """Tokens in a stretch: a client that wakes late sees two tokens at once."""
 _MIB = 2**20
@@ -40,7 +40,7 @@ QUICK = Size(cached_tokens=10_240, fill_prompt=512, prompt_tokens=64, output_tok
 
 
 def workload(bench: Bench) -> WorkloadResult:
-    """Two servers live side by side, one with an empty cache and one with a full one. They work in turns."""
+    """Two servers live side by side, one with an empty cache and one with a full one, and work in turns."""
     size = QUICK if bench.is_quick else FULL
     options = ("--ctx-size", "8192", "--kv-type", "f16", "--cache-mb", str(_cache_mb(bench, size)))
     empty_ms, full_ms = [], []
@@ -92,7 +92,6 @@ async def _cached_tokens(server: Server) -> int:
 
 
 async def _measure(server: Server, size: Size, number: int, *, is_cleared: bool = False) -> float:
-    """The median milliseconds of a step while all decode, over stretches of a few tokens."""
     if is_cleared:
         await clear_cache(server.port)
     clients = Clients(server.port)

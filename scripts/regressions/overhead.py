@@ -1,7 +1,6 @@
-"""*overhead*: what the server costs: its output tokens/s against a bare llama_decode + sampler loop of the
-same steps.
+"""*overhead*: our server's output tokens/s against a bare llama_decode + sampler loop of the same steps.
 
-Rounds alternate (bare, server, bare, server, ...) so that a noisy machine hits both; medians are compared.
+Rounds alternate (bare, server, bare, server, ...) so that a noisy machine affects both; medians are compared.
 The bare loop asks the scheduler for its steps beforehand, so both compute batches of the same shapes.
 """
 
@@ -44,8 +43,6 @@ OUTPUTS = 128
 
 @dataclass(frozen=True)
 class Load:
-    """Equal requests that all arrive at once."""
-
     clients: int
     prompt_tokens: int
     tokens: int
@@ -97,13 +94,12 @@ def _server_options() -> tuple[str, ...]:
 
 
 def _curve_apart(model: Path) -> CostCurve:
-    """The server's costs, from a process of its own: no thread may compute here before `Bare`."""
+    """Measured in a process of its own, because no thread may compute here before `Bare`."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_curve, str(model)).result()
 
 
 def _curve(model: str) -> CostCurve:
-    """The cost curve. It is measured once and kept where the server keeps it."""
     options = msgspec.structs.replace(OPTIONS, model_path=model)
     backend = LlamaBackend.load(options, lambda fraction: None)
     try:
@@ -113,7 +109,6 @@ def _curve(model: str) -> CostCurve:
 
 
 def _steps(load: Load, told: CostCurve) -> Iterator[Step]:
-    """The steps that the server's scheduler computes for this load."""
     ledger, cache = KVLedger(KV_TOKENS // POOL_BLOCK_TOKENS), SavedPrefixes(0)
     scheduler = new_scheduler(
         num_slots=OPTIONS.max_seqs, ledger=ledger, cache=cache, told=told, outputs=OUTPUTS
@@ -134,10 +129,8 @@ def _steps(load: Load, told: CostCurve) -> Iterator[Step]:
 
 
 class Bare:
-    """The least work possible: one llama_decode for a step, one sampler chain for a sequence.
-
-    It has as many threads as the server, bound to cores in the same way.
-    """
+    """The least work possible: one llama_decode for a step, one sampler chain for a sequence. It has as
+    many threads as the server, bound to cores in the same way."""
 
     def __init__(self, model: Path, cores: ComputeThreads) -> None:
         self._cores = cores
@@ -161,7 +154,6 @@ class Bare:
         llama_cpp.llama_model_free(self._model)
 
     def run(self, steps: Sequence[Step]) -> float:
-        """The seconds of all steps, after one that warms up."""
         self._step(steps[0])
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
         start = time.perf_counter()
@@ -212,7 +204,6 @@ class Bare:
         return params
 
     def _chain(self, seed: int) -> ctypes.c_void_p:
-        """With what the benchmark's clients ask for."""
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         for sampler in (
             llama_cpp.llama_sampler_init_top_k(40),

@@ -1,8 +1,7 @@
-"""*page*: how large and fast the page is, in Chromium: bytes, first paint, frames while eight streams run.
+"""*page*: size and speed of the page in Chromium: bytes, first paint, frames while eight streams run.
 
-Eight conversations of one tab stream at the same time; one of them is seen, and a pixel beside it changes all
-the time, so that the browser is asked for every frame. Frames are those of the browser's own trace: a frame
-that came too late, or not at all, is one that it dropped.
+Eight conversations of one tab stream at once. One is visible, with a pixel beside it that changes all the
+time, so that the browser must draw every frame; dropped frames are those of the browser's own trace.
 --pictures takes the manual's pictures instead: the chat, and the control room under load, light and dark.
 Look at them before you commit them.
 """
@@ -34,13 +33,11 @@ from tests.server_process import ServerProcess
 _STREAMS = 8
 _OPENINGS = 5
 _FIRST = ("app", "chunk", "index", "theme")
-"""Files that a browser needs before it shows anything."""
 _FRAMES = "disabled-by-default-devtools.timeline.frame"
 _TASKS = "disabled-by-default-devtools.timeline"
 _LONG_TASK_US = 50_000
-"""Browsers call a task of this length long: three frames pass meanwhile."""
+"""Length from which browsers call a task long: three frames pass meanwhile."""
 _CLIENTS, _LOAD_S = 16, 65.0
-"""Of the picture of the control room, which shows a minute."""
 _ANSWER_MS = 120_000
 _SIZE = {"width": 1400, "height": 1080}
 
@@ -124,7 +121,7 @@ def frames(events: list[dict[str, Any]], seconds: float) -> Iterator[str]:
 
 
 def _take_pictures(model: str, folder: Path) -> None:
-    """With fewer slots than clients: some wait."""
+    """Fewer slots than clients, so that some wait."""
     with (
         running_browser() as browser,
         ServerProcess("--model", model, "--max-seqs", "12", "--ctx-size", "8192") as server,
@@ -143,7 +140,6 @@ def _take_pictures(model: str, folder: Path) -> None:
 
 
 def _talk(page: Page) -> None:
-    """A list of conversations, and one in which code, tables of figures and a cached prompt can be seen."""
     for title in ("Translate a letter to the landlord", "Names for a boat"):
         _ask(page, title, tokens=8)
         page.keyboard.press("Alt+n")

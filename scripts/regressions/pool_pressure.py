@@ -1,7 +1,7 @@
 """*pool pressure*: more requests than the KV pool can hold. None fails, and no answer changes.
 
-An answer may change where two candidates are so close that rounding decides. How far rounding moves their
-margin is measured, too: with the same prompts in other chunks and beside others, in a pool with room for all.
+An answer may change where two candidates are so close that rounding decides. The effect of rounding on their
+margin is measured too, with the same prompts in other chunks and beside others, in a pool with room for all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ _COMPANY = 8
 _SMALL_CHUNKS = ("--max-seqs", str(_COMPANY), "--prefill-tokens", "48")
 """Steps so small that attention, too, is computed in another way. (They have room for all sequences.)"""
 _MARGIN_TOKENS = 32
-"""The tokens of each answer by which rounding is measured."""
 Answer = Sequence[ScoredToken]
 Answers = dict[tuple[int, ...], Answer]
-"""By prompt."""
 
 
 class Verdict(enum.Enum):
@@ -44,9 +42,9 @@ class Verdict(enum.Enum):
 class Comparison(NamedTuple):
     verdict: Verdict
     position: int | None = None
-    """Of the first difference; the texts behind it cannot be compared."""
+    """First difference; the texts after it cannot be compared."""
     gap: float | None = None
-    """Between the two candidates' log-probabilities, the larger one; None: one is not among the best."""
+    """Larger gap between the two candidates' log-probabilities, or None if one is not among the best."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,10 @@ class Size:
     output_tokens: int
     pool_tokens: int
     every_s: float
-    """Seconds between interactive arrivals. All batch requests are there from the start."""
+    """Interval of interactive arrivals. All batch requests are there from the start."""
 
     @property
     def roomy(self) -> tuple[str, str]:
-        """A pool in which all requests fit."""
         return "--ctx-size", str(2 * _COMPANY * (self.prompt_tokens + self.output_tokens))
 
 
@@ -71,7 +68,6 @@ QUICK = Size(requests=16, prompt_tokens=150, output_tokens=50, pool_tokens=512, 
 class PressureRun(NamedTuple):
     traces: list[Trace]
     comparisons: list[Comparison]
-    """Of those that are complete."""
 
     @property
     def num_complete(self) -> int:
@@ -135,7 +131,6 @@ async def _prompts(size: Size, port: int) -> list[tuple[int, ...]]:
 
 
 def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
-    """The requests, the batch half first."""
     return [
         Ask(
             prompt=prompt,
@@ -149,28 +144,24 @@ def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
 
 
 def beginnings(asks: Sequence[Ask]) -> list[Ask]:
-    """The same requests, with answers just long enough to measure rounding."""
     return [msgspec.structs.replace(ask, max_tokens=min(ask.max_tokens, _MARGIN_TOKENS)) for ask in asks]
 
 
 def arrivals(size: Size) -> list[float]:
-    """The arrivals of `asks`. The pool is full of batch work when the first interactive request comes."""
+    """Return the arrivals of `asks`, with a pool full of batch work at the first interactive request."""
     half = size.requests // 2
     return [max(0.0, size.every_s * (i - half + 1)) for i in range(size.requests)]
 
 
 def _answers(clients: Clients, asks: Sequence[Ask], *, at_once: int) -> Answers:
-    """Raises LoadFailed."""
     asyncio.run(clients.closed_loop(asks, at_once))
     clients.check()
     return {trace.ask.prompt: trace.scored for trace in clients.traces}
 
 
 def compare(alone: Answer, together: Answer, *, near_tie: float) -> Comparison:
-    """Compare two outputs. If one is shorter, they differ at its end.
-
-    `near_tie` is the largest gap that rounding explains.
-    """
+    """Compare two outputs. If one is shorter, they differ at its end. `near_tie`: largest gap that
+    rounding explains."""
     for position, (a, b) in enumerate(zip(alone, together, strict=False)):
         if a.text == b.text:
             continue
@@ -184,11 +175,8 @@ def compare(alone: Answer, together: Answer, *, near_tie: float) -> Comparison:
 
 
 def margin_shifts(one: Answer, other: Answer) -> Iterator[float]:
-    """How much the margins between the same two candidates differ in two runs of the same prompt.
-
-    There is one for each output token, up to the first that differs, if both runs have both candidates among
-    their best.
-    """
+    """Yield how much the margins between the same two candidates differ in two runs of a prompt: one for
+    each output token up to the first difference, if both runs have both candidates among their best."""
     for a, b in zip(one, other, strict=False):
         best, *others = sorted(a.top, key=lambda text: -a.top[text])
         if others and {best, others[0]} <= b.top.keys():
@@ -198,7 +186,6 @@ def margin_shifts(one: Answer, other: Answer) -> Iterator[float]:
 
 
 def _goals(size: Size, runs: list[PressureRun]) -> Iterator[Goal]:
-    """The worst round counts."""
     for what, measured, direction, limit in (
         ("requests complete", min(run.num_complete for run in runs), Direction.AT_LEAST, size.requests),
         ("errors", max(len(run.errors) for run in runs), Direction.AT_MOST, 0),

@@ -1,6 +1,6 @@
 """*priority*: priorities against first come, first served, where the pool is too small for all that run.
 
-Batch requests alone want twice the cells that there are: newcomers find room if somebody gives his back.
+Batch requests alone want twice the cells that there are, so new requests find room only by preemption.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""*ray*: what Ray Serve and the choice of replicas cost: two replicas against a plain server.
+"""*ray*: cost of Ray Serve and of the choice of replicas: two replicas against a plain server.
 
-Throughput of whole answers, time to the first token of single streams, and CPU time by process: what runs all
-the time, in each second without requests, and what each token of streams takes beside that.
-plain: one server whose engine has two cores. ray: two replicas of one core. It wants the machine for itself.
+Throughput of whole answers, TTFT of single streams, and CPU time by process: per second without requests, and
+per token of streams beside that.
+plain: one server whose engine has two cores. ray: two replicas of one core. The machine must be idle.
 """
 
 from __future__ import annotations
@@ -42,24 +42,20 @@ _TITLES = {
     "log_monitor.py": "log monitor",
     "monitor.py": "autoscaler",
 }
-"""What is found in the command line of a process, and what it is called here."""
 _KINDS = ("plain", "ray")
 
 
 @dataclass
 class Figures:
     tokens_per_s: float
-    """Of whole answers, all at once."""
     first_token_ms: float
-    """Median of single streams."""
     token_ms: Counter[str]
-    """By process, CPU time that each token of streams takes beside what runs all the time."""
+    """CPU time by process for each token of streams, beside the idle load."""
     idle_ms: Counter[str]
-    """By process, CPU time in each second without requests."""
+    """CPU time by process in each second without requests."""
 
     @property
     def others_token_ms(self) -> float:
-        """Of all that is not an engine."""
         return self.token_ms.total() - self.token_ms[_ENGINE]
 
 
@@ -132,12 +128,10 @@ async def _figures(server: KillableServer, clients: int, tokens: int) -> Figures
 
 
 def _per(spent_s: Mapping[str, float], num: float) -> Counter[str]:
-    """In milliseconds."""
     return Counter({name: 1000 * seconds / num for name, seconds in spent_s.items()})
 
 
 async def _whole(server: KillableServer, num: int, tokens: int, at_once: int) -> int:
-    """Answers that are not streamed; returns their tokens."""
     gate = asyncio.Semaphore(at_once)
 
     async def answer(number: int) -> int:
@@ -159,7 +153,7 @@ async def _streamed(server: KillableServer, tokens: int) -> int:
 
 
 async def _first_token_ms(server: KillableServer, number: int) -> float:
-    """With a pause before it: what is measured is one request, and not how they get into each other's way."""
+    """A pause before it makes requests independent of each other."""
     await asyncio.sleep(0.1)
     clients = server.clients()
     answer = await clients.send(Ask(prompt=random_tokens(3, "first", number), max_tokens=2))
@@ -170,7 +164,6 @@ async def _first_token_ms(server: KillableServer, number: int) -> float:
 
 @contextmanager
 def _cpu(server: KillableServer) -> Iterator[dict[str, float]]:
-    """CPU seconds that the families of the processes have spent meanwhile, by what they are called here."""
     before = _times(server)
     spent: dict[str, float] = defaultdict(float)
     yield spent

@@ -1,4 +1,4 @@
-"""What steps of a model must read and multiply, and how fast the machine reads and multiplies."""
+"""Bytes and products of a model's steps, and the machine's speed at both."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 
 _PASSES = 9
-"""The best of so many counts: whatever else the machine does only makes one slower."""
+"""The best of these counts, because other work on the machine only makes one slower."""
 _ROUNDS = 3_000_000
 """Some 20 ms."""
 _BUFFER_BYTES = 1 << 30
-"""Many times a cache."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What all threads together reach, each a second."""
-
     read_bytes: float
     int8_products: float
     float_products: float
@@ -41,8 +38,6 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Work:
-    """What steps must read and multiply."""
-
     read_bytes: float = 0.0
     int8_products: float = 0.0
     float_products: float = 0.0
@@ -71,11 +66,8 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """A model of the llama family, or one with states besides: the work of its steps follows from the file's
-    header.
-
-    Routers of experts are taken to choose evenly, and windows of attention to reach over all cells.
-    """
+    """Work of a model of the llama family, or one with states besides, from the file's header. Routers of
+    experts are assumed to choose evenly, and windows to reach over all cells."""
 
     body_bytes: int
     body_weights: int
@@ -85,12 +77,10 @@ class ModelWork:
     products_per_pair: int
     """Multiply-adds of attention for a token and a cell that it attends to."""
     expert_bytes: int = 0
-    """Of all experts."""
     expert_weights: int = 0
     used_share: float = 1.0
-    """The share of the experts that a token goes through."""
     state_bytes: int = 0
-    """Of a sequence's state, which each step reads and writes."""
+    """State of a sequence, which each step reads and writes."""
 
     @classmethod
     def of(cls, model: Path, kv_type: str, state_bytes: int = 0) -> ModelWork:
@@ -113,7 +103,7 @@ class ModelWork:
         )
 
     def step(self, sizes: Mapping[int, int], held: Mapping[int, int]) -> Work:
-        """A step that adds `sizes[slot]` tokens to slots that hold so many, and samples one in each."""
+        """Return the work of a step that adds `sizes[slot]` tokens to `held[slot]`, and samples one each."""
         tokens = sum(sizes.values())
         cells = sum(held.get(slot, 0) + size for slot, size in sizes.items())
         pairs = sum(size * held.get(slot, 0) + size * (size + 1) // 2 for slot, size in sizes.items())
@@ -146,7 +136,7 @@ def _used_share(header: GgufHeader) -> float:
 
 
 def measured_peaks(threads: int) -> Peaks:
-    """Takes some seconds; nothing else should run."""
+    """Measure for some seconds; nothing else should run."""
     library = ctypes.CDLL(str(library_path()))
     for name in ("ocs_multiply_bytes", "ocs_multiply_floats"):
         function = getattr(library, name)
@@ -171,12 +161,11 @@ def measured_peaks(threads: int) -> Peaks:
 
 
 def _rate(work: Callable[[int], float], threads: int) -> float:
-    """The best rate of all threads together; what the slowest thread takes counts."""
+    """The best rate of all threads together; the slowest thread's time counts."""
     return max(_pass(work, threads) for _ in range(_PASSES))
 
 
 def _pass(work: Callable[[int], float], threads: int) -> float:
-    """From the first thread's start to the last one's end."""
     done: list[tuple[float, float, float]] = []
     barrier = threading.Barrier(threads)
 

@@ -27,7 +27,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "frequency penalty": {"temperature": 0.8, "frequency_penalty": 0.5},
 }
 _LIKELY = np.linspace(24, 12, 40, dtype=np.float32)
-"""By how much the best tokens are above the bulk, as in what a model is rather sure of."""
+"""Logits of the best tokens above the bulk, as of a model that is rather sure."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

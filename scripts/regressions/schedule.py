@@ -1,4 +1,4 @@
-"""*schedule*: the cost of a step in Python when many requests run and very many wait."""
+"""*schedule*: cost of a step in Python when many requests run and very many wait."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ _PROMPT_TOKENS = 64
 _USERS = 100
 _STEPS, _QUICK_STEPS = 600, 200
 _WARM_UP_STEPS = 200
-"""After so many steps most running sequences decode, and some have ended."""
+"""After these steps most running sequences decode, and some have ended."""
 Steps = list[tuple[float, float]]
-"""The milliseconds of schedule() and of apply(), for each step."""
 
 
 def workload(bench: Bench) -> WorkloadResult:
@@ -70,7 +69,7 @@ def measured(num_steps: int, number: int, *, running: int = _RUNNING, waiting: i
 
 
 def _step(scheduler: Scheduler, source: Iterator[GenerationRequest]) -> tuple[float, float]:
-    """One step. New requests replace those that end, so that the queue keeps its length."""
+    """New requests replace those that end, so that the queue keeps its length."""
     start = time.perf_counter()
     step = scheduler.schedule()
     scheduled = time.perf_counter()
@@ -87,7 +86,6 @@ def _step(scheduler: Scheduler, source: Iterator[GenerationRequest]) -> tuple[fl
 
 
 def _requests(number: int) -> Iterator[GenerationRequest]:
-    """Of both priorities, many users and many output lengths. No two prompts share anything."""
     draw = random.Random(number)
     count = 0
     while True:

@@ -1,8 +1,8 @@
-"""*sensitivity*: what the scheduler's tuned constants bring: simulated loads with each smaller and larger.
+"""*sensitivity*: effect of the scheduler's tuned constants: simulated loads with each smaller and larger.
 
-Steps take what a cost curve says that was measured on a real machine with kernels of our own. Columns, of the
-loads in `regressions/simulated.py`: tokens/s and the longest stall of chat, tokens/s of quotes, p95 of
-mixed's first tokens and its tokens/s, long's first token and the longest stall of its streams.
+Steps take the times of a cost curve from a real machine with our kernels. Columns, of the loads in
+`regressions/simulated.py`: tokens/s and the longest stall of chat, tokens/s of quotes, p95 of mixed's first
+tokens and its tokens/s, long's first token and the longest stall of its streams.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ _VARIANTS: dict[str, tuple[float, ...]] = {
     "speculation.drafts._MAX_PLACES": (1, 16),
     "speculation.drafts.MIN_MATCH": (1, 4),
 }
-"""By constant of the package's scheduler, a smaller and a larger value than the package's."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,10 @@
-"""Loads that the real scheduler serves in virtual time: nothing depends on this machine, so the same numbers
-come out everywhere.
+"""Loads for the real scheduler in virtual time, with the same numbers on every machine.
 
-    chat     32 x 250 + 48 tokens at once in 16 slots
-    arrivals 48 of the same, one each 0.7 s
-    quotes   16 x 250 + 96 in 2 slots, most of the output stands in the prompt
-    mixed    16 x 400 + 100 batch in 12 slots, an interactive 100 + 24 every 1.5 s: what these feel
-    long     4,000 tokens beside 8 streams: its first token, what the streams feel
+chat     32 x 250 + 48 tokens at once in 16 slots
+arrivals 48 of the same, one each 0.7 s
+quotes   16 x 250 + 96 in 2 slots, most of the output stands in the prompt
+mixed    16 x 400 + 100 batch in 12 slots, an interactive 100 + 24 every 1.5 s, which is measured
+long     4,000 tokens beside 8 streams: its first token, and the streams
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.step import Step
 
 _SLOWNESS, _NOISE = 1.2, 0.1
-"""Steps take so many times what the scheduler is told, with noise: everything that it learns from matters."""
+"""Real step times in times of the scheduler's curve, and their noise, so that all that it learns matters."""
 
 
 @dataclass
 class Client:
     live: Live
     token_times: list[float] = field(default_factory=list)
-    """In seconds, as all of it."""
 
     @property
     def ttft_ms(self) -> float:
@@ -46,9 +44,7 @@ class Client:
 class Load:
     slots: int
     streams: list[Client]
-    """Whose rates and stalls count."""
     newcomers: list[Client]
-    """Whose first tokens count."""
     others: list[Client] = field(default_factory=list)
 
     @property
@@ -61,7 +57,7 @@ class Load:
     def serve(
         self, *, options: EngineOptions, told: CostCurve, step_ms: Callable[[Step, int], float]
     ) -> float:
-        """Serve them all; returns the tokens a second. `step_ms` gets a step, and the cells in the pool."""
+        """Serve all, and return the tokens per second. `step_ms` gets a step, and the cells in the pool."""
         everybody = sorted([*self.others, *self.streams], key=lambda one: one.live.arrived_s)
         arriving, now_s = list(everybody), 0.0
         machine = Machine(
@@ -113,7 +109,6 @@ def _client(
     priority: Priority = Priority.INTERACTIVE,
     arrives_ms: float = 0.0,
 ) -> Client:
-    """`quoted`: share of the output that repeats runs of twelve tokens of the prompt."""
     choice = random.Random(seed)
     tokens = [choice.randrange(10, 30_000) for _ in range(prompt)]
     text: list[int] = []

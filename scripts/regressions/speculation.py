@@ -31,12 +31,9 @@ _CONVERSATIONS = (
 
 _OFF = "drafts off"
 Runs = dict[str, BatchRun]
-"""The runs by task."""
 
 
 def workload(bench: Bench) -> WorkloadResult:
-    """Run the same server in each mode.
-    Each round starts it afresh and runs all tasks one after the other."""
     tokens = 24 if bench.is_quick else 128
     asked = tasks(bench.model)
 
@@ -105,7 +102,6 @@ def _drafted(run: BatchRun) -> float:
 
 
 def _accepted(run: BatchRun) -> float:
-    """The accepted share of the drafts; 0 without any."""
     return 100 * sum(trace.timings.draft_n_accepted for trace in run.traces) / max(_num_drafted(run), 1)
 
 

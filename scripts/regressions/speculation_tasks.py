@@ -1,4 +1,4 @@
-"""The tasks of *speculation*: random tokens, and conversations for a model that has learned to talk."""
+"""Tasks of *speculation*: random tokens, and conversations for a trained model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from bench.prose import talks
 from bench.workloads.batches import clients_in_words, questions
 
 _ANSWER_TOKENS = 320
-"""The most tokens of an answer; the model ends its answers itself."""
 _PEOPLE = ("Anna", "Omar", "Chen", "Ines", "Pavel", "Ruth", "Kofi", "Leila", "Tomas", "Yuki")
 _THINGS = ("lamp", "kettle", "backpack", "chair", "radio", "umbrella", "desk", "kite", "clock", "basket")
 _PLACES = ("mill", "harbour", "market", "library", "station", "garden", "bridge", "museum", "bakery", "farm")
@@ -27,7 +26,7 @@ class Task:
     what: str
     clients: int
     asks: Callable[[int, int], Sequence[Ask]]
-    """The requests of a round, with so many output tokens each if nothing else ends them."""
+    """Requests of a round, with this many output tokens each if nothing else ends them."""
 
 
 def tasks(model: Path) -> tuple[Task, ...]:
@@ -35,13 +34,12 @@ def tasks(model: Path) -> tuple[Task, ...]:
 
 
 def draft_model(model: Path) -> Path | None:
-    """The draft model that was made for this model, as demo-draft.gguf for demo.gguf."""
     path = model.with_name(f"{model.stem}-draft{model.suffix}")
     return path if path.is_file() else None
 
 
 def quoting(number: int, tokens: int, clients: int) -> list[Ask]:
-    """Greedy answers, long enough for an untrained model to begin to repeat itself."""
+    """Return greedy answers, long enough for an untrained model to begin to repeat itself."""
     found = []
     for i in range(clients):
         passage = random_tokens(60, "speculation", number, i)
@@ -55,14 +53,13 @@ def filling_json(number: int, tokens: int, clients: int) -> list[Ask]:
 
 
 def free(number: int, tokens: int, clients: int) -> list[Ask]:
-    """Sampled answers, in which hardly anything can be predicted."""
     return questions(RandomPrompts(), 80, [tokens] * clients, "speculation free", number)
 
 
 def conversations(
     write: Callable[[random.Random], str], number: int, count: int, temperature: float
 ) -> list[Ask]:
-    """Requests of a user, in the model's chat template. Each round has others."""
+    """Return requests of a user, in the model's chat template. Each round has others."""
     asked = (write(random.Random(f"{write.__name__}/{number}/{i}")) for i in range(count))
     return [
         Ask(
@@ -100,7 +97,7 @@ def telling(choose: random.Random) -> str:
 
 
 def _talk(what: str, clients: int, write: Callable[[random.Random], str], temperature: float) -> Task:
-    """A dozen tokens of output, as which --quick asks for few, stand for an answer."""
+    """--quick asks for few tokens of output; a dozen stand for an answer."""
     return Task(
         f"{what}, {clients_in_words(clients)}",
         clients,

@@ -1,10 +1,9 @@
-"""*steps*: whole steps of a model: ggml alone, with our kernels in front, and what the machine allows.
+"""*steps*: whole steps of a model: ggml alone, with our kernels in front, and the machine's floor.
 
-Both compute in turn; the best of all rounds counts, for whatever else the machine does only makes a round
-slower. No step can be shorter than reading its weights and cells, and reading and writing its sequences'
-states, takes at the speed at which all threads read memory, nor than its multiply-adds take in loops that do
-nothing else (int8 for weights, float for attention). Both speeds are measured at the start; the larger time
-is the floor.
+Both sides take turns, and the best of all rounds counts, because other work on the machine only makes a round
+slower. No step can be shorter than the time to read its weights and cells, and to read and write its states,
+with all threads; nor than its multiply-adds in loops that do nothing else (int8 for weights, float for
+attention). Both speeds are measured at the start; the larger time is the floor.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from openai_cpu_server.llama.measure.probe import Probe
 from regressions.roofline import ModelWork, Peaks, Work, measured_peaks
 
 _CHUNK, _LONGEST = 256, 512
-"""Tokens of a step that reads a prompt: usually, and at most."""
 _SLOTS = 64
 _KV_TOKENS = 20_000
 
@@ -33,19 +31,17 @@ _KV_TOKENS = 20_000
 class Situation:
     name: str
     timed: dict[int, int]
-    """The tokens that each slot computes while the clock runs, in steps of at most `_CHUNK`."""
+    """Tokens that each slot computes while the clock runs, in steps of at most `_CHUNK`."""
     context: int = 0
-    """The cells that each of the first `num_holders` slots has before that."""
+    """Cells of each of the first `num_holders` slots before that."""
     num_holders: int = 0
     chunk: int = _CHUNK
-    """The most tokens of a step."""
 
     @property
     def num_tokens(self) -> int:
         return sum(self.timed.values())
 
     def steps(self) -> Iterator[dict[int, int]]:
-        """The tokens of each slot, step by step."""
         left = dict(self.timed)
         while left:
             longest = max(left, key=left.__getitem__)
@@ -85,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Prints a table in Markdown; returns 1 where there are no kernels."""
     if why_not := obstacle():
         print(f"steps: {why_not}", file=sys.stderr)
         return 1
@@ -138,7 +133,6 @@ class _Bench:
         return f"{floor:.1f} | {held_by} | {floor / ours:.0%}"
 
     def _measured(self, situation: Situation) -> tuple[float, float]:
-        """Milliseconds with ggml alone, and with ours."""
         best = [float("inf"), float("inf")]
         with Probe(self._backend) as probe:
             self._prepare(probe, situation)
@@ -153,7 +147,6 @@ class _Bench:
         return best[False], best[True]
 
     def _prepare(self, probe: Probe, situation: Situation) -> None:
-        """Save the cells that are there before the clock starts."""
         if not situation.num_holders:
             return
         for start in range(0, situation.context, _LONGEST):

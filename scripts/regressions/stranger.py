@@ -1,5 +1,5 @@
-"""*stranger*: output tokens/s beside one busy process of somebody else, as a share of those alone; and how
-soon all threads compute again once it has gone. It has a session of its own, as another user's would."""
+"""*stranger*: output tokens/s beside one busy process of another session, as a share of those alone; and
+the time until all threads compute again when it has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _POOL_TOKENS = 16384
 _LOOK_S = 0.05
 _GIVE_UP_S = 10.0
 _SHARES = {1: 0.75, 4: 0.6, 16: 0.5, 32: 0.5}
-"""By clients, the least share of the speed alone that is to be left."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Size:
     prompt_tokens: int
     output_tokens: int
     ramp_s: float
-    """Before each window, so that what has just begun is not measured."""
+    """Before each window, so that requests that have just begun are not measured."""
     window_s: float
 
 
@@ -44,13 +43,11 @@ QUICK = Size((1, 4), prompt_tokens=40, output_tokens=48, ramp_s=0.5, window_s=3.
 
 @dataclass(frozen=True)
 class Run:
-    """With one number of clients."""
-
     alone_per_s: float
     beside_per_s: float
     threads_beside: int
     back_s: float
-    """From the stranger's end until all threads have computed a step."""
+    """Time from the stranger's end until all threads have computed a step."""
 
 
 def workload(bench: Bench) -> WorkloadResult:
@@ -118,7 +115,6 @@ def _asks(bench: Bench, size: Size, clients: int, number: int) -> Iterator[Ask]:
 
 
 async def _window(size: Size, clients: Clients) -> float:
-    """Output tokens/s."""
     await asyncio.sleep(size.ramp_s)
     begin_s = time.perf_counter()
     await asyncio.sleep(size.window_s)
@@ -146,7 +142,6 @@ async def _back_s(server: Server) -> float:
 
 
 async def _threads(server: Server) -> tuple[int, int]:
-    """Those that have computed the last step, and all."""
     text = (await call(server.port, "GET", "/metrics", b"")).decode()
     found = [re.search(rf"^ocs_engine_threads{name}{{.*}} (\S+)$", text, re.M) for name in ("_computing", "")]
     now, most = (int(float(one[1])) if one else 0 for one in found)

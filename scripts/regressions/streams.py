@@ -1,4 +1,4 @@
-"""*streams*: what users feel of the scheduler, simulated: a table in Markdown, of the loads in
+"""*streams*: the scheduler's options as users see them, simulated: a table in Markdown, of the loads in
 `regressions/simulated.py`, with our kernels and without.
 
     .venv/bin/python scripts/regress.py streams stream_rate=4 stall_ms=400
@@ -24,14 +24,12 @@ from openai_cpu_server.scheduler.cost_model import CostModel
 from regressions.simulated import Client, Load, loads
 
 _WINDOW = 12
-"""Tokens over which a stream's rate is taken."""
 _TILE_ROWS = 64
-"""From so many rows on, ggml's attention works in tiles."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What steps take; `told` is what the scheduler goes by."""
+    """Real cost of steps; `told` is the scheduler's curve."""
 
     name: str
     told: CostCurve
@@ -48,7 +46,7 @@ class Truth:
 
 class Kernels(Truth):
     def _attention_ms(self, step: Step, num_rows: int, pool_cells: int) -> float:
-        """A pair of a decode is dearer: its cells are unpacked for one row."""
+        """A pair of a decode is dearer, because its cells are unpacked for one row."""
         return sum((0.0021 if span.num_tokens == 1 else 0.0004) * _pairs(span) for span in step.spans)
 
 
@@ -101,6 +99,5 @@ def _figures(truth: Truth, load: Load, options: EngineOptions) -> str:
 
 
 def _slowest_rate(stream: Client) -> float:
-    """Tokens per second over the slowest run of `_WINDOW` tokens, drafts included."""
     times = stream.token_times
     return _WINDOW / max(b - a for a, b in zip(times, times[_WINDOW:], strict=False))

@@ -1,10 +1,10 @@
-"""*types*: types of weights and of KV cells: speed, and what they lose of a model. Writes docs/types.md.
+"""*types*: types of weights and of KV cells: their speed and loss. Writes docs/types.md.
 
 Files are made with `openai-cpu-server quantize`, one at a time, in a temporary folder that needs 1.5 GB.
 Speed is that of random weights in the shape of 1.04 B parameters; nothing else should run. Loss is measured
 on SmolLM2, with our kernels and with ggml alone. No package has it unquantised: the reference is the Q4_1
-file with its weights unpacked to f16 and zeros added (`widened`), so the loss of that type itself is not in
-the figures. Each measurement has a process of its own; the reference reads the text once for all.
+file with its weights unpacked to f16 and zeros added (`widened`), so the loss of that type itself is not
+included. Each measurement has a process of its own; the reference reads the text once for all.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ _TYPES = (
 _CELLS = ("f16", "q8_0")
 _SHAPE = "1b"
 _CONTEXT = 256
-"""The cells of each sequence in the steps that are timed."""
 _ROUNDS = 7
 _WINDOW = 512
-"""Tokens that are read without a view of what is before them."""
+"""Tokens that are read without those before them."""
 
 Doubles = npt.NDArray[np.float64]
 ROWS = (1, 8, 32)
@@ -75,7 +74,6 @@ class Quality(msgspec.Struct, frozen=True):
 class Loss(msgspec.Struct, frozen=True):
     ours: Quality
     ggml: Quality
-    """The same without our kernels."""
     error_of_difference: float
     """Standard error of the difference of both means, as if tokens were independent of each other."""
 
@@ -86,7 +84,6 @@ class Row:
     cells: str
     megabytes: float
     speed: Speed | None
-    """None: it was not asked for."""
     judged_megabytes: float
     loss: Loss
 
@@ -131,7 +128,7 @@ def _rows(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def measured(what: str, *arguments: str | int | Path) -> bytes:
-    """What this module's `main` says in a process of its own."""
+    """Return the output of this module's `main` in a process of its own."""
     command = [sys.executable, "-m", "openai_cpu_server.kernels.front", __name__, what]
     environment = HUGE_PAGES | {**os.environ, "PYTHONPATH": f"{_SCRIPTS}:{_SCRIPTS.parent}"}
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, check=False, env=environment)
@@ -172,7 +169,6 @@ def _cells(row: Row) -> Iterator[str]:
 
 
 def write(table: str, page: Path) -> None:
-    """Put the table between the page's marks."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     page.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
@@ -192,7 +188,7 @@ def main() -> None:
 
 
 def speed(model: str, kv_type: str) -> Speed:
-    """Steps in which sequences of `_CONTEXT` cells decode: the best of some rounds."""
+    """Measure steps in which sequences of `_CONTEXT` cells decode: the best of some rounds."""
     options = EngineOptions(
         model_path=model,
         kv_tokens=(max(ROWS) + 1) * (_CONTEXT + _ROUNDS),
@@ -214,10 +210,8 @@ def _timed(probe: Probe, rows: int) -> float:
 
 
 def reference(model: str, text: str, num_windows: str, to: str) -> None:
-    """Write down what a model with cells of floats expects after each token of a text, by ggml alone.
-
-    Raises ValueError if the text is too short.
-    """
+    """Write the log-probabilities after each token of a text, by ggml alone with cells of floats. Raises
+    ValueError if the text is too short."""
     switch_kernels("off")
     reader = _Reader(model, KVType.F32, flash=False)
     tokens = reader.tokens(Path(text).read_text(encoding="utf-8"), _WINDOW * int(num_windows))
@@ -227,7 +221,6 @@ def reference(model: str, text: str, num_windows: str, to: str) -> None:
 
 
 def loss(expected: str, model: str, kv_type: str) -> Loss:
-    """Of a model beside what `reference` wrote: with our kernels, and without."""
     with np.load(expected) as stored:
         windows, exact = stored["windows"], stored["logprobs"]
     judged = _Reader(model, KVType.named(kv_type), flash=True)
@@ -241,7 +234,6 @@ class _Judged:
     divergence: Doubles
     """(tokens,): Kullback-Leibler's, in nats."""
     surprise: Doubles
-    """(tokens,): less the log-probability of what comes."""
     reference_surprise: Doubles
 
     @classmethod
@@ -268,15 +260,12 @@ class _Judged:
 def _compared(
     window: npt.NDArray[np.int32], judged: Doubles, exact: npt.NDArray[np.float32]
 ) -> tuple[Doubles, Doubles, Doubles]:
-    """Divergence, surprise and the reference's surprise, from (tokens, vocabulary): what comes after each."""
     divergence = np.sum(np.exp(exact) * (exact - judged), axis=1)
     places = np.arange(len(window) - 1), window[1:]
     return divergence, -judged[:-1][places], -exact[:-1][places].astype(np.float64)
 
 
 class _Reader:
-    """A model with a context of one window. It lives until the process ends."""
-
     def __init__(self, path: str, kv_type: KVType, *, flash: bool) -> None:
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), _model_params())
         params = llama_cpp.llama_context_default_params()
@@ -300,7 +289,6 @@ class _Reader:
         return list(room[:wanted])
 
     def logprobs(self, window: list[int]) -> Doubles:
-        """(tokens, vocabulary): what comes after each token."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         batch = llama_cpp.llama_batch_init(len(window), 0, 1)
         batch.n_tokens = len(window)

@@ -1,5 +1,5 @@
-"""*waits*: how long one client's schema, chat and picture take while another client sends the heaviest pieces
-of one kind without pause; and how late `/health` is meanwhile."""
+"""*waits*: times of one client's schema, chat and picture while another client sends the heaviest pieces
+of one kind without pause; and delays of `/health` meanwhile."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ _LOOK_S = 0.02
 _TIMEOUT_S = 600.0
 _WIDTH = 160
 _SEES = "gemma3"
-"""A kind of encoder, as `made_projector` names it."""
+"""Kind of encoder, as `made_projector` names it."""
 
 Body = tuple[str, dict[str, object]]
-"""A path and what is sent there."""
 MakeBody = Callable[[int], Body]
-"""Makes a body that differs from those with other numbers."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +57,6 @@ def run(asked: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _server(model: Path, projector: Path) -> Iterator[str]:
-    """Its URL."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.toml"
         digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in _CLIENTS}
@@ -103,7 +100,6 @@ def _answer(url: str, key: str, body: Body) -> httpx.Response:
 
 @contextlib.contextmanager
 def _flood(url: str, heavy: MakeBody | None) -> Iterator[list[int]]:
-    """The statuses of the heavy client's answers."""
     numbers, is_over, statuses = itertools.count(), threading.Event(), list[int]()
 
     def send() -> None:
@@ -124,7 +120,6 @@ def _flood(url: str, heavy: MakeBody | None) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _sampled(url: str) -> Iterator[list[float]]:
-    """Milliseconds that `/health` takes."""
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
         is_over, late_ms = threading.Event(), list[float]()
 
@@ -220,7 +215,7 @@ def _uri(kind: str, data: bytes) -> str:
 
 
 _salts = itertools.count(1_000_000)
-"""Nothing that the light client sends has been seen before."""
+"""Make all requests of the light client new."""
 LIGHT: dict[str, MakeBody] = {
     "schema of 30 properties": lambda number: _schema(next(_salts), 30),
     "chat": lambda number: _chat(f"Hello {next(_salts)}"),
@@ -237,4 +232,3 @@ _BY_ENCODER: dict[str, dict[str, MakeBody | None]] = {
     },
     "ultravox": {"sounds of 20 MB": _sound},
 }
-"""What the heavy client sends, by the encoder of the server's model."""

@@ -1,9 +1,7 @@
-"""SmolLM2 with rows of 768 values in place of 576: K-quants store 256 values together, and llama.cpp stores
-rows that are no multiple of that in other types.
-
-Zeros are added behind what is there, and three heads of zeros. Norms divide by the root of a mean, in which
-the zeros count: their weights and their epsilon make up for it. So it predicts the same.
-"""
+"""SmolLM2 with rows of 768 values in place of 576, because K-quants store 256 values together, and
+llama.cpp stores other rows in other types. Zeros are added, and three heads of zeros. Norms divide by the
+root of a mean, in which the zeros count; their weights and their epsilon make up for it, so the
+predictions are the same."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _EPSILON = "attention.layer_norm_rms_epsilon"
 
 
 def widened(source: Path, target: Path) -> Path:
-    """The target: the source's weights as f16. Raises ValueError if the source is another model."""
+    """Write the source's weights as f16. Raises ValueError if the source is another model."""
     reader = gguf.GGUFReader(source)
     if reader.fields["llama.embedding_length"].contents() != _FROM:
         raise ValueError(f"{source} has not rows of {_FROM} values")
@@ -50,7 +48,6 @@ def _fact(name: str, value: Any) -> Any:
 
 
 def _wide(values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-    """A norm's weights as f32, a matrix as f16."""
     added = [(0, _HEADS.get(size, size) - size) for size in values.shape]
     if values.ndim == 1:
         return math.sqrt(_SHARE) * np.pad(values, added)

@@ -1,4 +1,4 @@
-"""What is told of a simulation."""
+"""Figures of a simulation."""
 
 from __future__ import annotations
 
@@ -11,27 +11,22 @@ from simulation.fleet import Outcome, Plan
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a table. Times are virtual, but for the router's own."""
+    """One row of a table. Times are virtual, except the router's own."""
 
     name: str
     num_replicas: int
     requests: int
     ttft_p50_s: float
     ttft_p95_s: float
-    """Of interactive requests, from their arrival at the router."""
     gap_p95_s: float
-    """The longest pause in each of their streams."""
     tokens_per_s: float
-    """Of answers, batch work counted."""
     hit_rate: float
-    """Share of all prompt tokens that were not computed."""
     imbalance: float
-    """The busiest replica's computing time, as a multiple of the mean."""
+    """Busiest replica's computing time, as a multiple of the mean."""
     busy: float
-    """Share of the replicas' time in which they computed."""
     choosing_p50_us: float
     choosing_p95_us: float
-    """Real microseconds of CPU that a choice takes: naming the prompt's blocks, choosing, and the books."""
+    """Real microseconds of CPU for a choice: hashing the prompt's blocks, choosing, and the accounts."""
     moved: int = 0
     replica_hours: float = 0.0
 
@@ -60,7 +55,6 @@ def figures(plan: Plan, outcome: Outcome) -> Figures:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """0 where there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 

@@ -1,4 +1,4 @@
-"""Runs a trace on many replicas in virtual time: one queue of events, and nothing waits for a real clock."""
+"""Runs a trace on many replicas in virtual time, with one queue of events and no real clock."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from simulation.routing import Routing, routing
 from simulation.turns import Texts, Turn, prompts, sessions
 
 _SCALE_S = 2.0
-"""How often the autoscaler is asked."""
 _BEAT_S = 2.0
-"""How often a replica is asked that tells nothing by itself: a router holds a silent one for lost."""
+"""Interval of questions to a replica without news, because a router takes a silent one for lost."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something happens to a replica that exists at that time: it dies, or is drained."""
-
     at_s: float
     replica: int
     is_drain: bool = False
@@ -36,42 +33,34 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated."""
-
     machine: Machine
     num_replicas: int
     routing: str = "ours"
     num_routers: int = 1
     news_s: float = 0.25
-    """Replicas tell so often, at ends of steps, and whenever they have nothing more to do."""
+    """Interval of replicas' reports, at ends of steps and whenever they become idle."""
     news_delay_s: float = 0.01
-    """From a replica's telling to a router's hearing; also from a router's sending to the replica."""
+    """Delay from a replica to a router, and back."""
     lost_s: float = 0.5
-    """From a replica's death to the replay of its requests elsewhere."""
+    """Time from a replica's death to the replay of its requests elsewhere."""
     faults: tuple[Fault, ...] = ()
     autoscale: AutoscaleOptions | None = None
     options: EngineOptions = field(default_factory=lambda: EngineOptions(model_path=""))
     until_s: float = float("inf")
-    """When it ends, whatever still runs then."""
     seed: int = 1
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
-
     requests: list[Live]
     replicas: list[SimReplica]
     seconds: float
-    """Virtual ones, to the last answer's end."""
     choosing_s: list[float]
-    """CPU seconds of each choice, real ones: naming the blocks, choosing, and the books."""
+    """Real CPU seconds of each choice: hashing blocks, choosing, and the accounts."""
     sizes: list[tuple[float, int, int]]
-    """With an autoscaler: when, how many replicas serve, and how many should be present."""
+    """With an autoscaler: time, serving replicas, and wanted replicas."""
     replica_s: float
-    """The time of all replicas together, while they loaded too."""
     moved: list[Live]
-    """Requests that were replayed on another replica."""
 
 
 class _Simulation:
@@ -89,7 +78,7 @@ class _Simulation:
         self._replicas: dict[str, SimReplica] = {}
         self._all: list[SimReplica] = []
         self._epochs: dict[str, int] = {}
-        """By replica, the number of its step: the end of one that was interrupted is no news."""
+        """By replica: number of its step. The end of an interrupted step is ignored."""
         self._told_s: dict[str, float] = {}
         self._reports: dict[str, ReplicaReport] = {}
         self._born_s: dict[str, float] = {}
@@ -98,7 +87,6 @@ class _Simulation:
         self._watch = FleetWatch()
         self._scaler = Autoscaler(plan.autoscale) if plan.autoscale else None
         self._num_open = 0
-        """Sessions that have not ended."""
         self.outcome = Outcome([], self._all, 0.0, [], [], 0.0, [])
 
     def run(self) -> Outcome:
@@ -180,7 +168,6 @@ class _Simulation:
             self._end_at(replica, replica.cut(self._now_s))
 
     def _move(self, live: Live, lost: str) -> None:
-        """Send a request whose replica is lost to another."""
         router = self._routing_of.pop(live.request.id)
         router.ended(live.request.id)
         if not live.num_moves:
@@ -216,7 +203,6 @@ class _Simulation:
             self._vanish(replica.name)
 
     def _tell(self, replica: SimReplica) -> None:
-        """Tell all routers, which hear it a little later."""
         report, made_s = replica.report(with_prefixes=self._plan.routing == "ours"), self._now_s
         self._told_s[replica.name] = made_s
         self._reports[replica.name] = report
@@ -239,7 +225,6 @@ class _Simulation:
         return replica
 
     def _appear(self, replica: SimReplica) -> None:
-        """It is loaded."""
         if replica.name not in self._replicas:
             return
         replica.state = EngineState.READY
@@ -279,7 +264,6 @@ class _Simulation:
             self._at(self._now_s + 1.0, lambda: self._end_drained(replica))
 
     def _end_drained(self, replica: SimReplica) -> None:
-        """Nothing is on its way to it any more."""
         if not replica.live and replica.name in self._replicas:
             self._vanish(replica.name)
 
@@ -309,5 +293,4 @@ class _Simulation:
 
 
 def simulate(plan: Plan, turns: Sequence[Turn]) -> Outcome:
-    """Serve all turns."""
     return _Simulation(plan, turns).run()

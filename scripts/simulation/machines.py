@@ -1,4 +1,4 @@
-"""What steps cost on machines that were measured: the curves that `serve` keeps beside its models."""
+"""Step costs of measured machines: the curves that `serve` keeps beside its models."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ _SMOLLM2 = CostCurve(
 )
 CURVES = {"1b": _BILLION, "smollm2": _SMOLLM2}
 """Measured by the server at its start (`--calibrate start`) on two cores of an AMD EPYC (Zen 4) with our
-kernels: 1.04 billion parameters in Q4_K_M, and SmolLM2 135M in Q4_0.
-"""
+kernels: 1.04 billion parameters in Q4_K_M, and SmolLM2 135M in Q4_0."""
 
 
 class _Kept(msgspec.Struct):
@@ -57,7 +56,7 @@ class _Kept(msgspec.Struct):
 
 
 def read_curve(name: str) -> CostCurve:
-    """One of `CURVES`, or the file that a server has kept: `curve-*.json` in its cache folder."""
+    """Return one of `CURVES`, or that of a file from a server's cache folder: `curve-*.json`."""
     if name in CURVES:
         return CURVES[name]
     return msgspec.json.decode(Path(name).read_bytes(), type=_Kept).value

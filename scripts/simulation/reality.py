@@ -14,19 +14,15 @@ from simulation.fleet import Plan, simulate
 from simulation.turns import Texts, Turn, prompts
 
 _FIRST_TOKEN = 300
-"""Behind the control tokens of the vocabularies that are tried."""
 
 
 class Summary(NamedTuple):
-    """What is compared."""
-
     ttft_p50_s: float
     ttft_p95_s: float
     latency_p50_s: float
     latency_p95_s: float
     hit_rate: float
     seconds: float
-    """From the first request to the last answer's end."""
 
     @classmethod
     def of(cls, firsts: list[float], wholes: list[float], hit_rate: float, seconds: float) -> Summary:
@@ -46,10 +42,8 @@ def simulated(plan: Plan, turns: Sequence[Turn]) -> Summary:
 
 
 async def real(port: int, model: str, turns: Sequence[Turn], seed: int) -> Summary:
-    """Send the first turn of each session at its time to a server on this machine.
-
-    Later turns are left out: they would begin with an answer that the model has not given.
-    """
+    """Send the first turn of each session at its time to a server on this machine. Later turns are left
+    out, because they would begin with an answer that the model has not given."""
     clients, texts = Clients(port), Texts(seed)
     began = time.perf_counter()
     asks = [_ask(model, turn, texts) for turn in turns]

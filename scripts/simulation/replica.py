@@ -1,4 +1,4 @@
-"""A replica in virtual time: the real scheduler, and steps that take what a cost curve says."""
+"""A replica in virtual time: the real scheduler, with step times from a cost curve."""
 
 from __future__ import annotations
 
@@ -31,29 +31,26 @@ _sample = functools.cache(Sample)
 
 @dataclass(frozen=True)
 class Machine:
-    """A replica's machine and model. The scheduler is told the curve."""
+    """Machine and model of a replica. The scheduler gets the curve."""
 
     curve: CostCurve
     step_ms: Callable[[Step, int], float] | None = None
-    """What a step takes, by the cells in the pool; None: what the curve says, and copies of cells."""
+    """Time of a step, by the cells in the pool, or None for the curve's, and copies of cells."""
     has_drafts: bool = False
     num_slots: int = 64
     kv_tokens: int = 16_384
     cache_blocks: int = 4_000
-    """Of 64 tokens."""
+    """Blocks of 64 tokens."""
     noise: float = 0.1
-    """How much steps of one size differ (standard deviation of the logarithm)."""
+    """Standard deviation of the logarithm of step times."""
     load_s: float = 20.0
-    """From its start to its first step."""
     stride: int = 16
-    """So many steps are simulated as one at most, where all sequences only decode and nobody waits. It ends
-    with the step in which a newcomer comes. 1: each for itself."""
+    """Most steps that are simulated as one, while all sequences only decode and no request waits. It ends
+    with the step in which a request arrives."""
 
 
 @dataclass(eq=False)
 class Live:
-    """A request on its way."""
-
     request: GenerationRequest
     answer: tuple[int, ...]
     blocks: tuple[int, ...]
@@ -65,22 +62,18 @@ class Live:
     first_s: float | None = None
     ended_s: float | None = None
     cached_tokens: int = 0
-    """Prompt tokens that its last replica did not compute."""
     num_moves: int = 0
-    """How often it was replayed on another replica."""
     longest_pause_s: float = 0.0
     told_s: float = 0.0
-    """When its last token came, or else when it came itself."""
 
 
 class SimReplica:
-    """Its owner asks for the end of each step, and comes back then."""
+    """The owner asks for the end of each step, and comes back then."""
 
     def __init__(self, name: str, machine: Machine, options: EngineOptions, seed: int) -> None:
         self.name = name
         self.state = EngineState.READY
         self.busy_s = 0.0
-        """Time that steps have taken."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -102,9 +95,7 @@ class SimReplica:
         )
         self._step: Step | None = None
         self._elapsed_ms = 0.0
-        """Of one step."""
         self._num_steps = 1
-        """How many like it are simulated at once."""
         self._preempt_ms = options.scheduling.preempt_threshold_ms
         self._began_s = self._ends_s = 0.0
         self._was_interrupted = False
@@ -123,21 +114,19 @@ class SimReplica:
         self._scheduler.sequences.submit(live.request, tuple(live.output), now_s=now_s)
 
     def interrupts_for(self, live: Live, now_s: float) -> bool:
-        """Whether the step that runs is thrown away for this newcomer, as the engine's core decides it."""
+        """Return True if the running step is discarded for this request, as the engine's core decides it."""
         if self._step is None or self._was_interrupted or live.request.priority is not Priority.INTERACTIVE:
             return False
         left_ms = 1000 * (self._ends_s - now_s)
         return left_ms > self._preempt_ms and self._step.may_be_interrupted
 
     def interrupt(self, now_s: float) -> None:
-        """The step's work is lost."""
         assert self._step is not None
         self.busy_s += now_s - self._began_s
         self._scheduler.apply(self._step, StepResult(interrupted=True))
         self._step, self._was_interrupted = None, True
 
     def begin_step(self, now_s: float) -> float:
-        """Returns when it ends."""
         step = self._scheduler.schedule(beside_interactive=self._was_interrupted)
         noise = math.exp(self._noise.gauss(0, self._machine.noise))
         if self._machine.step_ms is None:
@@ -156,7 +145,7 @@ class SimReplica:
         return self._truth.predict_ms(size, attended) if size else 0.0
 
     def cut(self, now_s: float) -> float:
-        """Somebody has come: what runs ends with the step that runs now. Returns when that is."""
+        """End the stride with the step that runs now, because a request has arrived. Return its end."""
         passed = math.ceil(1000 * (now_s - self._began_s) / max(self._elapsed_ms, 1e-9))
         self._num_steps = min(self._num_steps, max(1, passed))
         self._ends_s = self._began_s + self._num_steps * self._elapsed_ms / 1000
@@ -167,7 +156,6 @@ class SimReplica:
         return self._step is not None and self._num_steps > 1
 
     def end_step(self, now_s: float) -> list[Live]:
-        """Take over what it computed; returns the requests that have ended with it."""
         assert self._step is not None
         step, self._step, self._was_interrupted = self._step, None, False
         self.busy_s += self._num_steps * self._elapsed_ms / 1000
@@ -192,7 +180,7 @@ class SimReplica:
         return ended
 
     def _stride(self, step: Step) -> int:
-        """How many steps in all are like this one, if nobody comes: all that live decode, and none ends."""
+        """Number of steps like this one if no request arrives: all sequences decode, and none ends."""
         participants = self._scheduler.participants(step)
         if len(participants) < len(self.live) or not participants or step.padding:
             return 1
@@ -202,7 +190,7 @@ class SimReplica:
         return max(1, min(self._machine.stride, most_cells, *(s.remaining - 1 for s in participants)))
 
     def _decode_on(self, participants: Iterable[Sequence], now_s: float) -> None:
-        """The steps behind the first one: what the scheduler would do with each, without asking it."""
+        """Apply the steps after the first, as the scheduler would, without asking it."""
         num = self._num_steps - 1
         for sequence in participants:
             live = self.live.get(sequence.request.id)
@@ -235,7 +223,6 @@ def new_scheduler(
     outputs: int = _STEP_TOKENS,
     speculator: Speculator | None = None,
 ) -> Scheduler:
-    """A scheduler as the engine builds it. It is told what steps cost."""
     return Scheduler(
         limits=StepLimits(num_slots, _STEP_TOKENS, outputs),
         ledger=ledger,
@@ -248,7 +235,7 @@ def new_scheduler(
 
 
 def _executed(step: Step, served: Mapping[int, Live]) -> StepResult:
-    """Each answers as it is known beforehand: a token, and one more for each draft token that was right."""
+    """A known token for each sequence, and one more for each right draft token."""
     sampling = [span for span in step.spans if span.sample]
     outputs = {span.slot: _coming(span.draft, served[span.slot]) for span in sampling}
     return StepResult(

@@ -1,4 +1,4 @@
-"""The ways of choosing a replica that are compared."""
+"""Ways of choosing a replica, to compare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_cpu_server.replicas.router import ReplicaRouter
 
 
 class Routing(Protocol):
-    """As `ReplicaRouter`: it is told of all that happens, and asked."""
+    """Protocol of `ReplicaRouter`."""
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None: ...
 
@@ -29,8 +29,6 @@ class Routing(Protocol):
 
 
 class _Known:
-    """The replicas that are ready, and how many requests this router has with each."""
-
     def __init__(self) -> None:
         self._ready: list[str] = []
         self._num_live: Counter[str] = Counter()
@@ -63,7 +61,7 @@ class _Known:
 
 
 class RoundRobin(_Known):
-    """One after the other. Routers begin at different places, else they would all go the same way."""
+    """Routers begin at different places, because they would otherwise all go the same way."""
 
     def __init__(self, begin: float) -> None:
         """`begin`: 0 is the first replica, 1 would be behind the last."""
@@ -80,7 +78,7 @@ class RoundRobin(_Known):
 
 
 class LeastLoaded(_Known):
-    """The one that has fewest of this router's requests, of all; a random one of several."""
+    """Chooses the replica with the fewest requests of this router, at random among equals."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ ROUTINGS: Sequence[str] = ("round robin", "least loaded", "ours")
 
 
 def routing(name: str, *, seed: int, number: int, num_routers: int) -> Routing:
-    """The way of one of `num_routers`."""
+    """Return the router of this number, one of `num_routers`."""
     match name:
         case "round robin":
             return RoundRobin(number / num_routers)

@@ -1,4 +1,4 @@
-"""What is simulated for the report: the goal, sizes, faults, a day."""
+"""Simulations for the report: the goal, sizes, faults, a day."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simulation.turns import Turn
 from simulation.workloads import Mix, day_curve, trace
 
 PER_REPLICA = Mix(chats=0.06, questions=0.03, batch_rows=0.08)
-"""What one replica with a model of 10^9 parameters on two cores can do with two thirds of its time."""
+"""Two thirds of the time of one replica with a model of 10^9 parameters on two cores."""
 PREFIXES = Mix(chats=0.07, questions=0.05)
-"""Nearly every prompt begins with something that others' have."""
+"""Nearly every prompt begins with a shared prefix."""
 
 
 _MOST_SLOTS = 250
@@ -30,19 +30,17 @@ _MANY = 1000
 
 class GoalFigures(NamedTuple):
     one: Figures
-    """A single replica, as fast as all together, with the memory of all."""
     rows: list[Figures]
 
 
 def goal(curve: CostCurve, seconds: float, seed: int, num: int = 4) -> GoalFigures:
-    """The prefix workload over some replicas, and over one that is as good as all of them."""
     turns = trace(scaled(PREFIXES, num), seconds, seed)
     plan = Plan(Machine(curve), num, seed=seed)
     return GoalFigures(run(one_instead(plan), turns), [*compared(plan, turns)])
 
 
 def one_instead(plan: Plan) -> Plan:
-    """A single replica, as fast as all of the plan together, with the memory of all."""
+    """Return a plan of one replica, as fast as all of the plan together, with the memory of all."""
     num, machine = plan.num_replicas, plan.machine
     giant = replace(
         machine,
@@ -55,7 +53,6 @@ def one_instead(plan: Plan) -> Plan:
 
 
 def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) -> Iterator[Figures]:
-    """The mixed workload, grown with the number of replicas, by every routing."""
     for count in counts:
         # A thousand take ten minutes of one core as it is.
         until_s = seconds if count < _MANY else seconds / 6
@@ -73,7 +70,6 @@ def sizes(curve: CostCurve, counts: Sequence[int], seconds: float, seed: int) ->
 
 
 def compared(plan: Plan, turns: Sequence[Turn]) -> Iterator[Figures]:
-    """One after the other, as soon as it is done."""
     for name in ROUTINGS:
         yield run(replace(plan, routing=name), turns)
 
@@ -86,13 +82,10 @@ class FaultFigures(NamedTuple):
     name: str
     figures: Figures
     lost: int
-    """Requests that did not get all their tokens."""
     longest_pause_s: float
-    """Of those that were moved."""
 
 
 def faults(curve: CostCurve, seconds: float, seed: int) -> Iterator[FaultFigures]:
-    """Four replicas, of which one dies, or is drained, in the middle."""
     turns = trace(scaled(PER_REPLICA, 4), seconds, seed)
     plan = Plan(Machine(curve), 4, seed=seed)
     stories = {
@@ -114,13 +107,12 @@ def faults(curve: CostCurve, seconds: float, seed: int) -> Iterator[FaultFigures
 class DayFigures(NamedTuple):
     figures: Figures
     fixed: Figures
-    """As many replicas as it had at most, all the time."""
     sizes: list[tuple[float, int, int]]
-    """When, how many served, how many should be present."""
+    """Time, serving replicas, and wanted replicas."""
 
 
 def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
-    """A day in less time: at noon comes twice the mean, at night next to nothing, with bursts."""
+    """Run a day in less time: twice the mean at noon, next to nothing at night, with bursts."""
     busiest = scaled(PER_REPLICA, 0.45 * most)
     turns = trace(replace(busiest, batch_rows=0.0), day_s, seed, day_curve(day_s))
     options = AutoscaleOptions(min_replicas=1, max_replicas=most)
@@ -132,7 +124,6 @@ def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
 
 
 def scaled(mix: Mix, factor: float) -> Mix:
-    """So many times as many sessions; the texts that they share stay."""
     return replace(
         mix,
         chats=factor * mix.chats,

@@ -1,9 +1,5 @@
-"""Made-up traces: chats with system prompts, questions on documents, batch jobs, bursts, a day's curve.
-
-Lengths are lognormal: most are short, and some are many times as long. The medians are those of published
-traces of chat services: some tens of tokens asked, one to two hundred answered. None of them is any real
-service's.
-"""
+"""Made-up traces: chats, questions on documents, batch jobs, bursts, a day's curve. Lengths are lognormal,
+with medians of published traces of chat services: some tens of tokens asked, one to two hundred answered."""
 
 from __future__ import annotations
 
@@ -15,24 +11,20 @@ from random import Random
 from simulation.turns import Turn
 
 _MOST_TOKENS = 12_000
-"""A prompt of more would fill the KV pool of a replica."""
+"""A longer prompt would fill the KV pool of a replica."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Interactive sessions that come in a second, by kind, and batch rows."""
-
     chats: float = 0.0
-    """Chat sessions a second, each of some turns."""
     questions: float = 0.0
-    """Questions on documents a second."""
     batch_rows: float = 0.0
-    """Rows of batch jobs a second, on the mean; they come in jobs of 200."""
+    """Rows of batch jobs per second, on average; they come in jobs of 200."""
     num_prompts: int = 12
     """Different system prompts; the first is in every third session (Zipf)."""
     num_documents: int = 200
     burst: float = 3.0
-    """In a tenth of the time sessions come so many times as often; 1: no bursts."""
+    """Factor of the rate in a tenth of the time; 1 for no bursts."""
 
     @property
     def interactive(self) -> float:
@@ -42,8 +34,7 @@ class Mix:
 def trace(
     mix: Mix, seconds: float, seed: int, rate: Callable[[float], float] = lambda at_s: 1.0
 ) -> list[Turn]:
-    """The turns of all sessions that begin within so many seconds. `rate` says how many times as often they
-    come at a time."""
+    """Return the turns of all sessions that begin within this time. `rate`: factor of their rate."""
     random = Random(seed)
     turns: list[Turn] = []
     for number, at_s in enumerate(_begins(mix, seconds, random, rate)):
@@ -55,12 +46,10 @@ def trace(
 
 
 def day_curve(day_s: float) -> Callable[[float], float]:
-    """Twice as much at noon as on the mean, next to nothing at night."""
     return lambda at_s: max(0.05, 1 - math.cos(2 * math.pi * at_s / day_s))
 
 
 def _begins(mix: Mix, seconds: float, random: Random, rate: Callable[[float], float]) -> Iterator[float]:
-    """Poisson arrivals, with bursts of some ten seconds."""
     at_s, burst_until_s, next_burst_s = 0.0, 0.0, random.expovariate(1 / 90)
     # Between bursts they come less often, so that the mean is what was asked for.
     calm = 1 / (0.9 + 0.1 * mix.burst)
@@ -78,7 +67,6 @@ def _begins(mix: Mix, seconds: float, random: Random, rate: Callable[[float], fl
 
 
 def _chat(name: str, at_s: float, mix: Mix, random: Random) -> Iterator[Turn]:
-    """Some turns behind a system prompt; people read the answer, and think."""
     number = _zipf(random, mix.num_prompts)
     system = (f"system-{number}", 200 + Random(number).randrange(1400))
     total = system[1]
@@ -94,7 +82,6 @@ def _chat(name: str, at_s: float, mix: Mix, random: Random) -> Iterator[Turn]:
 
 
 def _question(name: str, at_s: float, mix: Mix, random: Random) -> Iterator[Turn]:
-    """A question behind instructions and three documents, the best one first."""
     documents = dict.fromkeys(_zipf(random, mix.num_documents) for _ in range(3))
     texts = tuple((f"document-{one}", 200 + Random(one).randrange(500)) for one in documents)
     yield Turn(
@@ -127,6 +114,5 @@ def _length(random: Random, median: float, spread: float, most: int) -> int:
 
 
 def _zipf(random: Random, num: int) -> int:
-    """0 is drawn most often, n half as often as n/2."""
     weights = [1 / (rank + 1) for rank in range(num)]
     return random.choices(range(num), weights)[0]

@@ -1,4 +1,4 @@
-"""`openai-cpu-server inspect`: what a model file is and costs, told as a table or JSON."""
+"""The command: facts and costs of a model file as a table or JSON."""
 
 from __future__ import annotations
 
@@ -48,28 +48,21 @@ from openai_cpu_server.model_source import local_model, projector_of
 
 
 class InspectReport(msgspec.Struct, frozen=True):
-    """All facts about the model; `--json` prints them as they are."""
-
     model: FileFacts
     sight: SightFacts | None
-    """What it sees pictures with; None: it takes none."""
     hearing: HearingFacts | None
-    """What it hears sound with; None: it takes none."""
     chat_template: TemplateFacts | None
     memory: MemoryFacts | None
-    """What fits; None: the file is no model that generates text."""
+    """Absent if the file is not a model that generates text."""
     devices: list[DeviceFacts]
-    """What would go to each device beside the CPU; []: this build has none."""
+    """Empty if this build has no devices beside the CPU."""
     why_no_device: str | None
-    """Where one is asked for."""
     profile: Profile | None
-    """The settings that `tune` found for this model on this machine."""
     speed: SpeedFacts | None
-    """The predicted speed; None: it was not measured on this machine."""
+    """Predicted speed, or None if it was not measured on this machine."""
 
 
 def text(report: InspectReport, asked: str) -> str:
-    """The report as text. `asked` is the model's name as the user wrote it."""
     sections = [_about(report), _mixture(report.model)]
     if report.model.tokenizer is not None:
         sections.append(_special(report.model.tokenizer))
@@ -228,7 +221,6 @@ def _hearing(report: InspectReport) -> str:
 
 
 def _turns(template: TemplateFacts | None) -> str:
-    """What the template shows and takes, and what it does not."""
     shape = template.shape if template is not None else None
     if template is None or shape is None:
         return ""
@@ -411,8 +403,7 @@ def _chat_template(header: GgufHeader, name: str) -> str:
 
 
 def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measures: bool) -> InspectReport:
-    """One model on this machine, with the options that `serve` would have, but for the prefix cache, which
-    cannot be measured."""
+    """Options are those of `serve`, but without the prefix cache, which cannot be measured."""
     folder, machine = settings.profile_dir, Machine()
     profile = load_profile(header.path, folder) if settings.profile == "auto" else None
     draft = local_model(settings.draft_model) if settings.draft_model else None

@@ -1,4 +1,4 @@
-"""What a model file says of itself, and of its chat template."""
+"""Facts from a model file's header and its chat template."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ _SPECIAL = (
     "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask",
     "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle",
 )  # fmt: skip
-"""The keys `tokenizer.ggml.*_token_id`, spelt as they are."""
+"""Keys `tokenizer.ggml.*_token_id`, with GGUF's spelling."""
 _STATE_KEYS = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")
 _EXPERTS = "_exps."
 
 
 class TypeShare(msgspec.Struct, frozen=True):
-    """The tensors that are stored in one type."""
-
     type: str
     bits: float
     tensors: int
@@ -44,16 +42,15 @@ class TypeShare(msgspec.Struct, frozen=True):
 class WeightFacts(msgspec.Struct, frozen=True):
     parameters: int
     active_parameters: int
-    """In a mixture of experts, the parameters that one token uses."""
+    """Parameters that one token uses, in a mixture of experts."""
     bits_per_weight: float
     file_type: str | None
-    """The quantisation that the file states."""
     types: list[TypeShare]
-    """The types, the largest share first."""
+    """Largest share first."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """The model's sizes; None where the file does not say."""
+    """Sizes of the model, or None where the file has none."""
 
     layers: int | None
     width: int | None
@@ -68,9 +65,9 @@ class ModelShape(msgspec.Struct, frozen=True):
     rope_scaling_factor: float | None
     rope_original_context: int | None
     window: int | None
-    """How many tokens back some or all layers see; None: all tokens."""
+    """Attention window of some or all layers in tokens, or None for all tokens."""
     has_state: bool
-    """Whether some or all layers keep a state per sequence instead of cells per token."""
+    """True if some or all layers keep a state per sequence instead of KV cells."""
 
 
 class SpecialToken(msgspec.Struct, frozen=True):
@@ -82,41 +79,38 @@ class SpecialToken(msgspec.Struct, frozen=True):
 class TokenizerFacts(msgspec.Struct, frozen=True):
     kind: str
     pre: str | None
-    """The name of the rule that cuts text before it is merged."""
+    """Name of the pre-tokenizer."""
     size: int
     special: list[SpecialToken]
     adds_bos: bool | None
-    """Whether text gets a BOS token; None: as usual for this kind of tokenizer."""
+    """The kind's default applies if None."""
     adds_eos: bool | None
 
 
 class SightFacts(msgspec.Struct, frozen=True):
-    """The projector that the model sees pictures with; None where its file does not say."""
+    """Projector for pictures. Fields are None where its file has no value."""
 
     path: str
     file_bytes: int
     kind: str | None
-    """How pictures are prepared and encoded, in llama.cpp's words."""
+    """Kind of preprocessing and encoder, in llama.cpp's words."""
     image_size: int | None
-    """The longer side of what the encoder sees at once, in pixels."""
+    """Longer side of the encoder's input, in pixels."""
     patch_size: int | None
     layers: int | None
 
 
 class HearingFacts(msgspec.Struct, frozen=True):
-    """The projector that the model hears with; None where its file does not say."""
+    """Projector for sound. Fields are None where its file has no value."""
 
     path: str
     file_bytes: int
     kind: str | None
-    """How sounds are prepared and encoded, in llama.cpp's words."""
     sample_rate: int
-    """Samples a second that it takes."""
     bands: int | None
-    """Of a sound's spectrum."""
     layers: int | None
     why_not: str | None
-    """Why it cannot be served; None: it can."""
+    """Reason why it cannot be served, or None."""
 
 
 class FileFacts(msgspec.Struct, frozen=True):
@@ -124,7 +118,7 @@ class FileFacts(msgspec.Struct, frozen=True):
     files: int
     file_bytes: int
     content: str
-    """`model`, or another thing that GGUF files are used for."""
+    """`model`, or another `general.type` of GGUF files."""
     architecture: str
     name: str | None
     description: str | None
@@ -155,7 +149,6 @@ def read_facts(header: GgufHeader, tensors: list[Tensor]) -> FileFacts:
 
 
 def read_sight(header: GgufHeader) -> SightFacts | None:
-    """`header`: the projector's. None: it sees nothing."""
     seeing = ProjectorFacts.of(header).seeing
     if seeing is None:
         return None
@@ -170,7 +163,6 @@ def read_sight(header: GgufHeader) -> SightFacts | None:
 
 
 def read_hearing(header: GgufHeader) -> HearingFacts | None:
-    """`header`: the projector's. None: it hears nothing."""
     facts = ProjectorFacts.of(header)
     if facts.hearing is None:
         return None
@@ -239,7 +231,6 @@ def _shape(header: GgufHeader) -> ModelShape:
 
 
 def _largest(header: GgufHeader, name: str) -> int | None:
-    """The largest of the layers' values, which can differ."""
     layers = header.get_int(header.for_architecture("block_count")) or 1
     values = header.get_ints(header.for_architecture(name), layers)
     return max(values) if values else None
@@ -268,17 +259,15 @@ _KEY = "tokenizer.chat_template"
 class TemplateFacts(msgspec.Struct, frozen=True):
     source: str
     named: list[str]
-    """The names of further templates in the file, such as `tool_use`."""
+    """Names of further templates in the file, such as `tool_use`."""
     tool_format: str | None
-    """How calls are written; None: the template cannot be used."""
+    """Format of calls, or None if the template cannot be used."""
     reasoning_format: str | None
-    """How thoughts are marked; None: the model does not think, as far as the template tells."""
+    """Format of thoughts, or None if the template shows none."""
     reasoning_field: str | None
-    """Where the template looks for earlier thoughts; None: it shows none."""
+    """Field from which the template reads earlier thoughts, or None."""
     shape: TemplateShape | None
-    """What it shows and takes; all else is told in the words and places that it shows."""
     problem: str | None
-    """Why the template cannot be used; None: it can."""
 
 
 def read_template(header: GgufHeader) -> TemplateFacts | None:
@@ -305,7 +294,7 @@ def _reasoning_field(template: ChatTemplate) -> str | None:
 
 
 def template_source(header: GgufHeader, name: str = "") -> str | None:
-    """The source of a template. `name` is that of a further one; "": the one for chats."""
+    """`name`: a further template, or "" for the one for chats."""
     return header.get_str(f"{_KEY}.{name}" if name else _KEY)
 
 

@@ -1,9 +1,6 @@
-"""What fits into this machine's memory beside the weights, and the tokens per second that were measured here.
-
-Without measured step times there is no honest figure. What memory bandwidth allows is a bound that few
-machines come near: with few cores, arithmetic decides, and what the kernels of a quantisation make of a CPU
-is to be measured.
-"""
+"""Memory beside the weights, and tokens per second predicted from steps measured on this machine. Memory
+bandwidth alone predicts nothing: few machines approach its bound, because with few cores arithmetic
+decides."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _LENGTHS = (1_024, 4_096)
 
 
 class SequencesThatFit(msgspec.Struct, frozen=True):
-    """How many sequences of this length fit at once, if they share nothing."""
+    """Number of sequences of this length that fit at once, without shared prefixes."""
 
     tokens: int
     sequences: int
@@ -42,9 +39,8 @@ class SequencesThatFit(msgspec.Struct, frozen=True):
 class KvCost(msgspec.Struct, frozen=True):
     type: str
     bytes_per_token: int
-    """The bytes of one token, its cell in the draft model's pool included."""
+    """Includes the token's cell in the draft model's pool."""
     tokens: int
-    """The tokens that fit in total."""
     fits: list[SequencesThatFit]
 
 
@@ -52,18 +48,15 @@ class MemoryFacts(msgspec.Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     left_bytes: int
-    """The memory left beside the weights, the draft model's included; 0 if they do not fit."""
+    """Memory beside the weights and the draft model's, or 0 if they do not fit."""
     draft_model: str | None
     kv_type: str
-    """The KV type that `serve` would use."""
     kv_types: list[KvCost]
-    """The cost of each KV type; [] if the machine's memory has no KV cells."""
+    """Empty if the machine's memory has no KV cells."""
     pool_tokens: int | None
-    """The tokens that `serve` would set aside for all its requests; None: it would not start."""
+    """Pool of `serve` for all requests, or None if it would not start."""
     context: int | None
-    """The most tokens that it would grant to one request."""
     problem: str | None
-    """Why it would not start; None: it would."""
 
 
 def read_memory(
@@ -73,7 +66,6 @@ def read_memory(
     machine: Machine,
     draft: GgufHeader | None = None,
 ) -> MemoryFacts:
-    """`options` are those that `serve` would have."""
     free, trained = machine.free_memory(), facts.shape.context_trained
     encoder = encoder_memory(options)
     elsewhere = _elsewhere(options, free)
@@ -102,8 +94,7 @@ def read_memory(
 
 
 def kv_costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None, served: str) -> list[KvCost]:
-    """What each type takes of the machine's memory; where a device has a part of the cells, the one that is
-    `served` alone, for which that part was reckoned."""
+    """Return the costs of the types, or of the `served` one alone if a device holds some cells."""
     lengths = [length for length in _LENGTHS if trained is None or length < trained]
     lengths += [trained] if trained is not None else []
     return [
@@ -121,36 +112,32 @@ def kv_costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None, served: st
 
 
 class SplitCost(msgspec.Struct, frozen=True):
-    """One way to share a model between CPU and device."""
-
     split: str
     turn_ms: float | None
-    """What a turn of a chat took when it was measured; None: it could not be used."""
+    """Measured time of a turn of a chat, or None if the split failed."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
     device: Device
     asked: str | int
-    """The value of --gpu-layers that the rest is about; auto, unless another is given."""
     split: str
-    """What goes there, as far as it fits."""
+    """Part of the model that fits there."""
     takes: dict[str, int]
-    """Bytes of weights, cells, states, and what a step needs."""
+    """Bytes of weights, cells, states and compute buffers."""
     why: str | None
-    """Why it is less than asked."""
     measured: list[SplitCost]
-    """Where `auto` was measured: all splits; the fastest is taken."""
+    """Splits that `auto` has measured; the fastest is used."""
     draft: str | None = None
-    """What of the draft model goes there; None: nothing is asked for."""
+    """Part of the draft model that goes there."""
 
 
 def why_no_device(options: EngineOptions) -> str | None:
-    """Where one is asked for and there is none."""
+    """Return the reason if the options ask for a device and there is none."""
     return NO_DEVICE if options.wants_device and not devices() else None
 
 
 def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
-    """What would go to each device of this build. Raises `StartupError`."""
+    """Return the devices of this build. Raises StartupError."""
     return [_on_device(options, device, cache_dir, machine) for device in devices()]
 
 
@@ -179,7 +166,6 @@ def _draft_split(options: EngineOptions, device: Device, machine: Machine) -> st
 
 
 def _elsewhere(options: EngineOptions, free_bytes: int) -> Elsewhere:
-    """What of the model would need none of the machine's memory. Raises `StartupError`."""
     device = device_for(options.offload) if options.offload.wants_device else None
     return (
         Elsewhere() if device is None else fitting_for(options, device, free_bytes).first_choice().elsewhere
@@ -187,14 +173,14 @@ def _elsewhere(options: EngineOptions, free_bytes: int) -> Elsewhere:
 
 
 _CONTEXT = 512
-"""The number of tokens that each decoding sequence attends to."""
+"""Tokens that each decoding sequence attends to."""
 _SEQUENCES = (1, 2, 4, 8, 16, 32)
 
 
 class DecodeSpeed(msgspec.Struct, frozen=True):
     sequences: int
     tokens_per_second: float
-    """The speed of all sequences together."""
+    """Sum of all sequences."""
 
 
 class SpeedFacts(msgspec.Struct, frozen=True):
@@ -204,13 +190,12 @@ class SpeedFacts(msgspec.Struct, frozen=True):
     weights: WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
-    """By kernel of ours: its instruction set; None: it was off."""
+    """Instruction set of each of our kernels, or None if it was off."""
     is_default: bool
-    """Whether `serve` would use these options."""
+    """True if `serve` would use these options."""
     context: int
-    """The number of tokens behind which each sequence decodes."""
     prompt_tokens_per_second: float
-    """The speed of a prompt's first step."""
+    """Speed of a prompt's first step."""
     decode: list[DecodeSpeed]
 
 
@@ -222,7 +207,7 @@ class MeasuredCurve(NamedTuple):
 def best_known(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> MeasuredCurve | None:
-    """The kept curve whose options are most like these; the newest if there are several."""
+    """Return the stored curve with the most similar options."""
     known = [
         MeasuredCurve(key, curve)
         for key, curve in known_curves(model, cache_dir)
@@ -239,10 +224,8 @@ def best_known(
 def measure(
     options: EngineOptions, cache_dir: Path, on_progress: Callable[[str, float], None]
 ) -> MeasuredCurve:
-    """Load the model and time its steps, unless they are known. The result is kept for `serve`.
-
-    `on_progress` hears what is done, and the progress, 0 to 1. Raises `StartupError`.
-    """
+    """Load the model and time its steps, unless they are known, and store the curve for `serve`.
+    `on_progress` gets the activity and a fraction. Raises StartupError."""
     backend = LlamaBackend.load(options, lambda fraction: on_progress("loading", fraction))
     try:
         curve = cost_curve(
@@ -272,7 +255,7 @@ def predicted(
 
 
 _Options = tuple[int, int, str, WeightLayout, bool]
-"""The threads for one token and for more, KV type, layout of the weights, flash attention."""
+"""Threads for one token and for more, KV type, layout of the weights, flash attention."""
 
 
 def _measured_with(key: CurveKey) -> _Options:
@@ -280,7 +263,7 @@ def _measured_with(key: CurveKey) -> _Options:
 
 
 def _served_with(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
-    """What `serve` takes, if the same kernels compute as when the key's curve was measured."""
+    """Options of `serve` with the kernels of the measured curve."""
     threads = options.threads or machine.num_threads()
     weights = known_layout(options, header)
     return threads, options.threads_batch or threads, options.kv_type, weights, options.flash_attention

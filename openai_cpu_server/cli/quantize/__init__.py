@@ -1,5 +1,5 @@
-"""`openai-cpu-server quantize IN OUT`: converts the tensors of a GGUF file to smaller types, by llama.cpp.
+"""`openai-cpu-server quantize IN OUT`: converts the tensors of a GGUF file to smaller types with llama.cpp.
 
-`command` runs the work in a process of its own (`worker`), for a native call cannot be ended otherwise.
-OUT is there whole or not at all, whatever happens to either process.
+`command` runs the work in a process of its own (`worker`), because a native call cannot be stopped otherwise.
+OUT is written whole or not at all, whatever happens to either process.
 """

@@ -1,4 +1,4 @@
-"""Starts the process that does the work, and stops it. What they tell each other."""
+"""Worker process, seen from the command, and the messages of both."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from openai_cpu_server.llama.gguf.quantize import QuantizeFailed, QuantizeOption
 
 
 class QuantizeJob(msgspec.Struct, frozen=True):
-    """The first line to the process, which answers with `QuantizePlanned` or `QuantizeRefused`."""
+    """First line to the worker, answered with `QuantizePlanned` or `QuantizeRefused`."""
 
     source: str
     options: QuantizeOptions
 
 
 class QuantizeOrder(msgspec.Struct, frozen=True):
-    """The second line. The process answers with `TensorBegun` for each tensor, then with `QuantizeDone` or
-    `QuantizeRefused`."""
+    """Second line, answered with a `TensorBegun` per tensor, then `QuantizeDone` or `QuantizeRefused`."""
 
     folder: str
-    """The folder in which the output is made. The process removes it if the command is gone."""
+    """Folder for the output. The worker removes it if the command is gone."""
     target: str
-    """The file in it; for several parts, what their names begin with."""
+    """File in it, or the beginning of the parts' names."""
 
 
 class QuantizePlanned(msgspec.Struct, frozen=True, tag=True):
@@ -38,11 +37,10 @@ class QuantizePlanned(msgspec.Struct, frozen=True, tag=True):
 
 class TensorBegun(msgspec.Struct, frozen=True, tag=True):
     number: int
-    """The number of the tensor in the plan's order, from 1."""
+    """Position in the plan, from 1."""
 
 
-class QuantizeDone(msgspec.Struct, frozen=True, tag=True):
-    """All files are written."""
+class QuantizeDone(msgspec.Struct, frozen=True, tag=True): ...
 
 
 class QuantizeRefused(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +53,7 @@ _COMMAND = (sys.executable, "-m", "openai_cpu_server.cli.quantize.worker")
 
 
 class QuantizeProcess:
-    """The process within a `with` block. At the end of the block it is killed, whatever it does."""
+    """Context manager of the process, which is killed at the end."""
 
     def __init__(self, job: QuantizeJob) -> None:
         self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -69,13 +67,13 @@ class QuantizeProcess:
         self._send(job)
 
     def plan(self) -> QuantizePlan:
-        """Ask for the plan. Call it once, first of all. Raises `QuantizeFailed`."""
+        """Return the plan. Call it once, first of all. Raises QuantizeFailed."""
         answer = self._receive()
         assert isinstance(answer, QuantizePlanned)
         return answer.plan
 
     def run(self, go: QuantizeOrder, on_tensor: Callable[[int], None]) -> None:
-        """Do the work. Call it once, after `plan`. Raises `QuantizeFailed`."""
+        """Do the work. Call it once, after `plan`. Raises QuantizeFailed."""
         self._send(go)
         while isinstance(answer := self._receive(), TensorBegun):
             on_tensor(answer.number)
@@ -107,7 +105,6 @@ class QuantizeProcess:
         return QuantizeFailed(f"llama.cpp crashed ({how}){self._telling_line()}")
 
     def _telling_line(self) -> str:
-        """The line in which the process printed why it died."""
         self._last_words.seek(0)
         lines = self._last_words.read().decode("utf-8", "replace").splitlines()
         telling = [line for line in lines if "GGML_ASSERT" in line] or lines[-1:]

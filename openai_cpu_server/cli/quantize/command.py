@@ -1,4 +1,4 @@
-"""Runs the command: from arguments to a smaller model, whole or not at all."""
+"""The command: from arguments to a smaller model, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _add_types(parser: argparse.ArgumentParser) -> None:
 
 
 def quantize_options(given: argparse.Namespace, kind: FileType, *, num_parts: int) -> QuantizeOptions:
-    """llama.cpp's options. `num_parts` is the number of files in the output. Raises StartupError."""
+    """Return llama.cpp's options. Raises StartupError."""
     machine = Machine()
     if given.threads is not None and given.threads < 1:
         raise StartupError(f"--threads must be at least 1, not {given.threads}")
@@ -118,7 +118,7 @@ _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class StoppedBySignal(BaseException):
-    """A signal has come. It is no `Exception`, so that handlers of those let it pass."""
+    """Raised by a signal. Not an `Exception`, so that handlers of those let it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -127,11 +127,8 @@ class StoppedBySignal(BaseException):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
-    """Raise `StoppedBySignal` where a signal arrives, until the yielded function is called: from then on it
-    is too late.
-
-    Ignored signals (`nohup`) stay ignored; so does a second signal, because cleaning up takes no time.
-    """
+    """Raise StoppedBySignal on a signal, until the yielded function is called. Ignored signals (`nohup`)
+    stay ignored, and so does a second one, because cleaning up takes no time."""
     before = {number: signal.getsignal(number) for number in _ASKING}
     mine = [number for number, handler in before.items() if handler in _UNTOUCHED]
 
@@ -156,10 +153,8 @@ _SUFFIX = ".gguf"
 
 
 class OutputFiles:
-    """One file, or the parts of one model."""
-
     def __init__(self, path: Path, *, num_parts: int = 1) -> None:
-        """Links are followed, so that a link goes on pointing to the model."""
+        """Follow links, so that a link still points to the model afterwards."""
         self.path = Path(os.path.realpath(path))
         self._num_parts = num_parts
 
@@ -169,7 +164,6 @@ class OutputFiles:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The paths at which the files will be."""
         if self._num_parts == 1:
             return (self.path,)
         stem = self.name.removesuffix(_SUFFIX)
@@ -179,7 +173,7 @@ class OutputFiles:
         )
 
     def check(self, sources: Sequence[Path], *, may_overwrite: bool) -> None:
-        """Raises `StartupError` if the files cannot or must not be written."""
+        """Check that the files can and may be written. Raises StartupError."""
         folder = self.path.parent
         if not folder.is_dir():
             raise StartupError(f"there is no folder {folder}")
@@ -194,8 +188,7 @@ class OutputFiles:
                 raise StartupError(f"{file} exists already: --force replaces it")
 
     def require_room(self, num_bytes: int) -> None:
-        """Raises `StartupError` if the disk has no room beside the old output,
-        which stays until the new one is whole."""
+        """Check for space beside the old output, which stays until the end. Raises StartupError."""
         free = shutil.disk_usage(self.path.parent).free
         if free < num_bytes:
             raise StartupError(
@@ -205,7 +198,7 @@ class OutputFiles:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """A new folder on the same file system. It is removed at the end with everything left in it."""
+        """Yield a new folder on the same file system. It is removed at the end with its content."""
         try:
             made = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.name[:80]}.", suffix=".part"))
         except OSError as error:
@@ -216,20 +209,20 @@ class OutputFiles:
             shutil.rmtree(made, ignore_errors=True)
 
     def target(self, folder: Path) -> Path:
-        """What llama.cpp is told: a file, or what the names of the parts begin with."""
+        """Return llama.cpp's argument: a file, or the beginning of the parts' names."""
         return folder / (self.name if self._num_parts == 1 else self.name.removesuffix(_SUFFIX))
 
     def made(self, folder: Path) -> list[Path]:
         return [folder / file.name for file in self.files]
 
     def settle(self, folder: Path) -> None:
-        """Wait until everything is on disk: a name must not outlive a power cut without its content."""
+        """Wait for the disk, because a name must not outlive a power cut without its content."""
         for file in self.made(folder):
             with file.open("rb") as data:
                 os.fsync(data.fileno())
 
     def publish(self, folder: Path) -> None:
-        """Move the files to their place. The first part comes last: without it nobody reads the others."""
+        """Move the files to their place, the first part last, because the others are useless without it."""
         for made, file in reversed(list(zip(self.made(folder), self.files, strict=True))):
             made.replace(file)
 
@@ -237,12 +230,11 @@ class OutputFiles:
 _FAILED = 1
 _LIST = "list"
 _WRITING_FAILED = "iostream error"
-"""All that C++ says about a full disk."""
+"""C++'s whole message about a full disk."""
 
 
 def quantize(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if the work fails, 128 + signal if stopped.
-    Raises StartupError for wrong use."""
+    """Run the command. Exits with 1 if the work fails, 128 + signal if stopped. Raises StartupError."""
     given = parser().parse_args(arguments)
     if given.type == _LIST:
         show(type_list())
@@ -281,7 +273,7 @@ def _quantize(source: SourceModel, output: OutputFiles, options: QuantizeOptions
 
 
 def _planned(child: QuantizeProcess, source: SourceModel) -> Conversion:
-    """Ask llama.cpp for its plan. Nothing is written yet, so an error here is about the request."""
+    """Errors here are about the request, because nothing is written yet."""
     try:
         return Conversion.of(source, child.plan())
     except QuantizeFailed as error:
@@ -291,7 +283,7 @@ def _planned(child: QuantizeProcess, source: SourceModel) -> Conversion:
 def _make(
     child: QuantizeProcess, conversion: Conversion, output: OutputFiles, too_late: Callable[[], None]
 ) -> None:
-    """Make the output. `too_late` is called when it can no longer be stopped."""
+    """`too_late` is called when the work can no longer be stopped."""
     output.require_room(conversion.file_bytes)
     tensors = [(tensor.name, tensor.num_bytes) for tensor, _ in conversion.tensors]
     with output.folder() as folder:

@@ -1,4 +1,4 @@
-"""Decides what becomes of each tensor, and whether that is possible."""
+"""New types of a model's tensors, and checks that they are possible."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from openai_cpu_server.llama.gguf.tensors import (
 )
 
 _PADDING = 32
-"""Tensors begin at multiples of so many bytes."""
+"""Alignment of tensors in bytes."""
 
 
 class SourceModel(msgspec.Struct, frozen=True):
-    """The model to convert. All its parts exist and are as long as they must be."""
+    """Model to convert. All its parts exist and have their full length."""
 
     path: Path
     files: list[Path]
@@ -44,11 +44,9 @@ class SourceModel(msgspec.Struct, frozen=True):
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """llama.cpp's plan for these tensors."""
-
     source: SourceModel
     tensors: list[tuple[Tensor, TensorType]]
-    """Each tensor with its new type, in the order in which they are converted."""
+    """Tensors with their new types, in the order of conversion."""
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
 
@@ -69,12 +67,12 @@ class Conversion(msgspec.Struct, frozen=True):
 
     @property
     def file_bytes(self) -> int:
-        """Nearly the bytes of the output: its headers are taken to be as long as the source's."""
+        """Approximate size of the output, with headers as long as the source's."""
         headers = self.source.file_bytes - sum(tensor.num_bytes for tensor in self.source.tensors)
         return max(0, headers) + self.tensor_bytes + _PADDING * len(self.tensors)
 
     def require_possible(self, importance: Importance | None, *, allows_requantising: bool) -> None:
-        """Raises StartupError for faults that llama.cpp would notice late, or that would end its process."""
+        """Check for faults that llama.cpp would notice late, or die of. Raises StartupError."""
         if self.needs_importance:
             raise StartupError("this type needs an importance matrix: --imatrix FILE (of llama-imatrix)")
         for tensor, kind in self.tensors:
@@ -90,8 +88,8 @@ class Conversion(msgspec.Struct, frozen=True):
                 raise StartupError(f"{tensor.name} cannot be {kind.name} without an importance matrix")
 
     def require_made(self, files: Sequence[Path]) -> None:
-        """Raises QuantizeFailed unless these files are the whole output:
-        llama.cpp may not notice a full disk."""
+        """Check that the files are the whole output, because llama.cpp may not notice a full disk. Raises
+        QuantizeFailed."""
         try:
             made = {each.name: each.type for file in files for each in file_tensors(GgufHeader(file))}
         except StartupError as error:
@@ -101,7 +99,7 @@ class Conversion(msgspec.Struct, frozen=True):
 
 
 def _require_fit(tensor: Tensor, kind: TensorType) -> None:
-    """Raises StartupError if a tensor cannot have the type: types that users choose have no fallback."""
+    """Types that users choose have no fallback."""
     if tensor.shape[0] % kind.block_values:
         raise StartupError(
             f"{tensor.name} cannot be {kind.name}: its rows of {tensor.shape[0]:,} values are no multiple"

@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: the list of types, progress, and the result for a model."""
+"""Terminal output: list of types, progress, and result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from openai_cpu_server.llama.gguf.header import FILE_TYPES
 from openai_cpu_server.llama.gguf.tensors import tensor_type_named
 
 _LINES_FROM_BYTES = 100_000_000
-"""Smaller sources are done before anybody looks into a log."""
+"""Smaller sources finish before anyone looks into a log."""
 _PERCENT_PER_LINE = 10
 
 
 class QuantizeBar:
-    """Counts bytes of the source by tensors: llama.cpp says when one begins."""
+    """Progress in bytes of the source. llama.cpp reports when a tensor begins."""
 
     def __init__(self, console: Console, what: str, tensors: Sequence[tuple[str, int]]) -> None:
-        """`tensors` has names and bytes, in the order of the work."""
         self._console = console
         self._tensors = tensors
         self._total = sum(num_bytes for _, num_bytes in tensors)
@@ -49,13 +48,11 @@ class QuantizeBar:
         self._task = self._bar.add_task(what, total=self._total, tensor="")
 
     def begin(self, number: int) -> None:
-        """Show that a tensor begins; the first is number 1."""
         self._done = sum(num_bytes for _, num_bytes in self._tensors[: number - 1])
         self._bar.update(self._task, completed=self._done, tensor=self._tensors[number - 1][0])
         self._write_line()
 
     def end(self) -> None:
-        """Show that all tensors are done; the rest is up to the disk."""
         self._bar.update(self._task, completed=self._total, tensor="writing to disk")
 
     def _write_line(self) -> None:
@@ -86,7 +83,6 @@ def type_list() -> str:
 
 
 def summary(title: str, conversion: Conversion, made_bytes: int) -> list[str]:
-    """Sizes before and after, and how many tensors have each type."""
     source = conversion.source
     had_bits = 8 * sum(tensor.num_bytes for tensor in source.tensors)
     weights = max(1, sum(tensor.num_values for tensor in source.tensors))
@@ -100,7 +96,7 @@ def summary(title: str, conversion: Conversion, made_bytes: int) -> list[str]:
 
 
 def fallback_lines(conversion: Conversion) -> list[str]:
-    """Lines about tensors whose rows are no multiple of a block; [] if there are none."""
+    """Return lines about tensors whose rows are not a multiple of a block."""
     if not conversion.fallbacks:
         return []
     kinds = Counter((each.columns, each.block, each.wanted, each.got) for each in conversion.fallbacks)
@@ -115,7 +111,6 @@ def fallback_lines(conversion: Conversion) -> list[str]:
 
 
 def _mixture(conversion: Conversion) -> list[tuple[str, str, str]]:
-    """The types and their numbers of tensors, the largest share first."""
     had = Counter(tensor.type for tensor in conversion.source.tensors)
     has = Counter(kind for _, kind in conversion.tensors)
     kinds = sorted({*had, *has}, key=lambda kind: (-kind.bits, kind.name))

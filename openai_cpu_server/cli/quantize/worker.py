@@ -1,8 +1,7 @@
-"""The process that quantises: `python -m openai_cpu_server.cli.quantize.worker`.
+"""Process that quantises, because a native call can be stopped only by killing its process.
 
-It is a process of its own because the native call cannot be ended: stopping it means killing it. Ctrl-C goes
-to the command, which kills this process and removes what it wrote. If the command itself is gone, standard
-input ends; then this process cleans up and leaves.
+On Ctrl-C the command kills it and removes its output. If the command is gone, standard input ends, and this
+process cleans up and exits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Runs the command: from arguments to a printed table and a profile on disk. Settings are measured each in a
-process of its own, as long as there is time."""
+"""The command: from arguments to a printed table and a profile on disk."""
 
 from __future__ import annotations
 
@@ -52,7 +51,6 @@ _COLUMNS = ("prompt", "1 alone", f"{FEW} together", f"{MANY} together", "gain")
 
 
 def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
-    """A table of all measurements: tokens per second, and how much faster than the first setting each is."""
     best = winner(rows)
     table = Table(title=f"tokens per second, and the gain in {goal.value}")
     table.add_column("setting", no_wrap=True)
@@ -66,7 +64,6 @@ def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
 
 
 def summary(rows: Sequence[TuneRow]) -> str:
-    """The winning options as one would write them, and what they gain."""
     best = winner(rows)
     return f"{options(best.profile)}\n{_gain(best, rows[0])} times the speed of the defaults"
 
@@ -107,16 +104,15 @@ def _gain(row: TuneRow, first: TuneRow) -> str:
 _COMMAND = (sys.executable, *("-m", "openai_cpu_server.kernels.front"), "openai_cpu_server.cli.tune.trial")
 _NO_TIME = TuneFailure("not measured: no time left")
 _PATIENCE = 3.0
-"""A setting may take this many times as long as the first; then it is out."""
+"""Most time of a setting, in times of the first."""
 _GRACE_S = 20.0
-"""The last setting may take so many seconds beyond the end."""
+"""Most time of the last setting beyond the end."""
 
 
 class TuneProcesses:
-    """The first setting is measured however long it takes, the others as long as the budget lasts."""
+    """Measures the first setting without regard to the budget, others while it lasts."""
 
     def __init__(self, options: EngineOptions, *, context: int, budget_s: float) -> None:
-        """`options` are the server's, without those of a profile."""
         self._options = options
         self._context = context
         self._budget_s = budget_s
@@ -135,7 +131,7 @@ class TuneProcesses:
         return answer
 
     def _limit_s(self, left_s: float) -> float | None:
-        """The seconds that the next setting may take; None: it must not begin."""
+        """Return the most seconds of the next setting, or None if it must not begin."""
         if self._first_s is None:
             return 10 * self._budget_s
         if left_s < 0.5 * self._first_s:
@@ -163,14 +159,14 @@ def _run(trial: TuneTrial, limit_s: float) -> TuneTimings | TuneFailure:
 
 
 _BUDGET_S, _BUDGET_MAX_S = 100.0, 900.0
-"""Seconds for a model of up to 1 GB, and the most for any. Larger models get time in proportion."""
+"""Seconds for a model of up to 1 GB, in proportion for larger ones, and the most."""
 _PREFILL_TOKENS = (64, 128, 256, 512)
 _CONTEXT = 512
 _POOL_CELLS = (MANY + 1) * _CONTEXT + 1024
 
 
 def tune(arguments: Sequence[str]) -> None:
-    """Run the command. It writes nothing before everything is measured. Raises StartupError with one line."""
+    """Run the command. Writes nothing before all is measured. Raises StartupError."""
     given = _parser().parse_args(arguments)
     model, goal, console = resolve_model(given.model), TuneGoal(given.goal), Console()
     named, neighbours = given.cache_dir, OtherProcesses()
@@ -219,7 +215,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def splits_text(race: SplitRace) -> str:
-    """What each split costs, and which `--gpu-layers auto` takes from now on."""
     best = race.best()
     rows = [
         (str(split), "-" if ms is None else f"{ms:,.0f} ms", "best" if split is best else "")
@@ -229,7 +224,6 @@ def splits_text(race: SplitRace) -> str:
 
 
 def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
-    """All that fits on the device of this build, measured. Raises `StartupError` where there is none."""
     header, machine = GgufHeader(model), Machine()
     asked = msgspec.structs.replace(_options(header, machine), offload=Offload(gpu_layers="auto"))
     device = device_for(asked.offload)
@@ -257,7 +251,6 @@ def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
 def _measure(
     model: Path, goal: TuneGoal, cache_dir: Path, console: Console, race: SplitRace | None
 ) -> list[TuneRow]:
-    """Settings for the fastest split, where there are several."""
     header, machine = GgufHeader(model), Machine()
     start = _defaults(header, machine, cache_dir)
     plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
@@ -278,7 +271,6 @@ def _measure(
 
 
 def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
-    """The settings that `serve` uses without a profile."""
     options = EngineOptions(model_path=str(header.path), cost_dir=str(cache_dir))
     threads = machine.num_threads()
     return Profile(
@@ -292,15 +284,13 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
 
 
 def _options(header: GgufHeader, machine: Machine) -> EngineOptions:
-    """The options, with a pool that has room for every KV type; f32 is the largest."""
+    """The pool has room for every KV type; f32 is the largest."""
     room = MemoryRoom.of(header, None, KVType.F32, machine.free_memory())
     cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
 
 
 def thread_counts(machine: Machine) -> tuple[int, ...]:
-    """Numbers of threads to try:
-    all usable cores, all their hardware threads, half, and one less than all."""
     cores = machine.num_threads()
     return tuple(sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()}))
 

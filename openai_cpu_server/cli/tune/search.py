@@ -1,5 +1,4 @@
-"""What is measured of a setting, and which one is measured next: one factor at a time, starting from the best
-so far. Pure."""
+"""Search over settings, one factor at a time from the best so far. Pure."""
 
 from __future__ import annotations
 
@@ -14,51 +13,43 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.measure.measurements import Profile
 
 SHORT_PROMPT = 64
-"""The tokens of the newcomer's prompt."""
 FEW, MANY = 16, 32
-"""The numbers of sequences that decode together."""
 
 
 class WorkloadPart(enum.Enum):
     PREFILL = "prefill"
     """A long prompt in chunks of `prefill_tokens`, then a short one beside it."""
     DECODE_ONE = "decode_one"
-    """One sequence behind the long prompt, alone in the pool."""
+    """One sequence after the long prompt, alone in the pool."""
     DECODE_MANY = "decode_many"
-    """16 and 32 sequences, each behind cells of its own."""
+    """16 and 32 sequences with separate cells."""
 
 
 class TuneTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The order to the process that measures one setting."""
-
     options: EngineOptions
     parts: tuple[WorkloadPart, ...]
     context: int
-    """The tokens of the long prompt."""
+    """Tokens of the long prompt."""
 
 
 class TuneTimings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The times in milliseconds; None for parts that were not asked for."""
+    """Times are None for parts that were not measured."""
 
     context: int
     prefill_ms: float | None = None
-    """Milliseconds per token of the long prompt."""
+    """Per token of the long prompt."""
     short_prompt_ms: float | None = None
     decode_one_ms: float | None = None
     decode_few_ms: float | None = None
-    """Milliseconds per sequence, of a step with as many as there was room for, up to 16."""
+    """Per sequence, in a step of as many as fit, up to 16."""
     decode_many_ms: float | None = None
-    """The same with up to 32."""
 
     def updated(self, newer: TuneTimings) -> TuneTimings:
-        """These timings, replaced by the newer ones where those were measured."""
         changes = {name: v for name, v in msgspec.structs.asdict(newer).items() if v is not None}
         return msgspec.structs.replace(self, **changes)
 
 
 class TuneFailure(msgspec.Struct, frozen=True, tag=True):
-    """Why a setting cannot be used, in one line."""
-
     message: str
 
 
@@ -73,12 +64,9 @@ class TuneGoal(enum.Enum):
         return (WorkloadPart.PREFILL, WorkloadPart.DECODE_ONE, WorkloadPart.DECODE_MANY)
 
     def cost_ms(self, timings: TuneTimings) -> float:
-        """The milliseconds of a unit of work. Everything that it consists of must have been timed.
-
-        Latency: one turn of a chat alone, with 256 tokens of prompt in chunks, 64 more, and 64 of output.
-        Throughput: one request of many, with 256 tokens of prompt and 96 of output, and a little of one
-        alone.
-        """
+        """Return the time of one turn of a chat alone (256 tokens of prompt in chunks, 64 more, 64 of
+        output), or of one request of many (256 tokens of prompt, 96 of output) and a little of one alone.
+        All its parts must have been timed."""
         return sum(weight * _known(timings, name) for name, weight in _WEIGHTS[self].items())
 
 
@@ -95,7 +83,7 @@ def _known(timings: TuneTimings, name: str) -> float:
 
 
 _CLEARLY = 0.97
-"""A setting is better only if it costs at most this share of the best so far: less is noise."""
+"""Most cost of a better setting, as a share of the best so far; smaller gains are noise."""
 
 Value = Union[int, str, bool]
 Measure = Callable[[Profile, tuple[WorkloadPart, ...]], Union[TuneTimings, TuneFailure]]
@@ -103,12 +91,10 @@ Measure = Callable[[Profile, tuple[WorkloadPart, ...]], Union[TuneTimings, TuneF
 
 @dataclass(frozen=True)
 class TuneFactor:
-    """A field of the profile, and the values to try for it."""
-
     field: str
     values: tuple[Value, ...]
     parts: tuple[WorkloadPart, ...]
-    """The parts of the work that it has an influence on."""
+    """Parts of the workload that it influences."""
 
 
 @dataclass(frozen=True)
@@ -116,19 +102,17 @@ class TuneRow:
     """One measured setting: the best so far with one factor changed."""
 
     factor: str | None
-    """The changed factor; None: this is the first setting."""
+    """Changed factor, or None for the first setting."""
     value: Value | None
     profile: Profile
     timings: TuneTimings | None
     cost_ms: float | None
     note: str
-    """Why there are no timings; "" if there are."""
     is_better: bool = False
-    """Whether it is better than the best before it."""
 
 
 def factors(goal: TuneGoal, *, threads: Sequence[int], prefill_tokens: Sequence[int]) -> list[TuneFactor]:
-    """The factors to try, the most important first, as time may run out."""
+    """Return the factors to try, the most important first, because time may run out."""
     repack = TuneFactor("repack", (True, False), goal.parts)
     kv_type = TuneFactor("kv_type", ("f16", "f32", "bf16", "q8_0"), goal.parts)
     flash = TuneFactor("flash_attention", (True, False), goal.parts)
@@ -143,12 +127,11 @@ def factors(goal: TuneGoal, *, threads: Sequence[int], prefill_tokens: Sequence[
 
 
 def num_trials(start: Profile, plan: Sequence[TuneFactor]) -> int:
-    """The most settings to measure."""
     return 1 + sum(len(_others(start, factor)) for factor in plan)
 
 
 def search(start: Profile, plan: Sequence[TuneFactor], goal: TuneGoal, measure: Measure) -> Iterator[TuneRow]:
-    """Yield each row as soon as it is measured. The last row that `is_better` wins, else the first row."""
+    """Yield each row as soon as it is measured. The last row that `is_better` wins, otherwise the first."""
     best = _first_row(start, goal, measure)
     yield best
     if best.timings is None:
@@ -191,5 +174,5 @@ def _row(best: TuneRow, factor: TuneFactor, value: Value, goal: TuneGoal, measur
 
 
 def _is_possible(profile: Profile) -> bool:
-    """Whether llama.cpp can have these settings: quantised keys and values need flash attention."""
+    """llama.cpp needs flash attention for quantised keys and values."""
     return profile.flash_attention or profile.kv_type != "q8_0"

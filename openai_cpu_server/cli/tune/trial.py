@@ -1,7 +1,4 @@
-"""The process that measures one setting: reads a `TuneTrial`, writes `TuneTimings` or a `TuneFailure`.
-
-In a process of its own, a setting cannot harm others: its memory is freed, and a crash only rules it out.
-"""
+"""Process that measures one setting. Its memory is freed with it, and a crash only excludes the setting."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ from openai_cpu_server.llama.measure.probe import Probe
 
 _REPEATS = 3
 _SHORT_MS = 3000.0
-"""A long prompt that takes less is computed twice, because of noise."""
+"""Faster long prompts are computed twice, because of noise."""
 _RESERVE = 512
-"""The cells of the pool, beside the contexts, that the timed steps need."""
+"""Cells of the pool, beside the contexts, for the timed steps."""
 
 
 def main() -> None:
@@ -69,7 +66,6 @@ def _timings(trial: TuneTrial, info: ModelInfo, probe: Probe) -> TuneTimings:
 
 
 def _fill(probe: Probe, context: int, chunk: int) -> float:
-    """Compute a prompt; returns milliseconds per token."""
     total_ms = 0.0
     while (left := context - probe.held(0)) > 0:
         total_ms += probe.compute({0: min(chunk, left)})
@@ -77,7 +73,7 @@ def _fill(probe: Probe, context: int, chunk: int) -> float:
 
 
 def _decode(probe: Probe, info: ModelInfo, num_sequences: int) -> float:
-    """Milliseconds per sequence of a step in which each decodes, if possible behind cells of its own."""
+    """Return milliseconds per sequence. Sequences have separate cells if the pool has room."""
     room = (info.kv_tokens - _RESERVE) // probe.held(0)
     slots = range(min(num_sequences, info.max_seqs - 1, room))
     new = [slot for slot in slots if not probe.held(slot)]

@@ -1,6 +1,6 @@
-"""A replica's side: one engine process, and the API processes that it computes for.
+"""Replica's side: one engine process, and the API processes that send it requests.
 
-`ray/engine_replica` makes a `ReplicaHost` and a `ReplicaDoor` at its start. API processes come in by the
-door; each has a session, which ends when nothing is heard of it for the time of a lease, with all that it has
-ordered. Promise: what a session is told is in order, and the CPU time of a client is told exactly once.
+`ray/engine_replica` creates a `ReplicaHost` and a `ReplicaDoor`. An API process connects to the door and has
+a session; its requests end with the session, or when it is silent for the time of a lease. Promise: a
+session's news arrives in order, and each CPU millisecond of a client is reported exactly once.
 """

@@ -1,4 +1,4 @@
-"""An engine replica: one engine process, the API processes that it computes for, and where these connect."""
+"""Engine replica: one engine process, and the door to which API processes connect."""
 
 from __future__ import annotations
 
@@ -57,28 +57,25 @@ from openai_cpu_server.replicas.wire import (
 logger = logging.getLogger(__name__)
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
-"""The longest silence while forecasts change, and while nothing does."""
+"""Longest time between reports while forecasts change, and while they do not."""
 _OTHERS_S = 1.0
-"""How often the requests of others are told: there may be thousands."""
+"""Interval for reports of other sessions' requests, of which there may be thousands."""
 
 
 @dataclass
 class _Told:
-    """What a session was told last."""
-
     when_s: float
     state: EngineState
     forecast: Forecast | None
     reason: str | None
     counted: int = 0
-    """The tellings that the next new forecast has counted: those before the present one came."""
+    """Number of order batches that the next new forecast surely includes."""
     num_seen: int = 0
     others_s: float = float("-inf")
-    """When it was told the requests of others."""
 
 
 class HostReporting:
-    """Tells each session how the replica stands: at once where it stands otherwise, else now and then."""
+    """Reports the replica's state to each session: at once when it changes, otherwise at intervals."""
 
     def __init__(self, supervisor: Supervisor, clock: Callable[[], float]) -> None:
         self._supervisor = supervisor
@@ -97,7 +94,6 @@ class HostReporting:
     def report(
         self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
     ) -> HostReport:
-        """`others`: the requests of other sessions. They are looked at when they are told."""
         supervisor = self._supervisor
         held = supervisor.news.held_blocks.since(session.held_version)
         session.held_version = held.version
@@ -116,7 +112,6 @@ class HostReporting:
     def _shown(
         self, session: HostSession, others: Iterable[AcceptedRequest]
     ) -> tuple[LiveRequest, ...] | None:
-        """None: they were told a moment ago."""
         told, now_s = self._told[session.lease_holder], self._clock()
         if now_s - told.others_s < _OTHERS_S:
             return None
@@ -126,7 +121,7 @@ class HostReporting:
         )
 
     def _note(self, session: HostSession) -> int:
-        """A forecast is made in another process: it has surely counted what was told a report earlier."""
+        """A forecast comes from another process, so it surely includes orders from before the last report."""
         told, supervisor = self._told.get(session.lease_holder), self._supervisor
         now = _Told(self._clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
         now.num_seen = session.num_told
@@ -142,13 +137,12 @@ class HostReporting:
 
 
 TICK_S = 0.25
-"""How often leases are looked at, and whether there is something to report."""
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
 class ReplicaHost:
-    """All methods belong to one event loop's thread. An API process that is silent for `lease_s` is taken to
-    be gone, or cut off: what it has ordered is ended, for another replica computes it by now."""
+    """Belongs to one event loop's thread. An API process that is silent for `lease_s` counts as gone, and
+    its requests end, because another replica runs them by now."""
 
     def __init__(
         self,
@@ -158,7 +152,7 @@ class ReplicaHost:
         spending: CpuSpending | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor`: it sleeps. `spending`: its observer; None: it is not told what the engine spends."""
+        """`supervisor`: asleep. `spending`: its observer, or None if CPU time is not reported."""
         self.settled = supervisor.settled
         self._supervisor = supervisor
         self._adapters = supervisor.news.adapters
@@ -185,15 +179,13 @@ class ReplicaHost:
 
     @property
     def num_live(self) -> int:
-        """Requests that it computes, or that wait here."""
         return self._replay.num_live
 
     def status(self) -> EngineStatus:
-        """Its requests are those of all sessions."""
         return self._supervisor.status(self._replay.live.count)
 
     async def run(self) -> None:
-        """Load the model and serve, until `close`. A model that cannot be loaded is a state."""
+        """Load the model and serve until `close`. A failure to load is a state."""
         if self._supervisor.state is EngineState.ASLEEP:
             self._supervisor.wake()
         ticking = asyncio.create_task(self._tick())
@@ -203,11 +195,10 @@ class ReplicaHost:
             ticking.cancel()
 
     async def left(self) -> None:
-        """Wait until no API process wants anything of it any more."""
         await self._has_no_sessions.wait()
 
     async def close(self) -> None:
-        """End all sessions and the process. What they had ordered is computed elsewhere."""
+        """End all sessions and the process. Other replicas take over the requests."""
         for session in list(self._sessions.values()):
             self._forget(session)
         self._supervisor.stop()
@@ -216,8 +207,7 @@ class ReplicaHost:
     # -- for API processes -------------------------------------------------------------------------------
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        """News for the API process that calls itself so. It ends with the lease; whoever stops reading gives
-        it up."""
+        """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
         session = HostSession(lease_holder, now_s=self._clock())
         self._sessions[lease_holder] = session
         self._has_no_sessions.clear()
@@ -229,7 +219,7 @@ class ReplicaHost:
             self._forget(session)
 
     def tell(self, lease_holder: str, orders: bytes) -> bool:
-        """False: there is no such lease holder (any more)."""
+        """Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
@@ -247,7 +237,7 @@ class ReplicaHost:
         return True
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Its status afterwards: ready, or refused with a reason."""
+        """Return the status. A failure is a status too."""
         try:
             return await self._adapters.load(adapter)
         except ServerError as error:
@@ -256,7 +246,7 @@ class ReplicaHost:
     # -- inside ------------------------------------------------------------------------------------------
 
     async def _measure(self, session: HostSession, sizes: Sequence[MediaSize]) -> None:
-        """Where the engine cannot say it is asked again, or another replica is."""
+        """On an error the client asks again, or another replica."""
         with contextlib.suppress(ServerError):
             for measured in await self._supervisor.news.shapes.measured(sizes):
                 session.tell(measured)
@@ -332,7 +322,6 @@ class ReplicaHost:
         session.report(self._reporting.report(session, self.status(), others))
 
     def _forget(self, session: HostSession) -> None:
-        """It has left, or is taken to have: nobody wants its requests."""
         session.end()
         self._spending.add(session.spending.take())  # it has ended before that could go
         self._reporting.forget(session)
@@ -350,24 +339,23 @@ def _session_of(live: AcceptedRequest) -> HostSession | None:
 
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
-"""A stranger may send so much."""
+"""Most bytes of an unauthenticated frame."""
 _hello = msgspec.msgpack.Decoder(SessionHello)
 
 
 class ReplicaDoor:
-    """Whoever knows its token is let in. A connection is a session: it ends with it."""
+    """Accepts connections that send its token. A connection is a session and ends with it."""
 
     def __init__(self, host: ReplicaHost, *, sending_s: float) -> None:
-        """`sending_s`: who takes nothing for so long is given up."""
+        """`sending_s`: patience with a peer that does not read."""
         self._host = host
         self._sending_s = sending_s
         self._token = secrets.token_hex(32)
         self._server: asyncio.Server | None = None
-        """None: it is closed."""
         self._visits: set[asyncio.Task[None]] = set()
 
     async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorAddress:
-        """Listen there, on a port that is free. Raises OSError."""
+        """Listen on a free port of this address. Raises OSError."""
         loop = asyncio.get_running_loop()
         stream = partial(
             FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
@@ -398,7 +386,6 @@ class ReplicaDoor:
             stream.close()
 
     async def _let_in(self, stream: FrameStream) -> str | None:
-        """The name of whoever has told the token; None: it was not told in time."""
         try:
             with anyio.fail_after(_HELLO_S):
                 hello = _hello.decode(await stream.receive() or b"")
@@ -411,7 +398,6 @@ class ReplicaDoor:
         return hello.lease_holder
 
     async def _serve(self, stream: FrameStream, lease_holder: str) -> None:
-        """Until the session ends, or the connection."""
         telling = asyncio.create_task(self._tell(stream, lease_holder))
         listening = asyncio.create_task(self._listen(stream, lease_holder))
         try:

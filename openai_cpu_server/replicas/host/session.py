@@ -1,4 +1,4 @@
-"""What one API process is told by a replica, and for how long it is believed to live."""
+"""News that a replica collects for one API process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from openai_cpu_server.replicas.wire import EndReason, HostReport, ReplicaNews, 
 
 
 class CpuSpending:
-    """An `EngineObserver`. API processes keep one account of what keys use, so it does not matter which of
-    them is told, only that no more than one is."""
+    """`EngineObserver` of CPU time. Any API process may report an amount, because they share one account,
+    but only one may."""
 
     def __init__(self) -> None:
         self._spent_ms: dict[str, float] = {}
@@ -23,31 +23,26 @@ class CpuSpending:
     def step_done(self, figures: StepFigures) -> None:
         self.add(figures.spent_ms)
 
-    def engine_died(self, cause: str) -> None:
-        """What it has spent is spent."""
+    def engine_died(self, cause: str) -> None: ...
 
     def add(self, spent_ms: dict[str, float]) -> None:
-        """Also what was taken, and has reached nobody."""
         for client, added_ms in spent_ms.items():
             self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
 
     def take(self) -> dict[str, float]:
-        """By the label of the client, milliseconds since this was asked last."""
         spent_ms, self._spent_ms = self._spent_ms, {}
         return spent_ms
 
 
 class HostSession:
-    """Collects news until they are fetched: all of one step are fetched together."""
+    """Collects news until it is fetched, so that all news of a step goes together."""
 
     def __init__(self, lease_holder: str, *, now_s: float) -> None:
         self.lease_holder = lease_holder
         self.renewed_s = now_s
-        """When it was heard of last."""
         self.num_told = 0
-        """How often it has told orders."""
+        """Number of order batches received."""
         self.held_version: int | None = None
-        """What it knows of the prompts that are held here."""
         self._report: HostReport | None = None
         self._started: dict[str, None] = {}
         self._places: dict[str, QueuePlace] = {}
@@ -56,17 +51,15 @@ class HostSession:
         self._ended: list[RequestEnd] = []
         self._measured: list[MeasuredMedia] = []
         self.spending = CpuSpending()
-        """It goes with the next news."""
         self._news = asyncio.Event()
         self._is_over = False
 
     def end(self) -> None:
-        """There are no more news for it."""
         self._is_over = True
         self._news.set()
 
     async def next(self) -> ReplicaNews | None:
-        """What has come about; None: that was all."""
+        """Return the collected news, or None when the session has ended."""
         await self._news.wait()
         if self._is_over:
             return None
@@ -92,7 +85,7 @@ class HostSession:
 
     @property
     def is_behind(self) -> bool:
-        """The report before is not fetched yet. What has changed since the one before that is only there."""
+        """True until the last report is fetched. A new one would lose the changes of held prefixes in it."""
         return self._report is not None
 
     def report(self, report: HostReport) -> None:
@@ -123,7 +116,7 @@ class HostSession:
 
 
 class SessionRelay(AnswerSink):
-    """Passes on what comes of one request. `serves`: there is an engine that others are computed by."""
+    """Forwards the events of one request. `serves` returns True while the engine can run other requests."""
 
     def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
         self.session = session
@@ -154,9 +147,7 @@ class SessionRelay(AnswerSink):
         return EndReason.FAILED if is_to_blame else EndReason.RETURNED
 
 
-class TokenRelay(SessionRelay, TokenSink):
-    """Passes on what a request generates."""
+class TokenRelay(SessionRelay, TokenSink): ...
 
 
-class VectorRelay(SessionRelay, VectorSink):
-    """Passes on what a request embeds."""
+class VectorRelay(SessionRelay, VectorSink): ...

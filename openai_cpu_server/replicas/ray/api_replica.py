@@ -1,4 +1,4 @@
-"""An API replica: a Ray actor with the Starlette application, and its ways to engine replicas."""
+"""API replica: a Ray actor with the Starlette application and links to engine replicas."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ async def _answered(response: DeploymentResponse) -> Any:
 
 
 class ReplicaRoster:
-    """Follows which replicas of a deployment run. Belongs to one event loop's thread."""
+    """Follows the running replicas of a deployment. Belongs to one event loop's thread."""
 
     def __init__(
         self, handle: DeploymentHandle, changed: Callable[[Mapping[str, ReplicaLink]], None]
     ) -> None:
-        """`changed` is told of all that run, whenever that changes."""
         self._handle = handle
         self._changed = changed
         self._loop = asyncio.get_running_loop()
@@ -55,7 +54,7 @@ class ReplicaRoster:
         self._known: frozenset[str] = frozenset()
 
     async def follow(self) -> None:
-        """Ask once, which waits for a first replica; from then on the router tells."""
+        """Make one call, which waits for a first replica. From then on the router reports changes."""
         while True:
             try:
                 await self._handle.known.remote(ReplicaAddress("", self._tell))
@@ -65,7 +64,7 @@ class ReplicaRoster:
                 await asyncio.sleep(1.0)
 
     def _tell(self, names: frozenset[str]) -> None:
-        """In whichever thread the router runs."""
+        """Called in the router's thread."""
         if names != self._known:
             self._known = names
             self._loop.call_soon_threadsafe(self._update, names)
@@ -75,7 +74,6 @@ class ReplicaRoster:
         self._changed(self._links)
 
     def _link(self, name: str) -> StreamLink:
-        """What it asks of the replica with Ray's calls raises `ReplicaLost`."""
         to, asking, loading = ReplicaAddress(name, self._tell), self._handle.door, self._handle.load_adapter
 
         async def door() -> DoorAddress:
@@ -96,12 +94,12 @@ _MIB = 1024 * 1024
 
 
 class ApiReplica:
-    """It has no engine of its own, and as little state as can be: the requests that its clients wait for."""
+    """API process without an engine. Its only state is the requests of its clients."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, settings: Settings, engines: Mapping[str, DeploymentHandle]
     ) -> None:
-        """`engines`: by model. Raises StartupError for a model whose vocabulary cannot be read here."""
+        """`engines`: by model. Raises StartupError if a model's vocabulary cannot be read here."""
         set_up_logs(settings.log_level, settings.log_format)
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,11 +122,10 @@ class ApiReplica:
             await self._listen()
 
     def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
-        """For Serve's proxies."""
         return self._api.api.app
 
     async def check_health(self) -> None:
-        """Raises where another should take its place."""
+        """Let Serve replace the replica if a background task has ended. Raises RuntimeError."""
         if any(task.done() for task in self._tasks):
             raise RuntimeError("it does not listen, or does not follow the engine replicas, any more")
 
@@ -147,7 +144,6 @@ class ApiReplica:
         self._watch.close()
 
     async def _listen(self) -> None:
-        """Raises StartupError where the port is somebody else's."""
         close_s = math.ceil(0.9 * self._settings.ray.drain_s)
         serving = web_serving(self._settings, self._api.api, close_s=close_s)
         self._tasks.append(await self._listening.enter_async_context(serving))

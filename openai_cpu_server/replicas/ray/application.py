@@ -1,7 +1,4 @@
-"""The Serve application, which `serve run` and `serve deploy` build, and how it is run until Ctrl-C.
-
-`build` is for `serve run` and `serve deploy`: `openai-cpu-server ray --print-config` prints their file.
-"""
+"""The Serve application, for `serve run`, `serve deploy` and `openai-cpu-server ray`."""
 
 from __future__ import annotations
 
@@ -48,18 +45,16 @@ _OF_SCALING = (
     "down_after_s",
     "health_s",
 )
-"""What neither kind of replica needs to know of `[ray]`."""
+"""Keys of `[ray]` that no replica needs."""
 _OF_ENGINES = ("memory_gb", "resources", "one_per_node", "pin", "retry_s", "cpus")
 _OF_API = ("api_replicas", "api_cpus", "ingress", "drain_s")
 _NO_LIMIT = 1_000_000
-"""Ray Serve's own limits of requests are off: the API's gates and the engine's queue have theirs."""
+"""Ray Serve's own limits are off, because the API and the engine's queue have theirs."""
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """`config`: the TOML file, on every node at the same place; other arguments are options of `serve`.
-
-    Raises StartupError with one line.
-    """
+    """Build the application of `ray --print-config`. `args`: path of the TOML file on every node
+    (`config`), and options of `serve`. Raises StartupError."""
     given = {name: value for name, value in args.items() if name != "config"}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     if "config" in args:
@@ -68,10 +63,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def portable(settings: Settings) -> Settings:
-    """Settings that can be sent to other processes: what has read them from a file cannot be.
-
-    Raises StartupError for what is not done over replicas.
-    """
+    """Return settings that can be pickled. Raises StartupError for features that replicas do not support."""
     check_recall(settings)
     if settings.ssl_certfile is not None and settings.ray.ingress == "proxy":
         raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, or have no proxies")
@@ -79,7 +71,7 @@ def portable(settings: Settings) -> Settings:
 
 
 def application(settings: Settings) -> Application:
-    """Raises StartupError with one line."""
+    """Return the application for these settings. Raises StartupError."""
     engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
     told = _without(settings, *_OF_ENGINES, *_OF_SCALING)
     replica = serve.ingress()(ApiReplica) if settings.ray.ingress == "proxy" else ApiReplica
@@ -96,7 +88,7 @@ def application(settings: Settings) -> Application:
 
 
 def _without(settings: Settings, *names: str) -> Settings:
-    """Without these of `[ray]`: Ray starts replicas anew whose arguments have changed."""
+    """Ray restarts replicas whose arguments have changed."""
     kept = {name: value for name, value in settings.ray if name not in names}
     return settings.model_copy(update={"ray": RayTable.model_validate(kept)})
 
@@ -122,7 +114,7 @@ def _engines(settings: Settings, model: str) -> Application:
 
 
 def engine_name(model: str) -> str:
-    """The name of a model's deployment: Ray allows no `/` and no `#` in it."""
+    """Return the name of a model's deployment. Ray allows neither `/` nor `#` in it."""
     return "engine-" + "".join(char if char.isalnum() or char in "-_." else "_" for char in model)
 
 
@@ -136,7 +128,7 @@ def _resources(ray: RayTable) -> dict[str, Any]:
 
 
 def _autoscaling(ray: RayTable) -> AutoscalingConfig:
-    """The policy waits by itself before it decides, so Ray's own delays are off."""
+    """Ray's own delays are off, because the policy waits before it decides."""
     kwargs = {
         "min_replicas": ray.replicas,
         "max_replicas": ray.most_replicas,
@@ -163,7 +155,7 @@ def _proxies(settings: Settings) -> str:
 
 
 def print_config(settings: Settings, config: Path | None) -> str:
-    """YAML for `serve run` and `serve deploy`. Raises StartupError as `portable`."""
+    """Return YAML for `serve run` and `serve deploy`. Raises StartupError as `portable`."""
     portable(settings)
     args = {} if config is None else {"config": str(expanded(config).resolve())}
     return f"""# For `serve run FILE` and `serve deploy FILE`.
@@ -179,7 +171,7 @@ applications:
 
 
 def run(settings: Settings) -> None:
-    """In the cluster that the settings name, else in a new one on this machine. Raises StartupError."""
+    """Run in the cluster that the settings name, or in a new one on this machine. Raises StartupError."""
     app = application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
     tell_others(OF_NEW_CLUSTER)  # a cluster that runs does not look at them
@@ -198,7 +190,6 @@ def run(settings: Settings) -> None:
 
 
 def _start(settings: Settings) -> None:
-    """Serve, where it does not run already. Raises StartupError."""
     has_proxies = settings.ray.ingress == "proxy"
     status = serve.status()
     if not (status.proxies if has_proxies else settings.ray.name in status.applications):
@@ -211,7 +202,7 @@ def _start(settings: Settings) -> None:
 
 
 def _cause(name: str, said: str) -> str:
-    """One line of what Ray says: of the tracebacks of replicas that could not begin, our own error."""
+    """Return one line: our own error from the tracebacks of replicas, otherwise Ray's first line."""
     app = serve.status().applications.get(name)
     told = [one.message for one in app.deployments.values()] if app is not None else []
     lines = [line.strip() for text in (*told, said) for line in text.splitlines()]
@@ -220,5 +211,5 @@ def _cause(name: str, said: str) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """It ends as with Ctrl-C: replicas drain, and a cluster of its own ends with it."""
+    """End as with Ctrl-C: replicas drain, and a cluster of its own ends too."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""An engine replica: a Ray actor with an engine process."""
+"""Engine replica: a Ray actor with an engine process."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """Computes one model. It counts as started when the model is loaded, or cannot be: then it says why, and
-    the others serve."""
+    """Runs one model. It counts as started also when the model has failed to load."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, settings: Settings, model: str
@@ -58,10 +57,9 @@ class EngineReplica:
     # -- for API replicas; `to` has led the call here -----------------------------------------------------
 
     async def known(self, to: str) -> None:
-        """Whoever asks learns which replicas there are, on the way here."""
+        """Do nothing, because the router reports the running replicas when it routes the call."""
 
     async def door(self, to: str) -> DoorAddress:
-        """Where to connect for news and orders."""
         return self._address
 
     async def load_adapter(self, to: str, adapter: bytes) -> bytes:
@@ -71,8 +69,8 @@ class EngineReplica:
     # -- for Ray Serve -----------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Raises where another should take its place: its engine has failed, and waiting has not helped. An
-        engine that hangs or dies is replaced here, and needs no other replica."""
+        """Fail if the engine has failed for longer than `retry_s`; a dead engine is restarted here. Raises
+        RuntimeError."""
         if self._running.done():
             raise RuntimeError("the engine is not watched any more")
         failed_s, retry_s = self._supervisor.failed_s, self._settings.ray.retry_s
@@ -92,7 +90,7 @@ class EngineReplica:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _supervised(self, model: str, spending: CpuSpending) -> Supervisor:
-        """In a thread: it opens the model's file."""
+        """Runs in a thread, because it opens the model's file."""
         plan: ModelPlan | None = None
         try:
             plan = next(plan for plan in planned_models(self._settings) if plan.name == model)
@@ -113,7 +111,6 @@ class EngineReplica:
         return supervised(self._settings, options, spending, begins_asleep=True, cpus=cpus)
 
     def _cpus(self) -> tuple[int, ...]:
-        """Those that the engine computes on; (): on any."""
         wanted = self._settings.ray.cpus
         if self._settings.ray.pin == "off" or not wanted.is_integer() or not hasattr(os, "sched_getaffinity"):
             return ()

@@ -1,7 +1,5 @@
-"""The request router of engine replicas, on Ray Serve's public interface.
-
-Ray pickles this module by value: what it needs of ours it imports.
-"""
+"""Request router of engine replicas, on Ray Serve's public interface. Ray pickles this module by value, so
+it must import what it needs of ours."""
 
 from __future__ import annotations
 
@@ -14,16 +12,14 @@ from openai_cpu_server.replicas.ray.surroundings import NoSuchReplica, ReplicaAd
 
 
 class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
-    """Calls go to the replica that they name. `replicas.router` has chosen it: by the prefix that it holds,
-    its load and what it forecasts, which come to the API replica with the tokens, several times a second and
-    without the controller."""
+    """Sends a call to the replica that it names, which `replicas.router` has chosen from frequent news,
+    without Ray's controller."""
 
     _tell: Callable[[frozenset[str]], None] | None = None
-    """Whom to tell which replicas run; None: nobody has called yet."""
 
     @property
     def supports_rejection_protocol(self) -> bool:
-        """Engines queue what they cannot compute yet, and API replicas bound what waits."""
+        """Engines queue excess requests, and API replicas bound the queue."""
         return False
 
     async def choose_replicas(

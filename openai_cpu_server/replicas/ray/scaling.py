@@ -1,7 +1,5 @@
-"""How many engine replicas there are: by what interactive work waits, on Ray Serve's public interface.
-
-Ray pickles this module by value: what it needs of ours it imports.
-"""
+"""Autoscaling by the waits of interactive work, on Ray Serve's public interface. Ray pickles this module
+by value, so it must import what it needs of ours."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from openai_cpu_server.replicas.report import ReplicaReport
 
 
 def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str, float]:
-    """What a replica tells the controller: numbers only, which is all that Ray carries."""
+    """Return a replica's report as numbers, because Ray carries nothing else."""
     stats = {"ocs_state": float(list(EngineState).index(state))}
     if forecast is None:
         return stats
@@ -46,10 +44,7 @@ def _by_priority(stats: dict[str, float], name: str) -> ByPriority:
 
 
 class WaitPolicy:
-    """Ray Serve asks it regularly. One is for one deployment."""
-
     def __init__(self, **options: Any) -> None:
-        """`options`: those of `AutoscaleOptions`."""
         self._autoscaler = Autoscaler(AutoscaleOptions(**options))
         self._watch = FleetWatch()
 

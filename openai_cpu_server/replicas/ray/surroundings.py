@@ -1,10 +1,8 @@
-"""What surrounds a replica: its CPUs, TLS, Ray's environment, addresses of calls. It imports no Ray.
+"""Environment of a replica: its CPUs, TLS, Ray's variables, and addresses of calls. Imports no Ray.
 
-Ray counts CPUs and gives nobody any in particular. Two replicas that computed on the same ones would wait for
-each other, so each claims its own: a lock on a file for each, which the system frees when the process dies.
-
-`scripts/regress.py ray` shows what Ray's processes take while nothing is asked of them; docs/ray.md, what
-each of these saves. Who sets one of them has his way.
+Ray counts CPUs and assigns none in particular. Replicas on the same CPUs would wait for each other, so each
+claims its own with file locks, which the system frees when the process dies. docs/ray.md has the savings by
+each variable; a variable that the user sets takes precedence.
 """
 
 from __future__ import annotations
@@ -20,16 +18,12 @@ from openai_cpu_server.config.folders import foreign_settings
 from openai_cpu_server.storage.private_files import private_folder
 
 
-class NoSuchReplica(Exception):
-    """The replica that a call was for does not run any more."""
+class NoSuchReplica(Exception): ...
 
 
 class ReplicaAddress(str):
-    """The name of a replica; "": any. `tell` is called, in any thread, with the names of all that run.
-
-    Ray Serve makes the request router itself, in the process of the handle, and gives it nothing but the
-    arguments of calls: so they carry what it is to tell.
-    """
+    """Name of a replica, or "" for any. Any thread calls `tell` with the names of all running replicas.
+    Calls carry it because Ray Serve gives the request router only their arguments."""
 
     __slots__ = ("tell",)
     tell: Callable[[frozenset[str]], None]
@@ -44,16 +38,13 @@ class ReplicaAddress(str):
 
 
 class CpuClaim:
-    """The CPUs that this process has claimed, until it ends."""
-
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: where the locks are, the same for all on the machine."""
+        """`folder`: folder of the lock files, the same for all processes on the machine."""
         self._folder = folder or Path(tempfile.gettempdir()) / f"openai-cpu-server-cpus-{os.getuid()}"
         self._locks: dict[int, int] = {}
 
     def claim(self, num: int, usable: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
-        """So many CPUs of those that are usable and free, on as few NUMA nodes as can be; (): there are not
-        enough. `nodes`: by CPU, its node."""
+        """Claim free CPUs on as few NUMA nodes as possible, or return () if there are too few."""
         private_folder(self._folder)
         with (self._folder / "claiming.lock").open("w") as others:
             fcntl.flock(others, fcntl.LOCK_EX)  # one at a time: it takes a millisecond
@@ -65,7 +56,6 @@ class CpuClaim:
         return chosen
 
     def release(self) -> None:
-        """All are free again."""
         while self._locks:
             os.close(self._locks.popitem()[1])
 
@@ -80,7 +70,7 @@ class CpuClaim:
 
 
 def choose_cpus(num: int, free: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
-    """(): there are not enough. The node where least is left over is best, if one is enough."""
+    """Return () if there are too few. Prefer the smallest node that suffices."""
     by_node: dict[int, list[int]] = {}
     for cpu in sorted(free):
         by_node.setdefault(nodes.get(cpu, 0), []).append(cpu)
@@ -114,13 +104,11 @@ _OF_REPLICAS = {
 
 
 def of_replicas() -> dict[str, str]:
-    """In any cluster."""
     told = foreign_settings()
     return {name: told.get(name, value) for name, value in _OF_REPLICAS.items()}
 
 
 def server_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
-    """None: Ray speaks plain TCP here."""
     if not _is_on(env):
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -128,7 +116,6 @@ def server_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
 
 
 def client_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
-    """None: Ray speaks plain TCP here."""
     if not _is_on(env):
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -141,7 +128,7 @@ def _is_on(env: Mapping[str, str]) -> bool:
 
 
 def _with_certificates(context: ssl.SSLContext, env: Mapping[str, str]) -> ssl.SSLContext:
-    """Each side shows its certificate. Raises KeyError and OSError, where Ray could not have started."""
+    """Both sides show certificates. A missing one raises, but Ray could not have started without it."""
     context.load_cert_chain(env["RAY_TLS_SERVER_CERT"], env["RAY_TLS_SERVER_KEY"])
     if "RAY_TLS_CA_CERT" in env:
         context.load_verify_locations(env["RAY_TLS_CA_CERT"])

@@ -1,4 +1,4 @@
-"""Adapters that come and go while replicas serve: all replicas are to have the same."""
+"""Adapters that are loaded and unloaded while replicas serve. All replicas should have the same."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from openai_cpu_server.replicas.wire import DropAdapter
 logger = logging.getLogger(__name__)
 
 SETTLED_S = 5.0
-"""An adapter that some replica has had for so long is passed on to others. Before, it may just be on its way
-to all of them, or off all of them."""
+"""Age at which an adapter is passed on. A newer one may be on its way to all replicas, or off them."""
 
 
 @dataclass
@@ -30,23 +29,19 @@ class _Offered:
 
 
 class ReplicaAdapters:
-    """Loads and unloads at all replicas, and passes on to those that come later what the others have: by
-    whichever API process it was loaded, and whether that still lives."""
+    """Loads and unloads at all replicas. Later replicas get the others' adapters, even those of ended API
+    processes."""
 
     def __init__(self, replicas: Mapping[str, KnownReplica], clock: Callable[[], float]) -> None:
         self._replicas = replicas
         self._clock = clock
         self._loaded: dict[str, Adapter] = {}
-        """By name, those that were loaded through this process."""
         self._offered: dict[str, _Offered] = {}
-        """By key, those that replicas are ready to compute with."""
         self._passing: set[asyncio.Task[AdapterStatus | None]] = set()
 
     async def load(self, adapter: Adapter, former: Adapter | None) -> AdapterStatus | None:
-        """At all that are ready. `former`: the one that has its name. None: no replica has answered.
-
-        Raises AdapterFailed; then it is loaded nowhere.
-        """
+        """Load at all ready replicas, and return None if none has answered. Raises AdapterFailed, and then
+        the adapter is loaded nowhere."""
         ready = [name for name, known in self._replicas.items() if known.is_ready]
         told = await asyncio.gather(*(self._load_at(name, adapter) for name in ready))
         statuses = [status for status in told if status is not None]
@@ -62,14 +57,13 @@ class ReplicaAdapters:
         return statuses[0]
 
     def unload(self, name: str, keys: set[str]) -> None:
-        """`keys`: of all that have the name."""
         self._loaded.pop(name, None)
         for known in self._replicas.values():
             known.adapters_asked -= keys
         self._drop(name)
 
     def reported(self, replica: str) -> None:
-        """The replica gets what it lacks."""
+        """Send the replica the adapters that it lacks."""
         known = self._replicas[replica]
         if known.report is None:
             return
@@ -100,8 +94,7 @@ class ReplicaAdapters:
                 del self._offered[key]
 
     def _missing(self, known: KnownReplica, names: set[str]) -> Iterator[Adapter]:
-        """What was loaded through this process, and what others have had for a while. What the replica has
-        had before it has lost by `unload`, and does not get again."""
+        """An adapter that the replica once had was lost by `unload`, and is not sent again."""
         yield from self._loaded.values()
         for key, offered in self._offered.items():
             is_settled = self._clock() - offered.since_s >= SETTLED_S
@@ -109,8 +102,7 @@ class ReplicaAdapters:
                 yield offered.adapter
 
     async def _take_back(self, adapter: Adapter, former: Adapter | None, taken: Sequence[str]) -> None:
-        """Some replica has refused the adapter: those that have `taken` it get the former one of its name
-        again, or none."""
+        """Undo a refused load: replicas that have `taken` the adapter get the former one, or none."""
         if former is None:
             self._drop(adapter.name)
         elif former.key != adapter.key:
@@ -121,7 +113,7 @@ class ReplicaAdapters:
             known.session.send(DropAdapter(name))
 
     async def _load_at(self, replica: str, adapter: Adapter) -> AdapterStatus | None:
-        """None: the replica was lost meanwhile, which says nothing of the adapter."""
+        """Return None if the replica was lost, which proves nothing about the adapter."""
         known = self._replicas.get(replica)
         if known is None:
             return None

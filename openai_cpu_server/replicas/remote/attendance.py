@@ -1,4 +1,4 @@
-"""One session with one replica, and what is known of that replica."""
+"""One session with one replica, and the state of that replica."""
 
 from __future__ import annotations
 
@@ -28,25 +28,23 @@ from openai_cpu_server.replicas.wire import (
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 0.5
-"""The share of a lease after which a replica that does not answer is given up: before it gives us up."""
+"""Share of a lease after which a silent replica is given up, before it gives us up."""
 _RENEWALS = 4
-"""In the time of a lease."""
+"""Per lease."""
 _SILENCE_S = 4.0
-"""A replica that answers, and whose news do not come for so long (nor for a lease), is given up: it tells
-something every second."""
+"""A replica that sends no news for this time and a lease is given up; it should send some every second."""
 
 
 class SessionListener(Protocol):
     def heard(self, session: ReplicaSession, news: ReplicaNews) -> None: ...
 
     def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
-        """Nothing is heard of the replica any more. Told once, unless we have left. Else than by a death: it
-        has ended the session."""
+        """Called once, and not after we have left. `is_death`: False if the replica has ended the session."""
         ...
 
 
 class ReplicaSession:
-    """It is lost when the stream of news ends, or when an order is not answered in time."""
+    """Lost when the stream of news ends, or when an order is not answered in time."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class ReplicaSession:
         lease_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """`lease_holder`: what we call ourselves; another name in each session."""
+        """`lease_holder`: our name, unique to the session."""
         self.replica = replica
         self.link = link
         self._lease_holder = lease_holder
@@ -68,34 +66,30 @@ class ReplicaSession:
         self._orders: list[Order] = []
         self._has_orders = asyncio.Event()
         self._told_s: deque[float] = deque()
-        """When each telling of orders began, from the first on that it has not counted."""
+        """Start time of each order batch that the replica's forecast does not include yet."""
         self._num_counted = 0
-        """How many were told before these."""
         self._heard_s = clock()
         self._is_over = False
         self._listening = asyncio.create_task(self._listen())
         self._telling: asyncio.Task[None] | None = None
-        """None: it has told nothing yet, and would not know us."""
+        """Started by the first news, because the replica would not know us before."""
 
     def send(self, *orders: Order) -> None:
-        """Orders that come while others are on their way go together."""
         self._orders.extend(orders)
         self._has_orders.set()
 
     def counted_s(self, num_told: int) -> float:
-        """What was sent before that time was told with the first `num_told` tellings. From one question to
-        the next they must not become fewer."""
+        """Return the time before which all orders were in the first `num_told` batches (never decreasing)."""
         while self._told_s and self._num_counted < num_told:
             self._told_s.popleft()
             self._num_counted += 1
         return self._told_s[0] if self._told_s else self._clock()
 
     def leave_in(self, seconds: float) -> None:
-        """Leave later: until then it is told whether the replica dies."""
+        """Leave later, and until then report the replica's death."""
         asyncio.get_running_loop().call_later(seconds, self.leave)
 
     def leave(self) -> None:
-        """We want nothing more of it."""
         self._is_over = True
         self._listening.cancel()
         if self._telling is not None:
@@ -133,7 +127,7 @@ class ReplicaSession:
                 return
 
     def _next_orders(self) -> list[Order]:
-        """All, but of those that bring pictures or sound, which are large, the first ends them."""
+        """An order with pictures or sound is large and ends a batch."""
         large = (number for number, order in enumerate(self._orders, 1) if _is_large(order))
         count = next(large, len(self._orders))
         orders, self._orders = self._orders[:count], self._orders[count:]
@@ -170,19 +164,16 @@ def _is_large(order: Order) -> bool:
 
 @dataclass
 class KnownReplica:
-    """A replica that is there, or was told to go."""
-
     session: ReplicaSession
     report: HostReport | None = None
-    """None: it has told nothing yet."""
     is_going: bool = False
-    """It is to get nothing new, and what it has moves as soon as another can take it."""
+    """True if it gets no new requests, and its own move as soon as another can take them."""
     adapters_asked: set[str] = field(default_factory=set)
-    """The keys of those that it was asked to load, beside those that it has had from its start."""
+    """Keys of adapters that it was asked to load, beside those from its start."""
     adapters_refused: set[str] = field(default_factory=set)
-    """The keys of those of them that it cannot load."""
+    """Keys of adapters that it has failed to load."""
     adapters_seen: set[str] = field(default_factory=set)
-    """The keys of all that it has ever told of."""
+    """Keys of all adapters that it has ever reported."""
 
     @property
     def is_ready(self) -> bool:
@@ -191,7 +182,7 @@ class KnownReplica:
 
     @property
     def is_shared(self) -> bool:
-        """By its last report it computes requests of other API processes that have gained nothing yet."""
+        """True if it runs requests of other API processes that have no output yet, by its last report."""
         others = (self.report and self.report.others) or ()
         return any(
             one.state is RequestState.RUNNING and not one.output_tokens and not one.num_embedded
@@ -199,16 +190,14 @@ class KnownReplica:
         )
 
     def has(self, key: str | None) -> bool:
-        """It has the adapter; None: none is needed."""
         return key is None or AdapterState.READY in self._adapter_states(key)
 
     def may_have(self, key: str) -> bool:
-        """It has the adapter, or is about to load it; one that has told nothing yet may have it."""
+        """Return True if it has the adapter or is loading it. A replica without a report may have it."""
         is_asked = key in self.adapters_asked - self.adapters_refused
         is_known = self._adapter_states(key) - {AdapterState.FAILED}
         return self.report is None or is_asked or bool(is_known)
 
     def _adapter_states(self, key: str) -> set[AdapterState]:
-        """At most one."""
         adapters = self.report.adapters if self.report is not None else ()
         return {status.state for status in adapters if status.adapter.key == key}

@@ -1,4 +1,4 @@
-"""Requests on their way to replicas, what these tell on its way back, and the connections for both."""
+"""Requests to replicas, their news, and the connections for both."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ from openai_cpu_server.replicas.wire import (
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
-"""For the connection, and then for the first news: a replica tells them at once."""
+"""Timeout of the connection, and of the first news, which a replica sends at once."""
 
 
 class StreamLink:
-    """To one replica."""
-
     def __init__(
         self,
         door: Callable[[], Awaitable[DoorAddress]],
@@ -50,7 +48,7 @@ class StreamLink:
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`door` asks where it is; `load_adapter`: as the `ReplicaLink`'s. Both raise `ReplicaLost`."""
+        """`door` returns its address; `load_adapter` as in `ReplicaLink`. Both raise ReplicaLost."""
         self._door = door
         self._load_adapter = load_adapter
         self._tls = tls
@@ -91,17 +89,13 @@ class StreamLink:
 
 
 class _Session:
-    """The connection of one."""
-
     def __init__(self, stream: FrameStream) -> None:
         self._stream = stream
         self._untaken: deque[asyncio.Future[bool]] = deque()
-        """The tellings that were not answered yet."""
         self._patience_s: float | None = _CONNECT_S
-        """None: it has told something."""
 
     async def news(self) -> bytes | None:
-        """None: the replica has ended the session. Raises `ReplicaLost`."""
+        """Return None if the replica has ended the session. Raises ReplicaLost."""
         while (frame := await self._received()) is not None:
             kind = frame[:1]
             if kind == NewsFrame.NEWS:
@@ -137,35 +131,32 @@ class _Session:
 
 
 _LAST_WORDS_S = 2.0
-"""A replica that is gone may have died: whoever attends it is told why about then. It also has to tell whose
-CPU time it has spent at last, which it does every second."""
+"""Time for a departed replica's last news: the cause of its death, and CPU time, sent every second."""
 
 
 class ReplicaCarrier:
-    """Owns the sessions with the replicas. `RequestPlacement` owns the requests that they compute."""
+    """Owns the sessions with the replicas. `RequestPlacement` owns their requests."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
         self.replicas: dict[str, KnownReplica] = {}
         self.requests = RequestPlacement(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
-        """The names of those that have died, or were cut off."""
         self.last_loss: tuple[str, float] | None = None
-        """Why the last one was, and when."""
+        """Reason and time of the last loss."""
         self.on_report: Callable[[str], None] = lambda replica: None
         self.on_spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
-        """Told of CPU time, in milliseconds, by the label of the client."""
+        """Receives CPU milliseconds by client label."""
         self.on_measured: Callable[[Sequence[MeasuredMedia]], None] = lambda measured: None
         self._clock = clock
         self._router = router
         self._lease_s = lease_s
         self._links: dict[str, ReplicaLink] = {}
-        """Replicas that are to be attended."""
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
     # -- replicas ----------------------------------------------------------------------------------------
 
     def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
-        """Attend those that are new. Those that are gone get nothing more; what they compute moves."""
+        """Attend new replicas. Absent ones get no new requests, and their requests move."""
         self._links = dict(links)
         for name in links:
             if name not in self.replicas:
@@ -175,7 +166,7 @@ class ReplicaCarrier:
                 self._let_go(name, known)
 
     def retry(self) -> None:
-        """Attend again those that were lost, and are still said to be there."""
+        """Attend again replicas that were lost but are still listed."""
         for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 
@@ -184,7 +175,6 @@ class ReplicaCarrier:
             self.replicas[replica].session.send(*orders)
 
     def close(self) -> None:
-        """Leave all."""
         for known in self.replicas.values():
             known.session.leave()
         self.replicas.clear()
@@ -229,7 +219,6 @@ class ReplicaCarrier:
         self._empty(name)
 
     def _empty(self, name: str) -> None:
-        """Move what it computes; leave it when it has nothing any more."""
         if self.requests.empty(name):
             self.replicas.pop(name).session.leave_in(_LAST_WORDS_S)
 
@@ -296,5 +285,4 @@ class ReplicaCarrier:
 
 
 def _renamed(event: TokenEvent | Embedded, live: AcceptedRequest) -> TokenEvent | Embedded:
-    """As the request is called here."""
     return event if event.id == live.request.id else msgspec.structs.replace(event, id=live.request.id)

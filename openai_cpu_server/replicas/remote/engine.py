@@ -1,4 +1,4 @@
-"""An `Engine` over replicas elsewhere, and what they are as one: its state, facts and sums."""
+"""An `Engine` over replicas elsewhere, with their combined state, facts and sums."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ _RESTART_STATES = (EngineState.RESTARTING, EngineState.LOADING)
 
 
 class ReplicasOverview:
-    """Asked, it looks at what the replicas have reported last."""
-
     def __init__(self, carrier: ReplicaCarrier, clock: Callable[[], float]) -> None:
         self.is_draining = False
         self.is_closed = False
@@ -50,7 +48,7 @@ class ReplicasOverview:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Those of a ready replica, else as they were last."""
+        """Info of a replica that has one, otherwise the last known."""
         infos = [report.info for report in self._reports() if report.info is not None]
         if infos:
             self._last_info = infos[0]
@@ -71,7 +69,7 @@ class ReplicasOverview:
 
     @property
     def reason(self) -> str | None:
-        """What is wrong with some replica, also where others serve; None: nothing is."""
+        """Failures of single replicas, also while others serve, or None."""
         wrong = [
             f"the replica {name}: {known.report.reason_told}"
             for name, known in self._carrier.replicas.items()
@@ -83,11 +81,10 @@ class ReplicasOverview:
 
     @property
     def others(self) -> list[LiveRequest]:
-        """The requests of other API processes."""
         return [request for report in self._reports() for request in report.others or ()]
 
     def holders(self, name: str) -> list[str]:
-        """The replicas that compute an API call of another API process, named by its id or a sequence's."""
+        """Return the replicas that run a call of another API process, by the call's id or a sequence's."""
         return [
             replica
             for replica, known in self._carrier.replicas.items()
@@ -121,7 +118,6 @@ class ReplicasOverview:
         )
 
     def kv_stats(self) -> KVStats | None:
-        """Sums over the replicas."""
         parts = [report.kv for report in self._reports() if report.kv is not None]
         if not parts:
             return None
@@ -133,7 +129,6 @@ class ReplicasOverview:
         return msgspec.structs.replace(parts[0], **sums)
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        """By name, as it stands with the replica where it stands best."""
         best: dict[str, AdapterStatus] = {}
         for status in (status for report in self._reports() for status in report.adapters):
             known = best.get(status.adapter.name)
@@ -142,7 +137,7 @@ class ReplicasOverview:
         return tuple(best.values())
 
     def _reports(self) -> list[HostReport]:
-        """What the replicas that stay have told; where there is none, those that go."""
+        """Return reports of staying replicas, or of leaving ones if none stays."""
         known = [one for one in self._carrier.replicas.values() if one.report is not None]
         staying = [one for one in known if not one.is_going] or known
         return [one.report for one in staying if one.report is not None]
@@ -163,14 +158,11 @@ def _shut_down() -> GenerationFailed:
 
 
 _RETRY_S = 1.0
-"""How often replicas are attended anew that were lost and are still said to be there."""
 
 
 class RemoteEngine:
-    """Accepts requests within limits, sends each to a replica, and replays what a replica leaves behind.
-
-    All methods belong to one event loop's thread.
-    """
+    """Accepts requests within limits, sends each to a replica, and replays those that a replica leaves
+    behind. Belongs to one event loop's thread."""
 
     def __init__(
         self,
@@ -183,9 +175,8 @@ class RemoteEngine:
         random: Random | None = None,
         spent: Callable[[dict[str, float]], None] = lambda spent_ms: None,
     ) -> None:
-        """`num_routers`: how many such engines share the replicas. `lease_s`: a replica that hears nothing of
-        us for so long ends what we have ordered; we give it up after half of that. `spent` is told of the
-        replicas' CPU time, in milliseconds, by the label of the client."""
+        """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends
+        our requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
         router = ReplicaRouter(random or Random(), num_routers=num_routers)
         self._carrier = ReplicaCarrier(clock, router, lease_s=lease_s)
         self._requests = self._carrier.requests
@@ -216,26 +207,21 @@ class RemoteEngine:
 
     @property
     def last_use_s(self) -> float:
-        """When a request last came or ended, on the clock."""
         return self._requests.delivery.last_use_s
 
     async def run(self) -> None:
-        """Serve until it is cancelled."""
         while True:
             await asyncio.sleep(_RETRY_S)
             self._carrier.retry()
 
     def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
-        """All replicas that there are, by name. Those that it knows and that are gone are left: what they
-        compute moves as soon as another is ready."""
+        """Set the present replicas by name. Requests of absent ones move as soon as another is ready."""
         self._carrier.replicas_are(links)
 
     def drain(self) -> None:
-        """Accept nothing more."""
         self._overview.is_draining = True
 
     async def close(self) -> None:
-        """End all requests."""
         self._overview.is_closed = True
         self._requests.end(_shut_down)
         self._shapes.end(_shut_down)
@@ -276,10 +262,9 @@ class RemoteEngine:
         return self._requests.live.snapshots(self._clock()) + self._overview.others
 
     def show_steps(self, see: SeeStep) -> None:
-        """Replicas do not tell of single steps."""
+        """Do nothing, because replicas do not report single steps."""
 
-    def hide_steps(self) -> None:
-        """Nobody was told of any."""
+    def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
@@ -302,7 +287,6 @@ class RemoteEngine:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _serving(self) -> ModelInfo:
-        """Raises EngineUnavailable where nothing is accepted."""
         info = self.info
         if info is None or self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise unavailable(self.status())
@@ -317,7 +301,6 @@ class RemoteEngine:
         self._shapes.ask_again(partial(self._carrier.send, replica))
 
     def _cancel_elsewhere(self, name: str) -> bool:
-        """End a call of another API process; False: there is none either."""
         holders = self._overview.holders(name)
         for replica in holders:
             self._carrier.send(replica, CancelCall(name))

@@ -1,4 +1,4 @@
-"""Which replica computes which request, and when it moves."""
+"""Assignment of requests to replicas, and their moves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RequestPlace(NamedTuple):
 
 
 class RequestPlaces:
-    """Where all live requests are; those without a place wait for one."""
+    """Places of all live requests. Requests without a place wait for one."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, AcceptedRequest] = {}
@@ -35,30 +35,27 @@ class RequestPlaces:
 
     @property
     def waiting(self) -> list[AcceptedRequest]:
-        """In the order of their arrival here."""
         return list(self._waiting.values())
 
     def place(self, live: AcceptedRequest) -> RequestPlace | None:
         return self._places.get(live.request.id)
 
     def at(self, replica: str) -> list[AcceptedRequest]:
-        """Those that the replica computes."""
         return [live for live in self._by_wire.values() if self._places[live.request.id].replica == replica]
 
     def by_wire(self, replica: str, wire: str) -> AcceptedRequest | None:
-        """What the replica calls so; None: it does not compute it any more."""
+        """Return the request with this wire id, or None if the replica no longer runs it."""
         live = self._by_wire.get(wire)
         if live is None or self._places[live.request.id].replica != replica:
             return None
         return live
 
     def wait(self, live: AcceptedRequest) -> None:
-        """It has no place (any more)."""
+        """Return the request to the waiting set."""
         self._leave(live.request.id)
         self._waiting[live.request.id] = live
 
     def put(self, live: AcceptedRequest, replica: str) -> RequestPlace:
-        """The replica computes it from now on."""
         name = live.request.id
         self._leave(name)
         self._waiting.pop(name, None)
@@ -68,7 +65,6 @@ class RequestPlaces:
         return place
 
     def remove(self, live: AcceptedRequest) -> None:
-        """It lives no more."""
         self._leave(live.request.id)
         self._waiting.pop(live.request.id, None)
         self._attempts.pop(live.request.id, None)
@@ -80,62 +76,58 @@ class RequestPlaces:
 
 
 _SUSPECT = 2
-"""A request is a suspect when so many replicas in a row were lost while they computed it, and before it had
-gained anything. One loss alone is mostly a machine's own: whatever it computed is replayed together."""
+"""Consecutive losses, each before any output, that make a suspect. A single one is mostly the machine's
+fault, and all requests there are replayed together."""
 _GUILTY = 3
-"""So many losses convict a request, if it was on trial at the last."""
+"""Losses that convict a request, if it was on trial at the last."""
 _HOPELESS = 6
-"""So many convict it even where others, of other API processes, were never away."""
+"""Losses that convict it even if requests of other API processes were always present."""
 
 
 class Quarantine:
-    """Suspects are tried one at a time at a replica that gets nothing else new meanwhile. Who has gained
-    something is cleared. If the replica is lost, that is of the suspect, unless another API process had a
-    request there that had gained nothing either.
-
-    So the innocent among them fail for nobody, and wait for as long as it takes to begin those before them.
-    `engine_client.culprits` does this within one engine, by halves: there a death costs much less.
-    """
+    """Tries suspects one at a time, each at a replica that gets no other new requests. A suspect with
+    output is cleared. If the replica is lost, the suspect is to blame, unless another API process had a
+    request without output there. Innocent suspects do not fail. `engine_client.culprits` bisects within
+    one engine, where a death costs less."""
 
     def __init__(self) -> None:
         self._losses: dict[str, int] = {}
-        """By request."""
         self._trials: dict[str, AcceptedRequest] = {}
-        """By replica: who is on trial there."""
+        """Suspect on trial, by replica."""
 
     @property
     def replicas(self) -> Collection[str]:
-        """They are to get nothing new."""
+        """Replicas that get no new requests."""
         return self._trials.keys()
 
     def has_room(self, num_ready: int) -> bool:
-        """Another may be tried: half of the replicas that are ready, or the only one, may be taken for it."""
+        """Return True if another trial may begin. Trials take at most half of the ready replicas, or one."""
         return len(self._trials) < max(1, num_ready // 2)
 
     def suspects(self, live: AcceptedRequest) -> bool:
-        """It is to be tried before it is computed beside others."""
+        """Return True if the request must be tried before it runs beside others."""
         return self._losses.get(live.request.id, 0) >= _SUSPECT
 
     def begin(self, live: AcceptedRequest, replica: str) -> None:
         self._trials[replica] = live
 
     def left(self, live: AcceptedRequest) -> bool:
-        """It is not where it was any more; whether that was a trial."""
+        """Drop the request from its replica. Return True if that ended a trial."""
         at = [replica for replica, one in self._trials.items() if one is live]
         for replica in at:
             del self._trials[replica]
         return bool(at)
 
     def cleared(self, live: AcceptedRequest) -> bool:
-        """It has gained something, or has ended; whether a trial is over by that."""
+        """Clear suspicion after output or completion. Return True if that ended a trial."""
         self._losses.pop(live.request.id, None)
         return self.left(live)
 
     def lost(
         self, replica: str, accused: Iterable[AcceptedRequest], *, is_alone: bool
     ) -> AcceptedRequest | None:
-        """The replica was lost while it computed the `accused`, which had gained nothing there. `is_alone`:
-        no other API process had such requests there. Returns who is guilty; that explains all losses."""
+        """Return the guilty request, which explains all losses, or None. `accused`: requests without
+        output there. `is_alone`: True if no other API process had such requests there."""
         on_trial = self._trials.pop(replica, None)
         guilty = None
         for live in accused:
@@ -148,16 +140,13 @@ class Quarantine:
 
 
 class RoutedRequests:
-    """Remembers the names as long as a request lives: one that waits is looked at again and again, and
-    hashing a long prompt takes as long as all else together."""
+    """Caches block names, because hashing a long prompt takes as long as the rest of routing."""
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[int, tuple[int, ...]]] = {}
-        """By request: the length of its output then, and the names."""
         self._avoided: dict[str, frozenset[str]] = {}
 
     def of(self, live: AcceptedRequest) -> RoutedRequest:
-        """The sequences of a call share their prompt: what the first of them wants is what the call wants."""
         request = live.request
         avoids = self._avoided.get(request.id, frozenset())
         if not isinstance(request, GenerationRequest):
@@ -168,7 +157,6 @@ class RoutedRequests:
         )
 
     def avoid(self, live: AcceptedRequest, replica: str) -> None:
-        """It was with this replica when it was lost."""
         name = live.request.id
         self._avoided[name] = self._avoided.get(name, frozenset()) | {replica}
 
@@ -186,12 +174,11 @@ class RoutedRequests:
 
 _MOVES_A_REPORT = 8
 _WORTH_MOVING_S = 1.0
-"""A request that waits is sent to another replica if that saves so much, and half of what it would wait."""
+"""Least saving for which a waiting request moves; it must also be half of the remaining wait."""
 
 
 class RequestPlacement:
-    """Owns the live requests. What a replica cannot bring to its end is sent to another one, with the output
-    so far."""
+    """Owns the live requests. Requests that a replica cannot finish move on with their output so far."""
 
     def __init__(
         self, replicas: Mapping[str, KnownReplica], router: ReplicaRouter, clock: Callable[[], float]
@@ -216,7 +203,7 @@ class RequestPlacement:
         self.place_waiting()
 
     def cancel(self, *request_ids: str) -> None:
-        """No replica is to compute them any more. Who reads them knows, or is still to be told."""
+        """Drop the requests without notifying their readers."""
         for request_id in request_ids:
             live = self.live.get(request_id)
             if live is not None:
@@ -228,20 +215,18 @@ class RequestPlacement:
         self._recall(live, FinishReason.STOP)
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """What is under way of the request as it was is dropped: it is another attempt from now on."""
+        """Discard the current attempt and its late output, and start another one."""
         live.end_thinking(ending)
         self._recall(live)
         self._suspend(live)
         self.place_waiting()
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        """Nobody will serve what lives."""
         self.delivery.fail(list(self.live), error)
 
     # -- what replicas tell ------------------------------------------------------------------------------
 
     def advance(self, live: AcceptedRequest) -> None:
-        """It has gained tokens or vectors."""
         if live.has_advanced:
             return
         live.has_advanced = True
@@ -252,7 +237,7 @@ class RequestPlacement:
     def displace(
         self, some: Sequence[AcceptedRequest], known: KnownReplica, why: str, *, accuses: bool = True
     ) -> None:
-        """Their replica was lost, or cannot compute them any more. `accuses`: that may be of one of them."""
+        """Return requests to the waiting set. `accuses`: the loss may be the fault of one of them."""
         replica = known.session.replica
         guilty = None
         if accuses:
@@ -268,8 +253,7 @@ class RequestPlacement:
             self.delivery.fail([guilty], lambda: GenerationFailed(message))
 
     def empty(self, replica: str) -> bool:
-        """Move what a replica computes that is to go, as soon as another can take it. Whether it has nothing
-        any more."""
+        """Move requests off a departing replica if another can take them. Return True if none is left."""
         for live in self.places.at(replica):
             if any(known.is_ready and known.has(live.request.adapter) for known in self._replicas.values()):
                 self._recall(live)
@@ -278,7 +262,7 @@ class RequestPlacement:
         return not self.places.at(replica)
 
     def place_waiting(self) -> None:
-        """Interactive calls first, then in the order of their arrival."""
+        """Place interactive calls first, then by arrival."""
         num_ready = sum(known.is_ready for known in self._replicas.values())
         if not num_ready:
             return  # many may wait for the first replica, and are not looked at whenever another comes
@@ -292,7 +276,7 @@ class RequestPlacement:
                 self._send(call, choice)
 
     def take_over(self, replica: str) -> None:
-        """Requests that wait elsewhere come here, where that is much sooner."""
+        """Move waiting requests here from other replicas if they would begin much sooner."""
         if replica in self._quarantine.replicas:
             return
         num_moved = 0
@@ -309,7 +293,6 @@ class RequestPlacement:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _better(self, live: AcceptedRequest, replica: str) -> ReplicaChoice | None:
-        """This replica, where the request waits at another one and would begin much sooner here."""
         place, now_s = self.places.place(live), self._clock()
         if live.state is not RequestState.WAITING or place is None or place.replica == replica:
             return None
@@ -322,7 +305,6 @@ class RequestPlacement:
         return choice if is_better else None
 
     def _try_suspects(self, num_ready: int) -> None:
-        """Each alone, as far as there is room for it."""
         for live in self._waiting():
             if not self._quarantine.suspects(live) or not self._quarantine.has_room(num_ready):
                 continue
@@ -332,7 +314,7 @@ class RequestPlacement:
                 self._send([live], choice)
 
     def _isolate(self, replica: str) -> None:
-        """Who has gained nothing there moves away: if the replica is lost, that is not of them."""
+        """Move requests without output away, because they must not be blamed for the loss of the replica."""
         for live in self.places.at(replica):
             if not live.has_advanced:
                 self._recall(live)
@@ -342,7 +324,7 @@ class RequestPlacement:
         return sorted(self.places.waiting, key=lambda live: live.request.priority)
 
     def _choose(self, call: Sequence[AcceptedRequest]) -> ReplicaChoice | None:
-        """None: no replica is ready for it, or none will ever be: then it fails."""
+        """Return None if no replica is ready. Fail the call if none will ever have its adapter."""
         key = call[0].request.adapter
         choice = self._router.choose(
             self._routed.of(call[0]), now_s=self._clock(), among=self._candidates(key)
@@ -353,14 +335,13 @@ class RequestPlacement:
         return choice
 
     def _candidates(self, key: str | None) -> Collection[str] | None:
-        """The replicas that have the adapter, and take something new; None: all."""
         if key is None and not self._quarantine.replicas:
             return None
         there = [name for name, known in self._replicas.items() if known.has(key)]
         return [name for name in there if name not in self._quarantine.replicas]
 
     def _send(self, call: Sequence[AcceptedRequest], choice: ReplicaChoice) -> None:
-        """The sequences of a call share their prompt: it is read once, and booked for the first of them."""
+        """The sequences of a call share their prompt, which is read once and booked for the first one."""
         orders: list[Order] = []
         for live in call:
             place = self.places.put(live, choice.replica)
@@ -370,14 +351,12 @@ class RequestPlacement:
         self._replicas[choice.replica].session.send(*orders)
 
     def _suspend(self, live: AcceptedRequest) -> None:
-        """It waits for a place."""
         live.wait()
         self._quarantine.left(live)
         self._router.ended(live.request.id)
         self.places.wait(live)
 
     def _recall(self, live: AcceptedRequest, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """The replica that has it, if one has, need not compute it any more."""
         place = self.places.place(live)
         if place is not None and place.replica in self._replicas:
             self._replicas[place.replica].session.send(CancelRequest(id=place.wire_id, reason=reason))

@@ -1,4 +1,4 @@
-"""The workloads, by the names that `--workloads` takes, in the order in which they run."""
+"""Workloads by the names that `--workloads` takes, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -41,4 +41,3 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
 }
 
 QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory")
-"""The workloads for which three minutes are enough."""

@@ -1,5 +1,4 @@
-"""The common part of *chat*, *prefix* and *bursts*:
-a number of requests, timed from the first to the last."""
+"""Common part of *chat*, *prefix* and *bursts*: a number of requests, timed from first to last."""
 
 from __future__ import annotations
 
@@ -19,8 +18,6 @@ from bench.stats import percentile
 
 @dataclass(frozen=True)
 class BatchRun:
-    """The traces of a run; all of them are complete."""
-
     seconds: float
     traces: list[Trace]
 
@@ -38,7 +35,6 @@ class BatchRun:
 
     @property
     def cached_share(self) -> float:
-        """The share of all prompt tokens that came from the cache."""
         usages = [trace.usage for trace in self.traces if trace.usage is not None]
         return sum(u.cached_tokens for u in usages) / sum(u.prompt_tokens for u in usages)
 
@@ -46,13 +42,13 @@ class BatchRun:
         return percentile(first_token_times(self.traces), percent)
 
     def gap_s(self, percent: float) -> float:
-        """A percentile of the inter-token latency; 100 is the longest silence after a first token."""
+        """Return a percentile of the inter-token latency; 100 is the longest stall after a first token."""
         gaps = [gap for trace in self.traces for gap in trace.gaps_s]
         return percentile(gaps, percent) if gaps else 0.0
 
 
 def questions(prompts: Prompts, prompt_tokens: int, lengths: Sequence[int], *seed: object) -> list[Ask]:
-    """A request for each length of an answer. Every server gets the same; no two prompts share a prefix."""
+    """Return a request per answer length, the same for every server. No two prompts share a prefix."""
     return [
         Ask(prompt=prompts.question(prompt_tokens, *seed, i), max_tokens=length, seed=i)
         for i, length in enumerate(lengths)
@@ -87,18 +83,14 @@ def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun
 
 
 def output_line(contest: Contest[BatchRun]) -> Line:
-    """Output tokens per second."""
     return contest.line("output", "tok/s", Direction.AT_LEAST, lambda run: run.output_tokens_per_s)
 
 
 def requests_line(contest: Contest[BatchRun]) -> Line:
-    """Requests per second."""
     return contest.line("requests", "1/s", Direction.AT_LEAST, lambda run: run.requests_per_s)
 
 
 def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:
-    """Latencies; the worst stall comes last."""
-
     def line(what: str, figure: Callable[[BatchRun, float], float], percent: float) -> Line:
         return contest.line(what, "s", Direction.AT_MOST, lambda run: figure(run, percent))
 

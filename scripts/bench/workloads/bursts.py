@@ -56,7 +56,6 @@ def asks(size: Size, number: int) -> list[Ask]:
 
 
 def arrivals(size: Size, number: int) -> list[float]:
-    """Arrivals of a Poisson process that brings so many in that time:
-    each is equally likely at any moment."""
+    """Return Poisson arrivals of a fixed number, so each is equally likely at any moment."""
     draw = random.Random(number)
     return sorted(draw.uniform(0, _WITHIN_S) for _ in range(size.requests))

@@ -53,7 +53,6 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
-    """The requests of one round; every server gets the same."""
     return questions(prompts, size.prompt_tokens, [size.output_tokens] * size.requests, "chat", number)
 
 

@@ -1,5 +1,5 @@
-"""*clients*: output tokens/s over the number of clients, with prompts that share nothing; and what a server
-takes of the cores meanwhile, our engine and API apart."""
+"""*clients*: output tokens/s over the number of clients, with prompts that share nothing, and a server's
+CPU use meanwhile (of ours: engine and API apart)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POOL_TOKENS = 16384
 
 @dataclass(frozen=True)
 class Point:
-    """A number of clients, and how many times as fast as others our server is to be there."""
+    """Number of clients, with the factor by which our server should be faster than others."""
 
     clients: int
     openvino: float
@@ -68,7 +68,6 @@ class PointRun:
 
 
 Runs = dict[int, PointRun]
-"""By clients."""
 
 
 def run(bench: Bench) -> WorkloadResult:
@@ -95,7 +94,6 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def asks(prompts: Prompts, size: Size, number: int, clients: int) -> list[Ask]:
-    """The requests of one point; every server gets the same."""
     lengths = [size.output_tokens] * size.num_requests(clients)
     return questions(prompts, size.prompt_tokens, lengths, "clients", number, clients)
 
@@ -119,7 +117,6 @@ def _cpu_line(contest: Contest[Runs], clients: int) -> Line:
 
 
 def _apart(runs: list[Runs], counts: Sequence[int]) -> Iterator[Figure]:
-    """Our API, which is the first process, and our engine, which it starts."""
     for clients in counts:
         points = [run[clients] for run in runs]
         for what, unit, figure in (

@@ -1,4 +1,4 @@
-"""*json*: the cost of answers that follow a schema, against free text of the same lengths."""
+"""*json*: cost of answers that follow a schema, against free text of the same lengths."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ QUICK = Size(requests=8, clients=8, prompt_tokens=40)
 @dataclass(frozen=True)
 class JsonRun:
     bound: BatchRun
-    """Answers that follow schemas."""
     free: BatchRun
-    """The same prompts with free answers, each as long."""
 
     @property
     def lengths(self) -> list[int]:
@@ -105,24 +103,20 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def constrained_asks(size: Size, number: int) -> list[Ask]:
-    """The requests of one round; the schemas take turns."""
     lengths = [_LONGEST] * size.requests
     return schemas.following(questions(RandomPrompts(), size.prompt_tokens, lengths, "json", number))
 
 
 def free_asks(size: Size, number: int, lengths: list[int]) -> list[Ask]:
-    """The same requests without schemas, each as long as its answer was."""
     pairs = zip(constrained_asks(size, number), lengths, strict=True)
     return [msgspec.structs.replace(ask, schema=None, max_tokens=length) for ask, length in pairs]
 
 
 def in_order(traces: list[Trace]) -> list[Trace]:
-    """The requests in order; a client that is free takes the next."""
     return sorted(traces, key=lambda trace: trace.ask.seed)
 
 
 def is_valid(trace: Trace) -> bool:
-    """Whether the answer is complete JSON that fits its schema."""
     assert trace.ask.schema is not None
     try:
         answer = json.loads(trace.text)

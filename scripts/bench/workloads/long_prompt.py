@@ -1,5 +1,5 @@
-"""*long prompt*: a long prompt arrives while others stream. How long do their streams stand still?
-*prompt*: one arrives while nothing else runs. How fast is it read?"""
+"""*long prompt*: stalls of streams while a long prompt arrives. *prompt*: speed of reading one while
+nothing else runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ _POOL_TOKENS = 16384
 _POLL_S = 0.02
 _REPEATS = 2
 _CALM_TOKENS = 8
-"""The tokens of each stream before the long prompt comes."""
 _START_S = 300.0
-"""The seconds in which the streams must have begun."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Size:
     streams: int = 8
     stream_prompt: int = 64
     stream_output: int = 600
-    """More tokens than can come while the long prompt is read; the rest is cut off."""
     long_output: int = 8
 
     @property
@@ -48,12 +45,9 @@ QUICK = Size(long_tokens=1000)
 
 @dataclass(frozen=True)
 class Passage:
-    """A long prompt's times, and those of the streams beside it."""
-
     long: Trace
     streams: list[Trace]
     end: float
-    """When the long prompt's answer was complete."""
 
     @property
     def ttft_s(self) -> float:
@@ -62,7 +56,6 @@ class Passage:
 
     @property
     def gaps_s(self) -> list[float]:
-        """The silences of the streams that reach into the long request's time, those at its end included."""
         gaps = []
         for trace in self.streams:
             last = [] if trace.is_complete else [self.end]
@@ -72,7 +65,6 @@ class Passage:
 
     @property
     def calm_s(self) -> float:
-        """The median inter-token latency before the long prompt."""
         before = [
             b - a for trace in self.streams for a, b in pairwise(trace.chunk_times) if b <= self.long.arrival
         ]
@@ -87,7 +79,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def run_beside_16(bench: Bench) -> WorkloadResult:
-    """Twice as many streams: as many as there are slots. A hybrid memory cuts steps of unequal parts."""
+    """Use as many streams as there are slots. A hybrid memory cuts steps of unequal parts."""
     return _run(bench, "long-prompt-16", replace(QUICK if bench.is_quick else FULL, streams=16))
 
 
@@ -112,7 +104,6 @@ def run_alone(bench: Bench) -> WorkloadResult:
 
 
 async def _alone(prompts: Prompts, size: Size, server: Server, seed: tuple[int, int]) -> float:
-    """Seconds to its first token."""
     client = server.clients()
     trace = await client.send(_long(prompts, size, *seed))
     client.check()
@@ -161,7 +152,7 @@ async def _measure(prompts: Prompts, size: Size, server: Server, number: int) ->
 
 
 async def _calm(size: Size, streams: Clients) -> None:
-    """Wait until all stream; or as many as the server serves at once, if one of those has got far."""
+    """Wait until all stream, or as many as the server runs at once if one of those has progressed far."""
     while not _is_calm(size, streams.traces):
         streams.check()
         await asyncio.sleep(_POLL_S)

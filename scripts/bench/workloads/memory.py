@@ -1,7 +1,5 @@
-"""*memory*: what servers hold when ready and at work, and what they do when idle.
-
-For our server it also shows the KV cells of requests with a common prefix, against a full context for each.
-"""
+"""*memory*: memory of servers when ready and at work, and their idle CPU use; for ours also the KV cells
+of requests with a common prefix, against a full context for each."""
 
 from __future__ import annotations
 
@@ -26,13 +24,12 @@ from bench.stats import Rounds
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
 _TRIES = 50
-"""A tiny model is done with all requests between two looks, now and then; hardly so often."""
+"""A tiny model sometimes finishes all requests between two looks, but hardly this often."""
 _IDLE_CORES = 0.02
-"""The share of a core for a process that wakes a few times a second; a spinning thread takes a whole one."""
+"""A process that wakes a few times a second stays below; a spinning thread takes a whole core."""
 _CONTEXT = 4096
-"""The tokens that a server with fixed slots sets aside for each request."""
 _SLOT_TOKENS = 2000
-"""The tokens of a slot, for servers with 16 slots: in all as many cells as eight full contexts."""
+"""Tokens of a slot, for servers with 16 slots: in all as many cells as eight full contexts."""
 _MB = 1e6
 
 
@@ -54,7 +51,7 @@ QUICK = Size(requests=8, shared_tokens=1000, own_tokens=20, output_tokens=20, id
 
 
 class Peak:
-    """The most of each that our server had at once. `pool` is from the moment when most cells were held."""
+    """Largest figures of our server. `pool` is from the moment when most cells were held."""
 
     def __init__(self) -> None:
         self.pool: Pool | None = None
@@ -62,7 +59,7 @@ class Peak:
         self.running = 0
 
     async def watch(self, port: int) -> None:
-        """Watch until it is cancelled. Raises HttpFailed."""
+        """Watch until cancelled. Raises HttpFailed."""
         while True:
             self.note(await cache_stats(port))
             await asyncio.sleep(_POLL_S)
@@ -77,12 +74,11 @@ class Peak:
 
     @property
     def is_seen(self) -> bool:
-        """Some cells were held."""
         return self.pool is not None and self.pool.used.tokens > 0
 
     @property
     def held(self) -> Pool:
-        """The pool when most of its cells were held. Raises LoadFailed if that was never seen."""
+        """Pool when most of its cells were held. Raises LoadFailed if that was never seen."""
         if self.pool is None or not self.is_seen:
             raise LoadFailed("the requests were over before their cells could be counted")
         return self.pool
@@ -93,7 +89,6 @@ class MemoryRun:
     idle_cores: float
     use: TreeUse
     peak: Peak | None = None
-    """Our server's largest figures."""
 
 
 def run(bench: Bench) -> WorkloadResult:
@@ -122,7 +117,6 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def _idle_cores(server: Server, seconds: float) -> float:
-    """The cores that an idle server keeps busy."""
     start, before_s = time.perf_counter(), cpu_seconds(server.pid)
     time.sleep(seconds)
     return (cpu_seconds(server.pid) - before_s) / (time.perf_counter() - start)
@@ -187,7 +181,6 @@ async def _load(size: Size, server: Server, number: int, *, is_ours: bool) -> Pe
 
 
 async def _watched_load(size: Size, server: Server, clients: Clients, number: int) -> Peak:
-    """Ask until cells were held at one look at least; each time something that no cache knows."""
     peak = Peak()
     watcher = asyncio.create_task(peak.watch(server.port))
     try:

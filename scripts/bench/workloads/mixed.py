@@ -1,7 +1,5 @@
-"""*mixed*: interactive requests arrive by the clock while batch clients keep the machine full.
-
-Their rate is measured first: a machine that is twice as slow gets half as many, from all servers alike.
-"""
+"""*mixed*: interactive requests arrive by the clock while batch clients keep the machine full. Their rate
+follows a measurement: half as fast a machine gets half as many, from all servers alike."""
 
 from __future__ import annotations
 
@@ -37,8 +35,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnPhases:
-    """Phases on a server of its own, for our server only."""
-
     idle: list[Trace]
     alone: Window
 
@@ -51,7 +47,7 @@ class OwnPhases:
 class MixedRun:
     both: Window
     own: OwnPhases | None = None
-    """Of our server, in the first round only: they take as long as two windows."""
+    """Measured in the first round only, because they take as long as two windows."""
 
     def ttft_s(self, percent: float) -> float:
         return self.both.ttft_s(Priority.INTERACTIVE, percent)
@@ -87,7 +83,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def _paced(bench: Bench, size: Size, contestants: Sequence[Contestant]) -> Size:
-    """The load paced by the first server that answers, as a rule ours. Raises LoadFailed if none does."""
+    """Load paced by the first server that answers, as a rule ours. Raises LoadFailed if none does."""
     for who in contestants:
         bench.say(f"what an interactive request takes alone: {who.label}")
         try:
@@ -111,7 +107,6 @@ def _own_phases(bench: Bench, size: Size, who: Contestant, number: int) -> OwnPh
 
 
 def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
-    """The lines by short names."""
     at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
     line = contest.line
     return {
@@ -130,8 +125,6 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
 
 
 def class_lines(contest: Contest[T], window: Callable[[T], Window]) -> Iterator[Line]:
-    """What users of both classes wait for: batch's first tokens, and whole answers."""
-
     def line(what: str, figure: Callable[[Window], float]) -> Line:
         return contest.line(what, "s", Direction.AT_MOST, lambda run: figure(window(run)))
 
@@ -152,7 +145,6 @@ def _goals(contest: Contest[MixedRun], lines: dict[str, Line]) -> tuple[Goal, ..
 
 
 def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
-    """The goals against the same server without other load."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
     p95 = Rounds.of(runs, lambda run: run.ttft_s(95))
     idle = Rounds.of(pairs, lambda pair: pair[1].idle_p50_s)
@@ -171,7 +163,6 @@ def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
 
 
 def _figures(runs: list[MixedRun]) -> tuple[Figure, ...]:
-    """The figures of our own server."""
     pairs = [(run, run.own) for run in runs if run.own is not None]
     rows: tuple[tuple[str, str, Callable[[MixedRun, OwnPhases], float]], ...] = (
         ("ours, idle: TTFT p50", "s", lambda run, own: own.idle_p50_s),

@@ -1,4 +1,4 @@
-"""The load of *mixed*: endless batch clients, and interactive requests that arrive by the clock."""
+"""Load of *mixed*: endless batch clients, and interactive requests that arrive by the clock."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ from bench.servers import Server
 from bench.stats import percentile
 
 _MARGIN = 1.1
-"""Lengths differ from their mean by at most this factor."""
 _PACE = 2.0
-"""The interval between interactive requests, in times that a lone one takes."""
 SHORTEST_S = 0.3
-"""The shortest interval: with a shorter one the clients would be the limit."""
+"""With a shorter interval the clients would be the limit."""
 
 
 @dataclass(frozen=True)
 class Size:
     idle_requests: int
     ramp_s: float
-    """Seconds with batch clients alone before the window opens, because
-    they all begin with their prompts at once."""
+    """Time with batch clients alone before the window opens, because they all begin with prompts at once."""
     window_s: float
     every_s: float = 1.5
-    """The mean seconds between interactive requests. The other times grow with it."""
+    """Mean interval between interactive requests. The other times grow with it."""
     batch_clients: int = 8
     batch_prompt: int = 400
     batch_output: int = 100
@@ -48,10 +45,8 @@ class Size:
         return Room(pool_tokens=self.pool_tokens, request_tokens=longest)
 
     def paced(self, request_s: float) -> Size:
-        """The load for a model and a machine on which a lone interactive request takes so long.
-
-        If intervals must be longer, all times are longer; if they may be shorter, there are more requests.
-        """
+        """Return the load for a lone request of this time: longer intervals make all times longer, shorter
+        ones add requests."""
         every_s = max(SHORTEST_S, round(_PACE * request_s, 2))
         slower = max(1.0, every_s / self.every_s)
         return replace(
@@ -68,7 +63,7 @@ QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, every_s=0.5)
 
 @dataclass(frozen=True)
 class Window:
-    """The time from `begin` to `end`, and the traces in it."""
+    """Traces between `begin` and `end`."""
 
     begin: float
     end: float
@@ -77,25 +72,22 @@ class Window:
 
     @property
     def computed_per_s(self) -> float:
-        """Prompt and output tokens of both classes a second."""
         traces = self.batch + self.interactive
         return sum(t.computed_tokens(self.begin, self.end) for t in traces) / (self.end - self.begin)
 
     @property
     def output_per_s(self) -> float:
-        """Output tokens of both classes a second."""
         return self._output(self.batch + self.interactive)
 
     def traces(self, priority: Priority) -> list[Trace]:
         return self.interactive if priority is Priority.INTERACTIVE else self.batch
 
     def ttft_s(self, priority: Priority, percent: float) -> float:
-        """Infinite if nobody got a token, as in `answer_s`."""
+        """Infinite if no request got a token, as in `answer_s`."""
         times = first_token_times(self.traces(priority))
         return percentile(times, percent) if times else math.inf
 
     def answer_s(self, priority: Priority, percent: float) -> float:
-        """The time of a whole answer, of those that are complete."""
         times = [trace.end - trace.arrival for trace in self.traces(priority) if trace.end is not None]
         return percentile(times, percent) if times else math.inf
 
@@ -108,7 +100,7 @@ class Window:
 
 
 async def idle_requests(prompts: Prompts, size: Size, server: Server, number: int) -> list[Trace]:
-    """Interactive requests, one after the other. Raises LoadFailed."""
+    """Run interactive requests, one after the other. Raises LoadFailed."""
     clients = server.clients()
     asks = itertools.islice(interactive_asks(prompts, size, "idle", number), size.idle_requests)
     await clients.closed_loop(asks, 1)
@@ -117,7 +109,6 @@ async def idle_requests(prompts: Prompts, size: Size, server: Server, number: in
 
 
 def median_s(traces: Sequence[Trace]) -> float:
-    """The median time from arrival to end. All traces are complete."""
     return statistics.median(trace.end - trace.arrival for trace in traces if trace.end is not None)
 
 
@@ -158,7 +149,7 @@ async def run_window(
 
 
 def batch_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
-    """Endless requests. In each phase they have the same lengths but other tokens: no phase helps another."""
+    """Yield endless requests. Phases have the same lengths but other tokens, so no phase helps another."""
     for i in itertools.count():
         yield Ask(
             prompt=prompts.question(about(size.batch_prompt, "batch", i), phase, number, i),

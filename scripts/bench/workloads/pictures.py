@@ -1,7 +1,5 @@
-"""*pictures*, *sound*: a picture or a sound is encoded while streams run and others ask short questions.
-
-The encoder has random weights in the shape of a real one: how long it takes depends on nothing else.
-"""
+"""*pictures*, *sound*: a picture or a sound is encoded beside streams and short questions. The encoder has
+random weights in the shape of a real one, because its time depends on nothing else."""
 
 from __future__ import annotations
 
@@ -29,25 +27,20 @@ from bench.stats import Rounds, percentile
 _POOL_TOKENS = 8192
 _SOUND_RATE = 16_000
 _BEHIND_S = 2.0
-"""A gap may end behind the picture's first token."""
 
 
 @dataclass(frozen=True)
 class Size:
     encoder: str
-    """As `make_projector.py --shape` names it."""
+    """Value for `make_projector.py --shape`."""
     output_tokens: int
-    """Of a stream: more than come meanwhile."""
     kind: str = "gemma3"
-    """Of the encoder, as `make_projector.py --kind` names it."""
+    """Value for `make_projector.py --kind`."""
     before_s: float = 12.0
-    """The streams run alone for so long."""
     every_s: float = 1.0
-    """Between questions, by the clock: who is stalled must not be asked less."""
+    """Interval of questions by the clock, because a stalled server must not be asked less."""
     pixels: int = 1024
-    """Of a picture, on each side."""
     sound_s: float = 0.0
-    """Of a sound, in place of a picture."""
     streams: int = 8
     prompt_tokens: int = 100
     question_tokens: int = 40
@@ -71,7 +64,7 @@ class Size:
 FULL = Size(encoder="siglip-base", output_tokens=400)
 LARGE = Size(encoder="siglip-so400m", output_tokens=800)
 SOUND = Size(encoder="whisper-large", kind="ultravox", output_tokens=800, sound_s=29.9)
-"""A little less than the 30 s that Whisper hears at once: 30 make a second part, of silence."""
+"""A little less than Whisper's 30 s, which would make a second part of silence."""
 QUICK = Size(
     encoder="tiny", output_tokens=800, before_s=0.3, every_s=0.02, pixels=128, streams=2, idle_questions=3
 )
@@ -84,14 +77,11 @@ class PicturesRun:
     idle: list[Trace]
     streams: list[Trace]
     beside: list[Trace]
-    """Short questions while the picture is encoded."""
     about: Trace
-    """The question about the picture or the sound."""
     again: Trace
 
     @property
     def gap_before_s(self) -> float:
-        """The streams' worst gap, when all of them have begun."""
         begin = self.about.arrival
         return self._worst_gap_s(begin - self.size.before_s / 2, begin, is_within=True)
 
@@ -101,7 +91,7 @@ class PicturesRun:
         return self._worst_gap_s(begin, begin + first_s(self.about))
 
     def _worst_gap_s(self, begin: float, end: float, *, is_within: bool = False) -> float:
-        """Among those that touch this time, or end in it. Raises LoadFailed where there are none."""
+        """Gaps count that touch this time, or end in it."""
         times = (pair for trace in self.streams for pair in pairwise(trace.chunk_times))
         gaps = [
             late - early for early, late in times if late > begin and (late if is_within else early) < end
@@ -140,7 +130,7 @@ def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
     words = Words(bench.model)
 
     def seeing(spec: ServerSpec) -> ServerSpec:
-        """llama-server takes no token ids where it sees, so nobody gets any."""
+        """llama-server takes no token ids with a projector, so no server gets any."""
         asked_in = replace(spec.dialect, as_text=words.text)
         return replace(spec.with_options("--mmproj", str(projector)), dialect=asked_in)
 
@@ -188,7 +178,6 @@ def _goals(runs: list[PicturesRun]) -> tuple[Goal, ...]:
 
 
 async def _measured(bench: Bench, size: Size, server: Server, number: int) -> PicturesRun:
-    """Raises LoadFailed."""
     clients = server.clients()
 
     def question(*seed: object) -> Ask:
@@ -222,7 +211,6 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
 
 
 def _shown(size: Size, seed: int) -> Message:
-    """A question about a picture or a sound that nobody has shown before."""
     part = _sound(size.sound_s, seed) if size.sound_s else _picture(size.pixels, seed)
     return {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
 
@@ -246,7 +234,7 @@ def _sound(seconds: float, seed: int) -> dict[str, object]:
 
 
 def first_s(trace: Trace) -> float:
-    """Raises LoadFailed."""
+    """Return the TTFT. Raises LoadFailed."""
     if trace.ttft_s is None:
         raise LoadFailed(trace.error or "an answer without text")
     return trace.ttft_s

@@ -1,4 +1,4 @@
-"""*prefix*: all requests begin with one long prompt. What does computing it once save?"""
+"""*prefix*: all requests begin with one long prompt, which should be computed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from bench.workloads.batches import BatchRun, latency_lines, questions, requests
 
 _POOL_TOKENS = 16384
 _ONE_AT_A_TIME = 16
-"""The requests that are enough to time a server that serves one after the other."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: Line) -> tuple[Go
 
 
 def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
-    """The requests of one round. Every server gets the same; no two rounds share a prefix."""
+    """Return the requests of one round, the same for every server. No two rounds share a prefix."""
     shared = prompts.text(size.shared_tokens, "prefix", number)
     asked = questions(prompts, size.own_tokens, [size.output_tokens] * size.requests, "own", number)
     return [msgspec.structs.replace(ask, prompt=shared + ask.prompt) for ask in asked]

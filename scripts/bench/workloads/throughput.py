@@ -1,8 +1,6 @@
-"""*throughput*: sequential against batched, over the number of clients.
-
-Short questions about one long text that all know: its prompt has been computed before the clock starts, in
-every slot of a server that has such, so that steady operation is measured (*prefix* begins cold).
-"""
+"""*throughput*: sequential against batched, over the number of clients: short questions about one long
+text. Its prompt is computed in every slot before the clock starts, so that steady operation is measured
+(*prefix* begins cold)."""
 
 from __future__ import annotations
 
@@ -29,12 +27,10 @@ from bench.workloads.batches import clients_in_words
 
 _POOL_TOKENS = 16384
 _COMPARED_AT = 16
-"""Clients at which our server meets the sequential one's best."""
 _POLL_S = 0.05
 _PAUSE_S = 2.0
-"""After requests were cut off: llama-server looks once a second whether its clients are still there."""
+"""Wait after requests were cut off: llama-server looks once a second for its clients."""
 _ENOUGH = 4
-"""Answers that one must have given at least when the time of a point is over."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ FULL = Size((1, 2, 4, 8, 16, 32), 1024, 16, 16, point_s=20, least_requests=8)
 QUICK = Size((1, 4, 16), 256, 8, 8, point_s=2, least_requests=4)
 
 Speeds = dict[int, float]
-"""Requests/s by clients."""
 
 
 def run(bench: Bench) -> WorkloadResult:
@@ -88,7 +83,6 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 async def _measure(server: Server, size: Size, number: int, at_once: int | None) -> Speeds:
-    """`at_once`: requests that the server computes side by side, None: all."""
     speeds: Speeds = {}
     for num_clients in size.clients:
         side_by_side = min(num_clients, at_once or num_clients)
@@ -99,20 +93,20 @@ async def _measure(server: Server, size: Size, number: int, at_once: int | None)
 
 
 async def _settle(server: Server, size: Size, number: int, num_slots: int) -> None:
-    """One token for each slot: then all know the shared text, and nothing that was cut off still runs."""
+    """Request one token for each slot, so that all have the shared text and no cut-off request still runs."""
     clients = server.clients()
     await clients.closed_loop(probes(size, number, num_slots), num_slots)
     clients.check()
 
 
 def probes(size: Size, number: int, count: int) -> list[Ask]:
-    """They come at once, so that no slot gets two of them."""
+    """Return requests that come at once, so that no slot gets two of them."""
     asked = itertools.islice(asks(size, number, 0), count)
     return [msgspec.structs.replace(ask, max_tokens=1) for ask in asked]
 
 
 async def _speed(server: Server, size: Size, number: int, num_clients: int, enough: int) -> float:
-    """Requests/s while all clients are busy. With fewer answers than are on the way it would be too low."""
+    """Requests/s while all clients are busy. With fewer answers than requests it would be too low."""
     clients = server.clients()
     start = time.perf_counter()
     loop = asyncio.create_task(clients.closed_loop(asks(size, number, num_clients), num_clients))
@@ -136,7 +130,7 @@ def _ends(clients: Clients) -> list[float]:
 
 
 def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
-    """The requests of one point, without end; with 0 clients, those that make the shared text known."""
+    """Yield endless requests of one point, or for 0 clients those that make the shared text known."""
     shared = random_tokens(size.shared_tokens, "throughput", number)
     for i in itertools.count():
         yield Ask(
@@ -156,7 +150,6 @@ def _line(contest: Contest[Speeds], clients: int) -> Line:
 
 
 def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]:
-    """Against the best that one at a time comes to, with however many clients."""
     one, other = contest.label(OURS) or "", contest.label(Variant.SEQUENTIAL.key) or ""
     measured = None
     others = [line.servers[other] for line in lines.values() if other in line.servers]

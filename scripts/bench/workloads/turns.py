@@ -1,7 +1,6 @@
-"""*turns*: conversations of many turns. Each sends again all that was said. What of it is not computed again?
-
-After the last turn the server is stopped in order and started again, and each conversation goes on once more.
-"""
+"""*turns*: conversations of many turns, each with all earlier text, and the share that is not computed
+again. After the last turn the server is stopped gracefully and restarted, and each conversation goes on
+once more."""
 
 from __future__ import annotations
 
@@ -24,9 +23,7 @@ from bench.stats import percentile
 
 _POOL_TOKENS = 16384
 _TOKENS_PER_WORD = 1.5
-"""More than tokenizers make of the common words that are sent."""
 _TEMPLATE_TOKENS = 12
-"""More than a chat template adds to a question and its answer."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class Size:
 
     @property
     def room(self) -> Room:
-        """Room for the turn after the restart too."""
         turn = self.user_words * _TOKENS_PER_WORD + self.answer_tokens + _TEMPLATE_TOKENS
         longest = self.system_words * _TOKENS_PER_WORD + (self.turns + 1) * turn
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=round(longest))
@@ -50,7 +46,7 @@ QUICK = Size(conversations=2, turns=5, system_words=40, user_words=20, answer_to
 
 
 class Conversation:
-    """One user's. The user waits for each answer, and what was said is sent again with the next question."""
+    """One user, who waits for each answer and sends all earlier text with the next question."""
 
     def __init__(self, size: Size, *seed: object) -> None:
         self._size = size
@@ -74,14 +70,11 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Talk:
-    """What the users of all conversations saw."""
-
     conversations: list[list[Trace]]
-    """Each with the turn after the restart as its last."""
+    """The turn after the restart is the last of each."""
 
     @property
     def later_turns(self) -> list[Trace]:
-        """From the second turn on, before the restart."""
         return [trace for traces in self.conversations for trace in traces[1:-1]]
 
     @property
@@ -90,7 +83,7 @@ class Talk:
 
     @property
     def given_back(self) -> float:
-        """The share of earlier tokens, prompt and answer of the turn before, that were not computed again."""
+        """Share of earlier tokens, prompt and answer of the turn before, that were not computed again."""
         return _given_back(traces[:-1] for traces in self.conversations)
 
     @property
@@ -135,8 +128,6 @@ def _measure(bench: Bench, size: Size, who: Contestant, number: int, cache_file:
 
 
 async def _talk(server: Server, talking: list[Conversation], turns: int) -> None:
-    """Let all go on at once, each at its own pace."""
-
     async def go_on(conversation: Conversation) -> None:
         clients = server.clients()
         for _ in range(turns):

@@ -22,7 +22,6 @@ class Size:
     clients: int
     prompt_tokens: int
     short_tokens: tuple[int, int]
-    """The least and the most output tokens of a short answer."""
     long_tokens: tuple[int, int]
 
     @property
@@ -30,7 +29,6 @@ class Size:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.long_tokens[1])
 
     def output_tokens(self, number: int) -> list[int]:
-        """The output tokens of a round's requests, short and long ones mixed at random."""
         draw = random.Random(number)
         ranges = [self.short_tokens, self.long_tokens] * (self.requests // 2)
         draw.shuffle(ranges)
@@ -72,7 +70,6 @@ def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
 
 
 def short_latencies(size: Size, run: BatchRun) -> list[float]:
-    """The seconds that short answers took, from the request to the last token."""
     short = [trace for trace in run.traces if trace.ask.max_tokens <= size.short_tokens[1]]
     return [trace.end - trace.arrival for trace in short if trace.end is not None]
 
