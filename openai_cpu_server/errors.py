@@ -367,7 +367,7 @@ class EmbeddingFailed(ServerError):
 
 
 class DeadlyInput(InvalidRequest):
-    """Each process that read the client's text died."""
+    """The client's text killed each process that read it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="unreadable_input")

@@ -73,7 +73,7 @@ class ModelThinking(msgspec.Struct, frozen=True):
 
     template: TemplateReasoning
     is_on: bool | None = None
-    """None for the template's own default."""
+    """Default of requests, or None for that of the template."""
     budget: int | None = None
     """Reasoning tokens, or None for no limit."""
 
@@ -123,20 +123,20 @@ class ServedModel:
     tool_format: ToolFormat
     grammars: ModelGrammars
     rerank: RerankPrompts | None = None
-    """None without a template that asks for yes or no."""
+    """Prompts for reranking, or None without a template that asks for yes or no."""
     kind: ModelKind = ModelKind.GENERATES
     may_retry: Callable[[], bool] = lambda: False
     """Returns True if the model failed and a request may load it again."""
     quantisation: str | None = None
     """Type that its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
-    """None if the model does not reason, or its reasoning is part of its text."""
+    """Reasoning, or None if the model has none or shows it as part of its text."""
     template_source: str | None = None
     """Text of its chat template, or None."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     """Further chat templates by name."""
     open_picture: Callable[[bytes, int, int], Picture] = _opens_none
-    """Decodes a picture. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
+    """Decoder of pictures. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
     InvalidRequest, DeadlyInput and other errors of readers."""
     open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _hears_none
     """Decodes a sound. Arguments: data, sample rate, maximum of samples in all and per piece (0: one

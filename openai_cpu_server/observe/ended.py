@@ -185,12 +185,12 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_quiet: bool = False
     """True for routes that machines poll."""
     call: EndedCall | None = None
-    """None if nothing was generated."""
+    """The call, or None if nothing was generated."""
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
-    """None if no router chose the model."""
+    """Choice of a router, or None."""
     answer: AnswerUse | None = None
-    """None if the answer cache was not asked."""
+    """Use of the answer cache, or None if it was not asked."""
 
     @property
     def seconds(self) -> float:

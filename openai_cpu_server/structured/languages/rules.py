@@ -118,9 +118,9 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def takes_long_texts(rules: Rules, most: int) -> bool:
-    """Whether some part of the rules matches no text of at most `most` characters, but longer ones.
+    """Return True if some part of the rules matches only texts of more than `most` characters.
 
-    A rule within itself counts as no text there: that can only hide a part, and takes one pass.
+    A recursive reference counts as length 0, which can only hide a part and needs one pass.
     """
     least: dict[Expr, float] = {}
     lengths: dict[str, float] = {}
