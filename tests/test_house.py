@@ -27,9 +27,13 @@ def sources() -> dict[str, str]:
 
 
 @functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Each node of each module, with the module's name."""
+    return [(module, node) for module, text in sources().items() for node in ast.walk(ast.parse(text))]
+
+
 def classes() -> list[ast.ClassDef]:
-    nodes = (node for text in sources().values() for node in ast.walk(ast.parse(text)))
-    return [node for node in nodes if isinstance(node, ast.ClassDef)]
+    return [node for _, node in nodes() if isinstance(node, ast.ClassDef)]
 
 
 def test_a_public_class_name_is_defined_once() -> None:
@@ -63,11 +67,10 @@ NO_BEGINNING = re.compile(
 
 def documented() -> Iterator[tuple[str, str]]:
     """Place and text of each docstring, and of each string behind a field or a constant."""
-    for module, source in sources().items():
-        for node in ast.walk(ast.parse(source)):
-            match node:
-                case ast.Expr(ast.Constant(str(text))):
-                    yield f"{module}:{node.lineno}", text
+    for module, node in nodes():
+        match node:
+            case ast.Expr(ast.Constant(str(text)), lineno=line):
+                yield f"{module}:{line}", text
 
 
 def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_raised() -> None:

@@ -29,8 +29,6 @@ class Doomed:
         self._made = made
         self._others = others
         self.deaths = 0
-        self.most_beside = 0
-        """The most requests that were with the killer when it had killed twice."""
         for replica in made.replicas.values():
             replica.killer = KILLER
 
@@ -46,8 +44,6 @@ class Doomed:
 
     async def _step(self, name: str, replica: FakeReplica) -> None:
         is_killed = any(wire.startswith(KILLER) for wire in replica.live)
-        if is_killed and self.deaths >= 2:
-            self.most_beside = max(self.most_beside, len(replica.live) - 1)
         replica.step()
         if not is_killed:
             return
@@ -69,7 +65,6 @@ async def test_the_innocent_end_well_and_the_killer_fails(num_replicas: int) -> 
         with pytest.raises(GenerationFailed, match="Each replica that computed this request was lost"):
             killer.result()
         assert doomed.deaths == 3
-        assert doomed.most_beside == 0
 
 
 async def test_who_comes_during_a_trial_goes_elsewhere() -> None:

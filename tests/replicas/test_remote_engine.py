@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,13 +45,12 @@ FOREIGN = msgspec.structs.replace(FAKE_LIVE, id="foreign/0", priority=Priority.B
 
 class Cluster:
     def __init__(self, *, lease_s: float = 60.0, max_queue: int = 100) -> None:
-        self.later_s = 0.0
-        """So much later it is than the clock says."""
+        self.now_s = 0.0
         self.spent_ms: Counter[str] = Counter()
         self.engine = RemoteEngine(
             max_queue=max_queue,
             lease_s=lease_s,
-            clock=lambda: time.monotonic() + self.later_s,
+            clock=lambda: self.now_s,
             random=Random(1),
             spent=self.spent_ms.update,
         )
@@ -361,14 +359,14 @@ async def test_adapters_of_an_api_process_that_is_gone_reach_others_later_and_un
         await second.load_adapter(msgspec.msgpack.encode(PIRATE))
         del first.adapters["poet"]
         await made.tell()
-        made.later_s = SETTLED_S
+        made.now_s = SETTLED_S
         await made.tell()
         made.start(r2=FakeReplica())
         await eventually(lambda: "pirate" in made.replicas["r2"].adapters)
         await made.tell()
         assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"]] * 3
         second.adapters.clear()
-        made.later_s *= 2
+        made.now_s *= 2
         await made.tell()
         assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"], [], ["pirate"]]
 
@@ -420,7 +418,7 @@ async def test_a_replica_that_answers_and_tells_nothing_is_given_up() -> None:
         (asked,) = await made.asked(one)
         silent = made.holder("a")
         (other,) = made.replicas.keys() - {silent}
-        made.later_s = 60.0
+        made.now_s = 60.0
         made.replicas[other].tell_state()
         await eventually(lambda: made.replicas[other].live)
         assert await made.run_until_done(asked) == [expected(one)]
