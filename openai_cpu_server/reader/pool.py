@@ -219,7 +219,7 @@ class ReaderPool:
                 start_s = time.monotonic()
                 return self._tried(place, work, model)
         except (InvalidRequest, DeadlyInput) as error:
-            if isinstance(error, DeadlyInput) or time.monotonic() - start_s > _DEAR_S:
+            if isinstance(error, DeadlyInput) or time.monotonic() - start_s > min(_DEAR_S, self._share_s):
                 self._remember(_digest(work), error)
             raise
 
