@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import msgspec
 import pytest
@@ -40,7 +41,7 @@ from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, embedding_model, named, num_live, served
 from tests.api.test_adapters import adapter, find
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 FOLDER = Path(__file__).parent / "exchanges"
 REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
@@ -114,8 +115,9 @@ class Server:
         assert found, line
         key, method, path, body = found.groups()
         headers, self.headers = {**self.headers, **(of(key) if key else {})}, {}
-        async with client(self.app) as http:
-            answer = await http.request(method, path, content=body.encode(), headers=headers)
+        with anyio.fail_after(DEADLINE_S):
+            async with client(self.app) as http:
+                answer = await http.request(method, path, content=body.encode(), headers=headers)
         self._num_misses += answer.headers.get("x-cache") == "miss"
         await eventually(lambda: self.kept.num == self._num_misses)
         return self._record(answer)
