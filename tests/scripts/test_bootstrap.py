@@ -85,7 +85,7 @@ class Machine:
         folders = {"PATH": "bin", "STAND_INS": "bin", "CALLS": "calls", "XDG_CACHE_HOME": "cache"}
         env = {name: str(self.folder / folder) for name, folder in folders.items()}
         env |= {"CUDA_PATH": "/-", "VULKAN": "309", "SPIRV": "yes", **environment}
-        command = [self.folder / "scripts/serve", *arguments]
+        command = [str(self.folder / "scripts/serve"), *arguments]
         return subprocess.run(command, env=env, start_new_session=True, capture_output=True, text=True)
 
 
