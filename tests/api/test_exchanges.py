@@ -2,9 +2,10 @@
 
 A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
 `key: METHOD path body` behind their headers, `@ name: value`. A request behind `&` is held by the engine
-until a line `&`; `! state` is that of the engine from then on. `$(x)50` stands for 50 times x, `<resp_1>` for
-the first id of a response. Indented lines are answers, in which `~` stands for times;
-`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
+until a line `&`. Behind `!` stand the engine's state from then on and its reason; `! held` holds all requests
+until the next state. `$(x)50` stands for 50 times x, `<resp_1>` for the first id of a response. Indented
+lines are answers, in which `~` stands for times; `pytest --inline-snapshot=fix tests/api/test_exchanges.py`
+writes them anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import msgspec
 import pytest
@@ -39,14 +41,14 @@ from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, embedding_model, named, num_live, served
 from tests.api.test_adapters import adapter, find
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 FOLDER = Path(__file__).parent / "exchanges"
 REQUEST = re.compile(r"(?:(\w+): )?([A-Z]+) (/\S*) ?(.*)")
 REPEATED = re.compile(r"\$(?:\((.+?)\)|(.))(\d+)")
 NEW_ID = re.compile(r"\b([a-z]+)[-_][0-9a-zA-Z]{20,}\b")
 TIMES = re.compile(
-    r'("(?:created|request_id|system_fingerprint|(?:total_)?bytes|age_s|'
+    r'("(?:created|digest|request_id|system_fingerprint|(?:total_)?bytes|age_s|'
     r'\w+_(?:at|ms|per_second|duration))": )(?!null)[^,}[]+'
 )
 BOUNDS = StoreBounds(60, 1_000_000)
@@ -85,6 +87,15 @@ class Server:
         self._names: dict[str, str] = {}
         self._num_misses = 0
 
+    def change(self, words: str) -> None:
+        state, _, reason = words.partition(" ")
+        engine = self.engines[0]
+        if state == "held":
+            engine.goes_on.clear()
+        else:
+            engine.goes_on.set()
+            engine.told = msgspec.structs.replace(READY, state=EngineState(state), reason=reason or None)
+
     async def begin(self, line: str) -> None:
         for engine in self.engines:
             engine.goes_on.clear()
@@ -104,8 +115,9 @@ class Server:
         assert found, line
         key, method, path, body = found.groups()
         headers, self.headers = {**self.headers, **(of(key) if key else {})}, {}
-        async with client(self.app) as http:
-            answer = await http.request(method, path, content=body.encode(), headers=headers)
+        with anyio.fail_after(DEADLINE_S):
+            async with client(self.app) as http:
+                answer = await http.request(method, path, content=body.encode(), headers=headers)
         self._num_misses += answer.headers.get("x-cache") == "miss"
         await eventually(lambda: self.kept.num == self._num_misses)
         return self._record(answer)
@@ -170,7 +182,7 @@ async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
             for line in lines:
                 record += [line] if record[-1].startswith(("# ", "! ", "@ ", "& ")) else ["", line]
                 if line.startswith("! "):
-                    server.engines[0].told = msgspec.structs.replace(READY, state=EngineState(line[2:]))
+                    server.change(line[2:])
                 elif line.startswith("@ "):
                     header, _, value = line[2:].partition(":")
                     server.headers[header] = value.strip()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx
 import pytest
 
@@ -12,8 +10,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, api, client, locked_api, num_live
+from tests.api.serving import OPTIONS, api, client, num_live
 from tests.reading import model_read_here
 from tests.waiting import eventually
 
@@ -44,16 +41,6 @@ async def test_a_batch_ends_when_its_client_leaves(engine: FakeEngine) -> None:
         await eventually(lambda: num_live(engine) == 64)
         one.disconnect()
     assert num_live(engine) == 0
-
-
-async def test_requests_of_a_batch_count_against_a_keys_limits(engine: FakeEngine, tmp_path: Path) -> None:
-    app = locked_api(engine, key_ring(tmp_path, ann="requests_per_minute = 3", bob="concurrent = 2"))
-    async with client(app, of("ann")) as http:
-        body = (await batch(http, prompts=["a"] * 5, max_tokens=2)).json()
-        assert sorted(result["status"] for result in body["results"]) == [200] * 3 + [429] * 2
-        assert (await generate(http)).status_code == 429
-    async with client(app, of("bob")) as http:
-        assert (await batch(http, prompts=["a"] * 9, max_tokens=2)).json()["succeeded"] == 9
 
 
 async def test_a_model_that_cannot_chat_continues_the_prompt(engine: FakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""The routes that generate nothing; and servers of several models."""
+"""The routes that generate nothing, beside what `exchanges/` has; and servers of several models."""
 
 from __future__ import annotations
 
@@ -20,36 +20,6 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 
-async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> None:
-    body = (await http.get("/v1/models")).json()
-    assert body["object"] == "list"
-    assert [card["id"] for card in body["data"]] == ["fake", "team/fake"]
-    card = body["data"][1]
-    assert (await http.get("/v1/models/team/fake")).json() == card
-    assert card == {
-        "id": "team/fake",
-        "object": "model",
-        "created": 1,
-        "owned_by": "openai-cpu-server",
-        "parent": None,
-        "kind": "generates",
-        "state": "ready",
-        "reason": None,
-        "memory_bytes": None,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-        "meta": {
-            "context_length": 4096,
-            "context_trained": 4096,
-            "parameters": 1,
-            "size_bytes": 1,
-            "vocab_size": 512,
-            "architecture": "fake",
-            "description": "fake",
-            "quantisation": None,
-        },
-    }
-
-
 async def test_codex_gets_its_catalog(http: httpx.AsyncClient) -> None:
     listed = (await http.get("/v1/models?client_version=0.171.0")).json()
     assert listed["data"] == (await http.get("/v1/models")).json()["data"]
@@ -68,25 +38,6 @@ async def test_codex_gets_its_catalog(http: httpx.AsyncClient) -> None:
         "visibility",
         "shell_type",
     }
-
-
-async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient) -> None:
-    response = await http.get("/v1/models/team/other")
-    assert (response.status_code, error_of(response)["code"]) == (404, "model_not_found")
-    assert str(error_of(response)["message"]).endswith("There is: fake, team/fake.")
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_a_ready_server_tells_how_it_is_doing(http: httpx.AsyncClient, path: str) -> None:
-    response = await http.get(path)
-    body = response.json()
-    assert response.status_code == 200
-    assert (await http.head(path)).status_code == 200
-    assert (body["status"], body["model"], body["loaded"], body["restarts"]) == ("ready", "fake", 1.0, 0)
-    assert body["queue"] == {label: {"running": 0, "waiting": 0} for label in ("interactive", "batch")}
-    assert body["memory"]["rss_bytes"] > 0
-    assert body["memory"]["kv_tokens"] == 4096
-    assert "error" not in body
 
 
 async def test_a_loading_server_lives_but_is_not_ready() -> None:
@@ -155,63 +106,6 @@ async def test_what_is_on_a_device_is_told(role: str, placed: Placement | None, 
 def test_a_placement_says_where_it_is() -> None:
     assert str(PARTLY).startswith("9 of 33 layers on Vulkan0, experts of 4 on the CPU, cells on the CPU (")
     assert str(ABSENT) == "all on the CPU: there is no device"
-
-
-USER = {"role": "user", "content": "a"}
-ANSWER = {"role": "assistant", "content": "b"}
-
-
-@pytest.mark.parametrize(
-    ("body", "tokens"),
-    [
-        ({"content": "a"}, [99]),
-        ({"content": "a", "add_special": True}, [0, 99]),
-        ({"prompt": "a"}, [0, 99]),
-        ({"prompt": "a", "add_special": False, "model": "fake"}, [99]),
-        ({"prompt": "a", "add_special_tokens": False}, [99]),
-        ({"content": "<|user|>"}, [300]),
-        ({"content": "<|user|>", "parse_special": False}, [62, 126, 119, 117, 103, 116, 126, 64]),
-        ({"messages": [USER]}, [0, 300, 99, 301]),
-        ({"messages": [USER], "add_special_tokens": False}, [300, 99, 301]),
-        ({"messages": [USER], "add_generation_prompt": False}, [0, 300, 99]),
-        ({"messages": [USER, ANSWER]}, [0, 300, 99, 301, 100]),
-        ({"messages": [USER, ANSWER], "continue_final_message": True}, [0, 300, 99, 301, 100]),
-        (
-            {"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": False},
-            [0, 300, 99, 301, 100],
-        ),
-        ({"messages": [USER, ANSWER], "add_generation_prompt": False}, [0, 300, 99, 301, 100]),
-    ],
-)
-async def test_tokenize(http: httpx.AsyncClient, body: dict[str, object], tokens: list[int]) -> None:
-    response = await http.post("/tokenize", json=body)
-    assert response.json() == {"tokens": tokens, "count": len(tokens), "max_model_len": 4096}
-
-
-async def test_tokenize_with_pieces_and_with_texts(http: httpx.AsyncClient) -> None:
-    pieces = await http.post("/tokenize", json={"content": "a<|user|>é", "with_pieces": True})
-    assert pieces.json()["tokens"] == [
-        {"id": 99, "piece": "a"},
-        {"id": 300, "piece": "<|user|>"},
-        {"id": 197, "piece": [195]},
-        {"id": 171, "piece": [169]},
-    ]
-    texts = (await http.post("/tokenize", json={"content": "a<|user|>é", "return_token_strs": True})).json()
-    assert texts["tokens"] == [99, 300, 197, 171]
-    assert texts["token_strs"] == ["a", "<|user|>", "\ufffd", "\ufffd"]
-
-
-async def test_what_is_known_of_a_tokenizer(http: httpx.AsyncClient) -> None:
-    for query in ("", "?model=fake"):
-        answer = (await http.get(f"/tokenizer_info{query}")).json()
-        assert answer["model_max_length"] == 4096
-        assert {"bos_token", "eos_token", "tokenizer_class", "chat_template"} <= answer.keys()
-    assert error_of(await http.get("/tokenizer_info?model=x"))["code"] == "model_not_found"
-
-
-async def test_detokenize(http: httpx.AsyncClient) -> None:
-    response = await http.post("/detokenize", json={"tokens": [300, 99, 197, 171]})
-    assert response.json() == {"content": "<|user|>aé", "prompt": "<|user|>aé"}
 
 
 # -- several models: requests go to the engine of the one that their bodies name -----------------------------

@@ -1,4 +1,4 @@
-"""`POST /v1/rerank`: by cosine, by a cross-encoder's score, by yes and no; and everything that is refused."""
+"""`POST /v1/rerank`, beside what `exchanges/rerank.txt` has: by cosine, by a cross-encoder, by yes and no."""
 
 from __future__ import annotations
 
@@ -177,21 +177,6 @@ async def test_all_documents_of_a_call_are_submitted_together(served: Served) ->
     assert num_live(served.judge_engine) == 0
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-async def test_all_paths_are_alike(http: httpx.AsyncClient, path: str) -> None:
-    body = {"model": "cross", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
-    best = in_order([sigmoid(pair_score(text)) for text in DOCUMENTS])[:2]
-    assert ranked(await http.post(path, json=body)) == best
-
-
-async def test_documents_may_be_objects_and_need_not_come_back(http: httpx.AsyncClient) -> None:
-    fields = {"documents": [{"text": "abc"}, "xyz"], "model": "embedder", "top_n": 9}
-    answer = await rerank(http, return_documents=False, **fields)
-    assert [sorted(item) for item in answer.json()["results"]] == [["index", "relevance_score"]] * 2
-    told = (await rerank(http, return_documents=True, **fields)).json()["results"]
-    assert [item["document"]["text"] for item in told] == ["abc", "xyz"]
-
-
 async def test_equal_scores_keep_their_order(http: httpx.AsyncClient) -> None:
     """Also those of empty documents."""
     for model in ("cross", "embedder"):
@@ -210,16 +195,6 @@ async def test_a_document_too_long_is_cut_where_that_is_asked_for(http: httpx.As
         answer = await rerank(http, model=model, **long)
         assert answer.json()["usage"]["prompt_tokens"] == tokens
         assert answer.json()["results"][0]["document"]["text"] == LONG
-
-
-async def test_the_end_of_a_document_is_kept_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
-    """vLLM's words for it, and Text Embeddings Inference's."""
-    wanted = vector_of([0, *letters(QUERY), 1, *letters("yz"), 1], 1)[0]
-    cut = {"truncate_prompt_tokens": 8, "documents": ["wxyz"], "model": "cross"}
-    for side in ({"truncation_side": "left"}, {"truncation_direction": "Left"}):
-        assert ranked(await rerank(http, **cut, **side)) == in_order([sigmoid(wanted)])
-    start = vector_of([0, *letters(QUERY), 1, *letters("wx"), 1], 1)[0]
-    assert ranked(await rerank(http, **cut)) == in_order([sigmoid(start)])
 
 
 async def test_text_embeddings_inference_gets_a_list(http: httpx.AsyncClient) -> None:

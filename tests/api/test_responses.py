@@ -1,4 +1,4 @@
-"""`/v1/responses` over HTTP, on an engine in this process and a database in memory."""
+"""`/v1/responses` over HTTP, beside what `exchanges/responses.txt` has."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import current, turns
 from openai_cpu_server.api.responses.items import OWN_SUMMARY
 from openai_cpu_server.api.responses.sent_items import new_items
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
@@ -32,7 +30,6 @@ from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.asgi import Exchange, scope_of
 from tests.api.fake_engine import FakeEngine
-from tests.api.keys import key_ring
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import error_of, events
 from tests.fakes import FAKE_INFO
@@ -41,24 +38,17 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = pytest.mark.anyio
 
 Json = dict[str, Any]
-TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
 @asynccontextmanager
 async def application(
-    engine: FakeEngine,
-    where: str | None = "sqlite://",
-    options: ApiOptions = OPTIONS,
-    keys: KeyRing | None = None,
-    job_options: JobOptions | None = None,
+    engine: FakeEngine, where: str = "sqlite://", job_options: JobOptions | None = None
 ) -> AsyncIterator[Starlette]:
-    """`where`: None is a server without a database."""
-    jobs = Jobs(open_database(where), job_options or JobOptions(model="fake")) if where else None
-    api = create_api(served(engine), options, jobs=jobs, keys=keys)
+    jobs = Jobs(open_database(where), job_options or JobOptions(model="fake"))
+    api = create_api(served(engine), OPTIONS, jobs=jobs)
     yield api.app
     await api.settle()
-    if jobs:
-        await jobs.close()
+    await jobs.close()
 
 
 @asynccontextmanager
@@ -88,67 +78,6 @@ def text_of(response: Json) -> str:
 
 
 # -- making ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_is_made_and_kept(http: httpx.AsyncClient, stream: bool) -> None:
-    answer = await respond(http, stream=stream)
-    told: Any = events(answer) if stream else [{"response": answer.json()}]
-    response = told[-1]["response"]
-    assert text_of(response) == "Hello you"
-    assert (response["id"][:5], response["output"][0]["id"][:4]) == ("resp_", "msg_")
-    assert (await http.get(f"/v1/responses/{response['id']}")).json() == response
-    if stream:
-        assert [one["sequence_number"] for one in told] == list(range(len(told)))
-        assert told[-1]["type"] == "response.completed"
-
-
-async def test_a_stream_that_fails_leaves_a_failed_response() -> None:
-    engine = FakeEngine(says="Hello you")
-    async with serving(engine) as http:
-        engine.goes_on.clear()
-        told = events(await respond(http, stream=True, timeout=0.05))
-        last: Any = told[-1]
-        assert last["type"] == "response.failed"
-        kept = await http.get(f"/v1/responses/{last['response']['id']}")
-        assert kept.json() == last["response"]
-        assert kept.json()["error"]["code"] == "server_error"
-
-
-async def test_counting_takes_nothing_on_trust_that_it_does_not_check() -> None:
-    strange = {"service_tier": {}, "temperature": [], "include": 1, "seed": "x", "stream_options": True}
-    async with serving(FakeEngine(), options=msgspec.structs.replace(OPTIONS, lenient=True)) as http:
-        counted = await http.post("/v1/responses/input_tokens", json={"input": "hi", **strange})
-        assert error_of(await respond(http, service_tier={}))["param"] == "service_tier"
-    assert counted.json()["object"] == "response.input_tokens"
-    assert {"service_tier", "temperature"} <= set(counted.headers["x-ignored-parameters"].split(","))
-
-
-async def test_a_response_that_is_not_to_be_stored_is_not() -> None:
-    async with serving(FakeEngine(says="Hello")) as http:
-        response = await made(http, store=False)
-        assert response["store"] is False
-        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
-        refused = await respond(http, previous_response_id=response["id"])
-        assert error_of(refused)["code"] == "previous_response_not_found"
-
-
-async def test_a_conversation_goes_on() -> None:
-    engine = FakeEngine(says="Hello you")
-    async with serving(engine) as http:
-        first = await made(http, instructions="Be kind.")
-        second = await made(http, input="And now?", previous_response_id=first["id"])
-        whole = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "Hello you"},
-            {"role": "user", "content": "And now?"},
-        ]
-        counted = await http.post("/v1/responses/input_tokens", json={"input": whole})
-        assert counted.json() == {
-            "object": "response.input_tokens",
-            "input_tokens": second["usage"]["input_tokens"],  # instructions are not carried over
-        }
-        assert second["previous_response_id"] == first["id"]
 
 
 SHELL: Json = {"action": {"type": "exec", "command": ["ls"]}}
@@ -215,65 +144,6 @@ def test_behind_a_summary_stand_the_rules_and_what_is_not_answered_yet() -> None
     assert told([*said, SUMMARY, asked]) == [*rules, "user: user", summed, "user: Well?"]
 
 
-async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> None:
-    first = await made(http)
-    said = {"role": "user", "content": "hi"}
-    second = await made(http, input=[said, {"id": first["output"][0]["id"]}, said])
-    plain = [said, {"role": "assistant", "content": "Hello you"}, said]
-    assert second["usage"]["input_tokens"] == (await made(http, input=plain))["usage"]["input_tokens"]
-    unknown = await respond(http, input=[{"type": "item_reference", "id": "msg_0"}])
-    assert error_of(unknown)["param"] == "input[0].id"
-
-
-async def test_other_tools_are_left_out_and_named(http: httpx.AsyncClient) -> None:
-    answer = await respond(http, tools=[{"type": "web_search"}, TOOL, {"type": "mcp", "server_label": "x"}])
-    assert answer.headers["x-ignored-parameters"] == "tools[0] (web_search),tools[2] (mcp)"
-    assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
-
-
-async def test_a_function_that_must_be_called_is() -> None:
-    engine = FakeEngine(says='<|tool_call|>{"name": "f", "arguments": {}}')
-    async with serving(engine) as http:
-        response = await made(http, tools=[TOOL], tool_choice="required", max_output_tokens=200)
-        (item,) = response["output"]
-        assert (item["type"], item["name"], item["arguments"]) == ("function_call", "f", "{}")
-        assert item["call_id"].startswith("call_")
-        result = {"type": "function_call_output", "call_id": item["call_id"], "output": "3"}
-        again = await made(http, input=[result], previous_response_id=response["id"], tools=[TOOL])
-        assert again["status"] in ("completed", "incomplete")
-
-
-F = {"type": "function", "name": "f"}
-CHOICES: list[Json] = [
-    F,
-    {"type": "allowed_tools", "mode": "required", "tools": [F]},
-    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, F]},
-]
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-async def test_a_choice_of_tools_is_understood(http: httpx.AsyncClient, choice: Json) -> None:
-    assert (await made(http, tools=[TOOL], tool_choice=choice))["tool_choice"] == choice
-
-
-HINTS: Json = {
-    "client_metadata": {"a": "b"}, "prompt_cache_key": "k", "prompt_cache_retention": "24h",
-    "include": ["reasoning.encrypted_content"], "background_options": {"completion_window": "soonest"},
-    "reasoning": {"effort": "max", "summary": "auto", "context": "auto", "mode": "standard"},
-    "max_tool_calls": 3, "safety_identifier": "s", "service_tier": "priority",
-    "stream": True, "stream_options": {"include_obfuscation": False},
-    "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
-    "text": {"format": {"type": "text"}, "verbosity": "low"},
-}  # fmt: skip
-
-
-async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
-    answer = await respond(http, **HINTS)
-    assert answer.status_code == 200
-    ignored = "client_metadata,prompt_cache_retention,background_options,reasoning.effort"
-    assert answer.headers["x-ignored-parameters"] == ignored
-
-
 # -- truncation --------------------------------------------------------------------------------------------
 
 
@@ -293,73 +163,6 @@ async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
         assert unseen.headers["x-ignored-parameters"] == named, "as the client counts"
         too_long = await respond(http, input="x" * 500, truncation="auto")
         assert error_of(too_long)["code"] == "context_length_exceeded"
-
-
-# -- what is stored ----------------------------------------------------------------------------------------
-
-
-async def test_items_are_listed_page_by_page(http: httpx.AsyncClient) -> None:
-    response = await made(http, input=[{"role": "user", "content": str(number)} for number in range(5)])
-    path = f"/v1/responses/{response['id']}/input_items"
-
-    async def page(query: str) -> tuple[list[str], bool, str]:
-        found = (await http.get(path + query)).json()
-        return [one["content"][0]["text"] for one in found["data"]], found["has_more"], found["last_id"]
-
-    *newest, last = await page("?limit=2")
-    assert newest == [["4", "3"], True]
-    assert (await page(f"?after={last}&limit=100&include[]=x"))[:2] == (["2", "1", "0"], False)
-    assert (await page("?limit=2&order=asc"))[0] == ["0", "1"]
-    assert (await http.get(path + "?after=msg_0")).status_code == 404
-    assert (await http.get(path + "?limit=0")).status_code == 400
-
-
-async def test_a_deleted_response_is_gone(http: httpx.AsyncClient) -> None:
-    response = await made(http)
-    path = f"/v1/responses/{response['id']}"
-    assert (await http.delete(path)).json() == {"id": response["id"], "object": "response", "deleted": True}
-    assert (await http.get(path)).status_code == 404
-    assert (await http.delete(path)).status_code == 404
-    assert (await http.get(path + "/input_items")).status_code == 404
-    later = await respond(http, previous_response_id=response["id"])
-    assert error_of(later)["param"] == "previous_response_id"
-
-
-async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:
-    async with serving(FakeEngine(says="Hello"), None) as http:
-        assert (await made(http))["store"] is False
-        for fields in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
-            answer = await respond(http, **fields)
-            assert answer.status_code == 400
-            assert "--jobs-db" in answer.text
-        assert (await http.get("/v1/responses/resp_1")).status_code == 404
-
-
-async def test_the_responses_of_another_key_are_not_there(tmp_path: Path) -> None:
-    engine = FakeEngine(says="Hello")
-    async with serving(engine, keys=key_ring(tmp_path, ann="", bob="")) as http:
-        http.headers["x-api-key"] = "ann"
-        response = await made(http)
-        engine.goes_on.clear()
-        running = await begun(http)
-        http.headers["x-api-key"] = "bob"
-        for one in (response, running):
-            own = f"/v1/responses/{one['id']}"
-            for answer in (
-                await http.get(own),
-                await http.get(own + "?stream=true"),
-                await http.get(own + "/input_items"),
-                await http.post(own + "/cancel"),
-                await http.delete(own),
-            ):
-                assert answer.status_code == 404
-            assert (await respond(http, previous_response_id=one["id"])).status_code == 400
-        item = {"type": "item_reference", "id": response["output"][0]["id"]}
-        assert (await respond(http, input=[item])).status_code == 400
-        http.headers["x-api-key"] = "ann"
-        assert await status_of(http, running) in ("queued", "in_progress")
-        engine.goes_on.set()
-        await has_ended(http, running)
 
 
 # -- in the background -------------------------------------------------------------------------------------
@@ -394,19 +197,6 @@ async def test_a_response_is_made_behind_its_request() -> None:
         assert (await made(http, previous_response_id=response["id"]))["status"] == "completed"
 
 
-async def test_its_stream_is_there_again_from_any_event_on() -> None:
-    async with serving(FakeEngine(says="Hello you")) as http:
-        told = events(await respond(http, background=True, stream=True))
-        kinds = [one["type"] for one in told]
-        assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
-        assert kinds[-1] == "response.completed"
-        first: Any = told[0]
-        path = f"/v1/responses/{first['response']['id']}?stream=true"
-        assert events(await http.get(path)) == told
-        assert events(await http.get(path + "&starting_after=4")) == told[5:]
-        assert (await http.get(path + "&starting_after=x")).status_code == 400
-
-
 async def test_it_is_cancelled() -> None:
     engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
@@ -418,18 +208,6 @@ async def test_it_is_cancelled() -> None:
         assert engine.requests() == []
         last: Any = events(await http.get(path + "?stream=true"))[-1]
         assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
-
-
-async def test_only_background_responses_are_cancelled_or_streamed_again(
-    http: httpx.AsyncClient,
-) -> None:
-    response = await made(http)
-    assert (await http.post(f"/v1/responses/{response['id']}/cancel")).status_code == 400
-    ended = await has_ended(http, await begun(http))
-    assert (await http.post(f"/v1/responses/{ended['id']}/cancel")).status_code == 400
-    assert (await http.post("/v1/responses/resp_0/cancel")).status_code == 404
-    streamed = await http.get(f"/v1/responses/{response['id']}?stream=true")
-    assert error_of(streamed)["param"] == "stream"
 
 
 async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
@@ -513,3 +291,9 @@ async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> No
         engine.cancel(response["id"])  # as an engine's end ends its requests
     async with serving(FakeEngine(says="Hello"), where) as http:
         assert await status_of(http, response) in ("failed", "cancelled")
+
+
+async def test_conversations_expire() -> None:
+    async with serving(FakeEngine(), job_options=JobOptions(model="fake", response_lifetime_s=0)) as http:
+        named = (await http.post("/v1/conversations", json={})).json()["id"]
+        assert (await http.get(f"/v1/conversations/{named}")).status_code == 404

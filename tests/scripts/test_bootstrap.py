@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -49,23 +48,18 @@ esac
 TOOLS = {"c++": COMPILER, "glslc": "shaderc", "cmake": "cmake version 3.25.1", "df": "1 1 8000000 50% /"}
 
 
-@dataclass
 class Machine:
     """A checkout and the tools that it finds. `tools`: the output of each, or its script; "": absent."""
 
-    folder: Path
-    tools: dict[str, str] = field(default_factory=lambda: dict(TOOLS))
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin, self.tools = folder, folder / "bin", dict(TOOLS)
         for path in ("scripts", "requirements", "openai_cpu_server/kernels/native"):
-            shutil.copytree(ROOT / path, self.folder / path)
-        shutil.copy(ROOT / "openai_cpu_server/kernels/build.py", self.folder / "openai_cpu_server/kernels")
-        shutil.copy(ROOT / "pyproject.toml", self.folder)
-        self.bin = self.folder / "bin"
+            shutil.copytree(ROOT / path, folder / path)
+        for path in ("pyproject.toml", "openai_cpu_server/kernels/build.py"):
+            shutil.copy(ROOT / path, folder / path)
         self.bin.mkdir()
         for name in NEEDED.split():
             (self.bin / name).symlink_to(str(shutil.which(name)))
-        self.write("python3", PYTHON)
 
     @property
     def calls(self) -> list[str]:
@@ -80,30 +74,19 @@ class Machine:
         folder = self.folder / "cache/openai-cpu-server/wheels"
         return [path for path in folder.glob("*") if path.suffix != ".log"]
 
-    def write(self, name: str, text: str) -> None:
-        (self.bin / name).write_text(text)
-        (self.bin / name).chmod(0o755)
-
     def serve(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        for name, output in self.tools.items():
-            (self.bin / name).unlink(missing_ok=True)
+        for name, output in {"python3": PYTHON, **self.tools}.items():
+            tool = self.bin / name
+            tool.unlink(missing_ok=True)
             if output:
-                self.write(name, output if output[0] == "#" else f"#!/bin/bash\ncat <<'EOT'\n{output}\nEOT\n")
+                tool.write_text(output if output[0] == "#" else f"#!/bin/bash\ncat <<'EOT'\n{output}\nEOT\n")
+                tool.chmod(0o755)
         (self.folder / "calls").write_text("")
-        folders = {
-            "PATH": "bin",
-            "STAND_INS": "bin",
-            "CALLS": "calls",
-            "XDG_CACHE_HOME": "cache",
-            "CUDA_PATH": "-",
-        }
-        variables = {name: str(self.folder / folder) for name, folder in folders.items()}
-        env = {**variables, "VULKAN": "309", "SPIRV": "yes", **environment}
-        command, pipes = (
-            [str(self.folder / "scripts/serve"), *arguments],
-            {"capture_output": True, "text": True},
-        )
-        return subprocess.run(command, env=env, start_new_session=True, **pipes)  # type: ignore[call-overload]
+        folders = {"PATH": "bin", "STAND_INS": "bin", "CALLS": "calls", "XDG_CACHE_HOME": "cache"}
+        env = {name: str(self.folder / folder) for name, folder in folders.items()}
+        env |= {"CUDA_PATH": "/-", "VULKAN": "309", "SPIRV": "yes", **environment}
+        command = [str(self.folder / "scripts/serve"), *arguments]
+        return subprocess.run(command, env=env, start_new_session=True, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -163,12 +146,7 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("--gpu vulkan", {"glslc": ""}, {"VULKAN": "", "SPIRV": ""}, LACKING),
         ("--gpu vulkan", {}, {"VULKAN": "204"}, "version 1.3.239 (Debian 12) or later, not 204"),
         ("--gpu cuda", {}, {}, "--gpu cuda needs nvcc"),
-        (
-            "--gpu opengl",
-            {},
-            {},
-            "setup: --gpu and OCS_GPU are auto, vulkan, cuda, metal or off, not 'opengl'",
-        ),
+        ("--gpu opengl", {}, {}, "setup: --gpu and OCS_GPU are auto, vulkan, cuda, metal or off, not 'open"),
         ("--gpu", {}, {}, "cuda, metal or off, not ''"),
         ("--gpu=", {}, {}, "cuda, metal or off, not ''"),
     ],
