@@ -34,8 +34,7 @@ NEEDED = {row.name: OTHERS.get(row.name, INFERENCE) for row in ROWS if row.metho
 """What each route must ask of a key, whatever its row says."""
 OPEN_TO_GATEWAYS = ("GET /version", "GET /metrics", "GET /metrics/gateway")
 """The routes that need no key under `--open-to-gateways`."""
-ENDLESS = "/v1/events"
-"""Whoever may listen there listens for ever."""
+ENDLESS = "/v1/events"  # whoever may listen there listens for ever
 
 
 def with_an_end(path: str) -> str:

@@ -15,10 +15,7 @@ _END = "-----END CERTIFICATE-----\n"
 
 
 def trust_one() -> None:
-    """Let clients in this process, and in what it starts, trust the first of the usual authorities only.
-
-    Tests ask nobody but what they have started. Call this before a client is made.
-    """
+    """Trust only the first of the usual authorities, here and in child processes, before a client is made."""
     file = Path(tempfile.gettempdir()) / f"one-certificate-{os.getuid()}.pem"
     if os.environ.get("SSL_CERT_FILE") == str(file):  # a worker of pytest has it from who started it
         return

@@ -9,8 +9,7 @@ from pathlib import Path
 _TOLD = "TESTS_HAVE_COMPANY"
 HAS_COMPANY = (
     _TOLD in os.environ or "--forks" in sys.argv or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
-)
-"""Whether other tests compute at the same time."""
+)  # whether other tests compute at the same time
 
 
 def share_cores() -> None:

@@ -33,8 +33,7 @@ _SERVERS = {"architectures", "cli", "e2e", "engine_client", "fuzz", "page"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let signals reach what the tests start. A shell's background jobs ignore Ctrl-C, and what `nohup`
-    starts ignores a hangup; processes inherit that, but no handlers."""
+    """Let signals reach child processes: a shell's background job and `nohup` make them ignored."""
     if config.getoption("numprocesses", None):
         gc.enable()
         return  # the workers do it for themselves, and must not inherit signals that end them
@@ -92,9 +91,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The forks of scripts/test take whole files in this order: those that take long come first, so that
-    all end at about the same time."""
+    """Put files that take long first: the forks take whole files in this order."""
     items.sort(key=lambda item: not _starts_processes(item))
+    for item in items:
+        if item.path.parent.name in ("kernels", "llama"):
+            item.add_marker(pytest.mark.native)
 
 
 def _starts_processes(item: pytest.Item) -> bool:

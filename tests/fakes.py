@@ -21,7 +21,6 @@ from openai_cpu_server.contract.media import (
     MeasuredMedia,
     MediaRows,
     MediaSize,
-    Picture,
     PictureSize,
     is_row,
     not_taken,
@@ -52,8 +51,7 @@ from openai_cpu_server.contract.step import (
 )
 from openai_cpu_server.errors import AdapterFailed, ConstraintFailed, EmbeddingFailed
 
-CONTROL_TOKEN = 300
-"""Silent, unless control tokens are shown."""
+CONTROL_TOKEN = 300  # silent, unless control tokens are shown
 VOCAB_SIZE = 512
 END_TOKEN = 1
 FAKE_INFO = ModelInfo(
@@ -98,8 +96,7 @@ FAKE_LIVE = LiveRequest(
     client="",
     position=None,
     first_token_ms=None,
-)
-"""As a request is shown."""
+)  # as a request is shown
 
 
 class FakeThreads:
@@ -134,8 +131,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "off": {"speculation": "off"},
     "auto": {},
     "always": {"experiment": Experiment(always_drafts=True)},
-}
-"""Fields of `EngineOptions` by how much is drafted."""
+}  # fields of `EngineOptions` by how much is drafted
 
 
 def next_token(tokens: list[int]) -> int:
@@ -232,8 +228,7 @@ class Cell:
 
     position: int
     token: int
-    adapter: str | None = None
-    """What it was computed with."""
+    adapter: str | None = None  # what it was computed with
 
 
 class FakeBackend:
@@ -263,22 +258,18 @@ class FakeBackend:
         self.states: dict[int, list[int]] = {}
         """By slot, the tokens that its state has seen, where the memory has one."""
         self.saved_states: dict[int, list[int]] = {}
-        self.accepted: dict[int, int] = {}
-        """By slot, tokens of its last draft."""
+        self.accepted: dict[int, int] = {}  # by slot, tokens of its last draft
         self.num_computed = 0
-        self.verbs_ms = 0.0
-        """What verbs are said to have taken."""
+        self.verbs_ms = 0.0  # what verbs are said to have taken
         self.adapters: dict[str, Adapter] = {}
-        self._adapter: str | None = None
-        """That of the step that is computed."""
+        self._adapter: str | None = None  # that of the step that is computed
         self.rows: set[tuple[str, int]] = set()
         """Parts of pictures that are encoded. A picture takes as many milliseconds as it is wide; one that
         is 13 pixels high goes wrong."""
         self.encoding: tuple[tuple[str, int], float] | None = None
         """What is being encoded, and for how long it has been."""
         self.num_given_up = 0
-        self._begun: set[int] = set()
-        """Slots that have computed something."""
+        self._begun: set[int] = set()  # slots that have computed something
         self._kill_on = kill_on
         self._kill_with = kill_with
         self._fault_on = fault_on
@@ -329,7 +320,6 @@ class FakeBackend:
         is_begun = self.encoding is not None and self.encoding[0] == key
         self.num_given_up += self.encoding is not None and not is_begun
         spent_ms = self.encoding[1] if self.encoding is not None and is_begun else 0.0
-        assert isinstance(item, Picture)
         took_ms = min(encode.ms, item.size.width - spent_ms)
         self.encoding = key, spent_ms + took_ms
         if self.encoding[1] < item.size.width:
@@ -555,9 +545,7 @@ def vector_of(tokens: Sequence[int], size: int) -> list[float]:
 
 
 class FakeEmbedder:
-    """Embeds as `vector_of` says. An input with `fail_on` cannot be computed; one with `kill_on` kills the
-    process with `kill_with`. `step_s` makes a step take its time. `steps` tells what was computed together.
-    """
+    """Embed as `vector_of` does, in `step_s`; `fail_on` and `kill_on` are tokens, `steps` are batches."""
 
     def __init__(
         self,

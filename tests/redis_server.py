@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from types import TracebackType
 
 from tests.waiting import DEADLINE_S, wait_until
 from tests.wheels import program
@@ -24,9 +23,7 @@ class RedisServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.kill()
 
     def start(self) -> None:

@@ -85,7 +85,6 @@ def scripted_server(script: Path, outputs: Sequence[str]) -> Iterator[str]:
     script.write_text(json.dumps(outputs))
     command = [sys.executable, "-m", "tests.scripted_server", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ import psutil
 
 from tests.company import HAS_COMPANY
 from tests.waiting import DEADLINE_S
-from tests.warm import WarmProcess, start
+from tests.warm import start
 
 
 class ServerProcess:
@@ -51,7 +50,11 @@ class ServerProcess:
             command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
         command += options
         if is_fresh or max_open_files is not None or module != "openai_cpu_server":
-            self.process: subprocess.Popen[str] | WarmProcess = _fresh(command, env, max_open_files, module)
+            command = [sys.executable, "-m", module, *command]
+            if max_open_files is not None:
+                command = ["/bin/sh", "-c", f'ulimit -n {max_open_files} && exec "$@"', "sh", *command]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(command, **pipes, text=True, env=env)
         else:
             self.process = start(*command, env=env)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -65,9 +68,7 @@ class ServerProcess:
             self.wait_for("(ready): ")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Where a test fails, pytest shows what the server has said, and whether it had ended before."""
         when = "ended" if self.process.poll() is None else "had ended before"
         code = self.stop(signal.SIGTERM)
@@ -75,11 +76,7 @@ class ServerProcess:
             sys.stderr.write(f"the server {when}, with {code}:\n{''.join(self.lines[-100:])}")
 
     def wait_for(self, pattern: str, count: int = 1, timeout_s: float = DEADLINE_S) -> str:
-        """Return the first group of the `count`th line that matches, of all that the server has written.
-
-        Raises:
-            AssertionError: the server ended, or the deadline passed, without that line.
-        """
+        """Return the first group of the `count`th matching line. Raises AssertionError if none comes."""
         with self._news:
             self._news.wait_for(lambda: len(self._matches(pattern)) >= count or self._has_ended, timeout_s)
             found = self._matches(pattern)
@@ -95,7 +92,6 @@ class ServerProcess:
             self.process.send_signal(number)
         code = self.process.wait(timeout=DEADLINE_S)
         self._reader.join()
-        assert self.process.stdout is not None
         self.process.stdout.close()
         return code
 
@@ -105,7 +101,6 @@ class ServerProcess:
         return engine
 
     def readers(self) -> list[psutil.Process]:
-        """The processes that read texts."""
         return [child for child in psutil.Process(self.process.pid).children() if is_reader(child)]
 
     def get(self, path: str, **options: Any) -> httpx.Response:
@@ -118,12 +113,9 @@ class ServerProcess:
         return httpx.delete(self.url + path, timeout=DEADLINE_S, **options)
 
     def status(self) -> dict[str, Any]:
-        """The answer of `/health`."""
-        answer: dict[str, Any] = self.get("/health").json()
-        return answer
+        return self.get("/health").json()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:
                 self.lines.append(line)
@@ -144,12 +136,3 @@ def is_reader(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return "openai_cpu_server.reader.process" in process.cmdline()
     return False
-
-
-def _fresh(
-    arguments: list[str], env: dict[str, str] | None, max_open_files: int | None, module: str
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", module, *arguments]
-    if max_open_files is not None:
-        command = ["/bin/sh", "-c", f'ulimit -n {max_open_files} && exec "$@"', "sh", *command]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)

@@ -22,8 +22,7 @@ MAY_BE_SKIPPED = {
     "tests/page/test_accessibility.py": "axe comes with npm, which is not on every machine",
     "tests/page/test_build.py": "npm and what it fetches are not on every machine",
     "tests/structured/test_maskbench.py": "its cases are not part of this repository",
-}
-"""Files of tests -> why some of them may be skipped even there."""
+}  # files of tests -> why some of them may be skipped even there
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:

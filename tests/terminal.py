@@ -24,10 +24,7 @@ def seen_on_a_terminal(command: Sequence[str], *, env: Mapping[str, str] = os.en
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**env, "TERM": "xterm", "COLUMNS": "120"},
+        command, stdout=subprocess.PIPE, stderr=theirs, env={**env, "TERM": "xterm", "COLUMNS": "120"}
     )
     os.close(theirs)
     seen = b""

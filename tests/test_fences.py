@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-Nodes = tuple[ast.AST, ...]
-"""All of a module's tree, in the order of `ast.walk`."""
+Nodes = tuple[ast.AST, ...]  # all of a module's tree, in the order of `ast.walk`
 
 PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
 NAME = PACKAGE.name
@@ -104,8 +103,7 @@ ALLOWED = {
     "cli.models": "contract.model_info errors llama model_source",
     "cli.pull": "cli contract.pull errors llama.host model_source",
     "cli.inspect": "config contract errors llama model_source prompt scheduler.cost_model",
-}
-"""Layer (or one file of it) -> what it may import besides itself; "." is the package's own `__init__`."""
+}  # layer (or one file of it) -> what it may import besides itself; "." is the package's own `__init__`
 
 LIBRARIES_OF = {
     "api": "sse_starlette starlette pydantic",
@@ -121,15 +119,13 @@ LIBRARIES_OF = {
     "observe": "prometheus_client opentelemetry",
     "mcp_servers": "mcp mcp_types httpx2",
     "cli": "rich",
-}
-"""Layer -> the libraries that no other layer imports but those that name them here."""
+}  # layer -> the libraries that no other layer imports but those that name them here
 PURE = words("fairness scheduler structured replicas.autoscaling replicas.report replicas.router")
 ROOMS_UPWARDS = {
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "gbnf", "writing", "lark", "schema", "logic", "values"),
-}
-"""The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
+}  # the rooms of a layer: each imports only those before it, and what files of the layer's root it may name
 FOR_ALL_ROOMS = {
     "replicas": {"autoscaling", "report", "router", "wire"},
     "jobs": {"records"},
@@ -246,8 +242,7 @@ def test_libraries_stay_in_their_rooms() -> None:
 
 
 def test_what_must_not_die_reads_nothing_with_native_code() -> None:
-    """The API process knows neither llama.cpp nor llguidance, and runs no templates: a reader process does,
-    which may die."""
+    """Native code and templates run in a reader process, which may die, and never in the API process."""
     reached = reached_from("server.run", "cli.serve", "replicas.ray.api_replica")
     assert "api.application" in reached
     assert "reader.pool" in reached
@@ -276,9 +271,7 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
             roots = {name.split(".")[0] for name in imports(nodes)}
             # structs are values; where references of a schema lead is read off the schema
             assert roots <= {*sys.stdlib_module_names, "msgspec", "referencing", NAME}, module
-            assert not roots & {"time", "asyncio", "socket", "threading", "subprocess", "os", "logging"}, (
-                module
-            )
+            assert not roots & words("time asyncio socket threading subprocess os logging"), module
 
 
 def test_only_the_settings_read_the_environment() -> None:
@@ -294,7 +287,5 @@ def test_only_the_settings_read_the_environment() -> None:
 def test_own_code_is_imported_at_the_top() -> None:
     for module, nodes in parsed().items():
         functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-        lazy = [
-            name for function in functions for name in imports(ast.walk(function)) if name.startswith(NAME)
-        ]
-        assert lazy == [], module
+        inner = [name for function in functions for name in imports(ast.walk(function))]
+        assert [name for name in inner if name.startswith(NAME)] == [], module

@@ -1,7 +1,5 @@
 """What is counted is what a parser would find, wherever the pieces of the text end."""
 
-from __future__ import annotations
-
 import json
 import random
 

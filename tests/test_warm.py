@@ -34,7 +34,6 @@ def test_what_was_started_ends_when_its_tests_are_killed() -> None:
         text=True,
     )
     with asking:
-        assert asking.stdout is not None
         started = psutil.Process(int(asking.stdout.readline()))
         asking.kill()
         # the pipe is at its end when nobody holds it any more: neither the started process nor its parent

@@ -21,8 +21,7 @@ from pydantic import Field
 from tests.waiting import wait_until
 
 server = MCPServer("tools", log_level="ERROR")
-Yes = Literal["yes"]
-"""The arguments of tools without any are whatever a model likes to write."""
+Yes = Literal["yes"]  # the arguments of tools without any are whatever a model likes to write
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))

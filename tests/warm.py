@@ -33,10 +33,7 @@ _REQUEST_BYTES = 1 << 20
 
 
 class Program:
-    """A function without arguments that reads `sys.argv`, and may return an exit code.
-
-    Each pytest worker has one process that forks.
-    """
+    """A function without arguments that reads `sys.argv`; one process of each pytest worker forks it."""
 
     def __init__(self, entry: str, *imports: str) -> None:
         """`entry`: MODULE:FUNCTION. `imports`: the modules that every run finds imported."""
@@ -63,8 +60,7 @@ class Program:
         return ours
 
 
-OURS = Program("openai_cpu_server.cli.main:main", "openai_cpu_server.cli.serve")
-"""The command line."""
+OURS = Program("openai_cpu_server.cli.main:main", "openai_cpu_server.cli.serve")  # the command line
 
 
 class WarmProcess:
@@ -118,7 +114,6 @@ class WarmProcess:
 
     def end(self) -> str:
         """Return the rest of its output, once it has ended by itself."""
-        assert self.stdout is not None
         with self.stdout:
             output = self.stdout.read()
         self.wait(timeout=DEADLINE_S)

@@ -11,8 +11,7 @@ from pathlib import Path
 from tests.server_process import ServerProcess
 
 CHAT = "/v1/chat/completions"
-END = b"\r\nhost: localhost\r\n\r\n"
-"""Of a request's first line, and all of its headers."""
+END = b"\r\nhost: localhost\r\n\r\n"  # of a request's first line, and all of its headers
 
 
 def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socket.socket:

@@ -30,8 +30,6 @@ OPTIONS = EngineOptions(model_path="", cache_bytes=64 * 100)
 
 
 class Engine:
-    """On a clock that stands still, unless a real backend is given."""
-
     def __init__(self, options: EngineOptions = OPTIONS, backend: Any = None) -> None:
         self.backend = backend or FakeBackend()
         is_real = not isinstance(self.backend, FakeBackend)
@@ -63,7 +61,6 @@ class Engine:
 
     @property
     def figures(self) -> StepFigures:
-        """Of the last step."""
         return self.last.figures
 
     def submit(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:
@@ -72,12 +69,10 @@ class Engine:
             self.core.handle(Submit(one, output=tuple(told)))
 
     def serve(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:
-        """To their end."""
         self.submit(*requests, told=told)
         self.run()
 
     def whole(self, name: str) -> TokenEvent:
-        """All that a request's events say, in one."""
         events = [event for event in self.events if event.id == name]
         return msgspec.structs.replace(
             events[-1] if events else TokenEvent(id=name),

@@ -47,16 +47,9 @@ def shown(engine: Engine, name: str) -> str:
     return engine.whole(name).text
 
 
-def generate(*requests: GenerationRequest) -> Engine:
+def generate(*requests: GenerationRequest, told: Sequence[int] = ()) -> Engine:
     engine = Engine()
-    engine.serve(*requests)
-    return engine
-
-
-def resumed(one: GenerationRequest, tokens: Sequence[int]) -> Engine:
-    """Another engine has told these tokens of it."""
-    engine = Engine()
-    engine.serve(one, told=tokens)
+    engine.serve(*requests, told=told)
     return engine
 
 
@@ -177,7 +170,7 @@ def test_an_output_goes_on_behind_each_event_though_a_burst_was_told_in_part() -
     assert whole.told("a") == alone(one)[:-1]
     for num_events in range(len(whole.events)):
         told = [token for event in whole.events[:num_events] for token in event.tokens]
-        assert told + resumed(one, told).told("a") == whole.told("a")
+        assert told + generate(one, told=told).told("a") == whole.told("a")
 
 
 @pytest.mark.anyio
@@ -215,12 +208,11 @@ def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
     assert shown(stopped, "a") == text[: text.index(letter, 25)]
     whole = stopped.told("a")
     for num_told in range(len(whole)):
-        assert resumed(one, whole[:num_told]).told("a") == whole[num_told:]
+        assert generate(one, told=whole[:num_told]).told("a") == whole[num_told:]
 
 
 def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
-    marks = OutputMarks(end=END)
-    one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=marks)
+    one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=OutputMarks(end=END))
     engine, plain = generate(one), generate(msgspec.structs.replace(one, marks=None))
     whole, num_thoughts = texts_of(engine.events), 6 + len("." + END)
     thoughts, answer = shown(plain, "a").split(END)
@@ -228,13 +220,10 @@ def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
     assert engine.finish("a") == msgspec.structs.replace(plain.finish("a"), thought_tokens=num_thoughts)
     tokens = engine.told("a")
     for num_told in range(len(tokens)):
-        other = resumed(one, tokens[:num_told])
+        other = generate(one, told=tokens[:num_told])
         rest = texts_of(other.events)
         assert all(whole[part].endswith(rest[part]) for part in OutputPart)
         assert other.finish().thought_tokens == num_thoughts
-
-
-# -- ended by somebody, while they go on -------------------------------------------------------------------
 
 
 class Client:
@@ -261,7 +250,6 @@ class Client:
             self.replay.heard(message)
 
     async def run(self) -> Finish:
-        """To its end, which is told once."""
         while self.core.has_work or self.on_its_way:
             self.step()
             self.hear()
@@ -295,7 +283,7 @@ async def test_thoughts_are_ended_behind_what_was_told(num_steps: int, num_unhea
     assert finish.cached_tokens == 0
     ended = client.live.request
     for at in range(num_told, len(tokens)):
-        assert resumed(ended, tokens[:at]).told("a") == tokens[at:]
+        assert generate(ended, told=tokens[:at]).told("a") == tokens[at:]
 
 
 @pytest.mark.anyio

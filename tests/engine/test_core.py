@@ -145,8 +145,7 @@ def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
     engine.submit(request("bad", constraint=pattern, show_control_tokens=True), one)
     engine.core.handle(CancelRequest("bad"))
     engine.run()
-    finish = engine.finish("bad")
-    assert finish.reason is FinishReason.ERROR
+    assert engine.finish("bad").reason is FinishReason.ERROR
     assert [e.finish.reason for e in engine.events if e.finish] == [FinishReason.ERROR, FinishReason.LENGTH]
     assert engine.backend.cells == {}
 
@@ -261,8 +260,7 @@ def test_a_newcomer_interrupts_batch_work(running: Priority, newcomer: Priority,
 
     def newcomer_comes() -> bool:
         forms = (command, engine.core.prepare(command))
-        found = {engine.core.is_worth_interrupting(form) for form in forms}
-        assert found == {interrupts}
+        assert {engine.core.is_worth_interrupting(form) for form in forms} == {interrupts}
         return interrupts
 
     backend.meanwhile = newcomer_comes
@@ -317,8 +315,7 @@ def test_steps_beside_other_models_interactive_work_are_short() -> None:
 
 
 def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
-    engine = Engine(backend=of_one_slot())
-    core = engine.core
+    core = Engine(backend=of_one_slot()).core
     assert core.work is None
     core.handle(Submit(request("batch", priority=BATCH)))
     assert core.work is BATCH
@@ -409,7 +406,6 @@ def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
 def watched(
     *requests: GenerationRequest, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off"
 ) -> EngineCore:
-    """A core that shows its steps, and has the requests."""
     options = EngineOptions(model_path="", **SPECULATION[speculation], cache_bytes=cache_bytes)
     info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
     engine = build_core(options, FakeBackend(info), CURVE)

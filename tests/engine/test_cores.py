@@ -23,8 +23,7 @@ class Machine(FakeThreads):
         super().__init__(cores)
         self.strangers = 0
         self.now_s = 0.0
-        self.quota: float | None = None
-        """Cores that its control group may use, whatever is idle."""
+        self.quota: float | None = None  # cores that its control group may use, whatever is idle
 
     def step(self, alone_ms: float = 10.0) -> float:
         """Compute what takes so long on all cores; returns the milliseconds that it took."""
@@ -48,13 +47,10 @@ class Machine(FakeThreads):
 
 
 class Watched:
-    """A watch on it, that is told of each step."""
-
     def __init__(self, cores: int) -> None:
         self.machine = Machine(cores)
         self.watch = CoreWatch(self.machine, lambda: self.machine.now_s)
-        self.counts: list[int] = []
-        """Threads of each step."""
+        self.counts: list[int] = []  # threads of each step
         self.taught: list[bool] = []
 
     def compute(self, seconds: float, alone_ms: float = 10.0) -> None:
@@ -195,8 +191,6 @@ def test_each_number_of_threads_has_costs_of_its_own() -> None:
 
 
 class BackendOn(FakeBackend):
-    """Its steps take on the machine what the curve says."""
-
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.threads = self._machine = machine

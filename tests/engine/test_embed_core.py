@@ -38,8 +38,6 @@ def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INT
 
 
 class Driver:
-    """Runs a core, and keeps what it says."""
-
     def __init__(self, backend: FakeEmbedder | None = None, options: Scheduling = OPTIONS) -> None:
         self.now = 0.0
         self.backend = backend or FakeEmbedder()
@@ -169,8 +167,6 @@ def test_who_is_in_a_step_is_announced_before_it_and_its_figures_told() -> None:
 
 
 class Interrupted(FakeEmbedder):
-    """Interrupted in its first step, in which `meanwhile` is asked."""
-
     def __init__(self) -> None:
         super().__init__()
         self.driver: Driver | None = None

@@ -127,7 +127,6 @@ MARKS = OutputMarks(begin="<t>", end="</t>", answer_begin="<r>")
 
 
 def cut(pieces: Sequence[str], *, ends: bool = True, marks: OutputMarks = MARKS) -> list[TokenEvent]:
-    """What is told of these tokens, an event each."""
     parts = OutputParts(marks, lambda token: pieces[token].encode())
     told = [TokenEvent(id="a", tokens=(at,), text=piece) for at, piece in enumerate(pieces)]
     if ends:

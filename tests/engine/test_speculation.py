@@ -23,7 +23,6 @@ def parrot(tokens: list[int]) -> int:
 
 
 def engine(speculation: str, *requests: GenerationRequest, **info: bool) -> Engine:
-    """One that has the requests."""
     backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, **info), choose=parrot)
     made = Engine(msgspec.structs.replace(OPTIONS, **SPECULATION[speculation]), backend)
     made.submit(*requests)

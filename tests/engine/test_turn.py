@@ -28,6 +28,7 @@ from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, Refus
 from openai_cpu_server.engine.loop import Inbox
 from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.engine.turn import PIECE_S, EngineTurn, SharedTurn
+from tests.clock import Clock
 from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S
 
@@ -36,8 +37,6 @@ LOADING = EngineWants(work=BATCH, is_loading=True)
 
 
 class Client:
-    """Hears what the engine says."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
         self.heard: list[EngineWants | TurnBack] = []
@@ -179,15 +178,8 @@ def test_a_load_ends_when_the_client_is_gone() -> None:
         client.turn.load_on()
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_a_step_can_be_thrown_away_while_it_has_long_left_and_never_twice_in_a_row() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
     assert not timer.is_interruptible
     timer.begin(1000.0, may_interrupt=True)
@@ -208,7 +200,7 @@ def test_a_step_can_be_thrown_away_while_it_has_long_left_and_never_twice_in_a_r
 
 
 def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() -> None:
-    clock, cpu_clock = Clock(), Clock()
+    clock, cpu_clock = Clock(100.0), Clock(100.0)
     timer = StepTimer(clock, cpu_clock, preempt_threshold_s=0.1)
     for is_interrupted in (False, True):
         timer.begin(5.0, may_interrupt=True)
@@ -221,7 +213,7 @@ def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() 
 
 
 def test_how_late_steps_are_lately_is_forgotten() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
     assert timer.lateness == 1.0
 
@@ -274,7 +266,6 @@ class Story:
         self._may_end.release(times)
 
     def wait_for(self, num: int) -> list[str]:
-        """So many messages, as words."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.messages) >= num, DEADLINE_S)
             return [word(message) for message in self.messages]

@@ -43,7 +43,6 @@ def expected(name: str, adapter_key: str | None, output: int) -> str:
 
 @asynccontextmanager
 async def goes_on(engine: EngineClient, one: Adapter) -> AsyncIterator[None]:
-    """A stream that has begun with the adapter has some more tokens at the end, as that one says."""
     async with endless(engine, "a", adapter=one.name) as stream:
         await eventually(lambda: stream)
         yield
@@ -81,8 +80,7 @@ async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alon
 async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -> None:
     one = adapter("one")
     async with running(client()) as engine:
-        status = await engine.load_adapter(one)
-        assert status.state is AdapterState.READY
+        assert (await engine.load_adapter(one)).state is AdapterState.READY
         kill_engine(engine)
         await until(engine, EngineState.RESTARTING)
         events = await collect(engine, request("a", output=9, adapter="one"))

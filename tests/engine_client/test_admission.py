@@ -10,7 +10,7 @@ import pytest
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
-from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine_client.admission import UNKNOWN_S, RequestAdmission, wait_until_left_s
 from openai_cpu_server.engine_client.answers import GenerationAnswer
@@ -34,24 +34,11 @@ POET = Adapter(name="poet", path="p", digest="1" * 64)
 CLERK = Adapter(name="clerk", path="c", digest="2" * 64)
 
 
-class Carrier:
-    def __init__(self) -> None:
-        self.live = AcceptedRequests()
-
-    def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        for live in call:
-            self.live.add(live)
-
-    def cancel(self, *request_ids: str) -> None:
-        for request_id in request_ids:
-            self.live.remove(request_id)
-
-
 class Story:
     def __init__(self, *, max_queue: int = 9) -> None:
-        self.carrier, self.culprits = Carrier(), CulpritLedger(time.monotonic)
+        self.live, self.culprits = AcceptedRequests(), CulpritLedger(time.monotonic)
         self.admission = RequestAdmission(
-            self.carrier,
+            self,
             self.culprits,
             lambda: (
                 AdapterStatus(adapter=POET, state=AdapterState.READY),
@@ -62,16 +49,24 @@ class Story:
             clock=time.monotonic,
         )
 
+    def accept(self, call: Sequence[AcceptedRequest]) -> None:
+        for live in call:
+            self.live.add(live)
+
+    def cancel(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            self.live.remove(request_id)
+
 
 async def test_a_request_gets_the_adapter_that_has_its_name_now() -> None:
     story = Story()
     story.admission.generate(FAKE_INFO, [request("a/0", adapter="poet"), request("a/1", adapter="poet")])
-    assert [live.request.adapter for live in story.carrier.live] == [POET.key] * 2
+    assert [live.request.adapter for live in story.live] == [POET.key] * 2
     with pytest.raises(AdapterNotFound, match="poet"):
         story.admission.generate(FAKE_INFO, [request("b", adapter="nobody")])
     with pytest.raises(AdapterNotFound, match="It is too large"):
         story.admission.generate(FAKE_INFO, [request("b", adapter="clerk")])
-    assert len(story.carrier.live) == 2
+    assert len(story.live) == 2
 
 
 async def test_what_is_refused_leaves_nothing() -> None:
@@ -91,7 +86,7 @@ async def test_what_is_refused_leaves_nothing() -> None:
         story.admission.generate(FAKE_INFO, [request("a", account="ann")])
     with pytest.raises(CulpritsLimited):
         story.admission.embed(FAKE_EMBEDDER, EmbedRequest(id="a", inputs=((1,),), account="ann"))
-    assert not len(story.carrier.live)
+    assert not len(story.live)
     story.admission.generate(FAKE_INFO, [request("b"), request("c")])
     with pytest.raises(QueueFull):
         story.admission.generate(FAKE_INFO, [request("d")])
@@ -105,16 +100,14 @@ async def test_a_call_is_ended_by_its_own_name_or_a_sequences_and_its_reader_is_
     for name in ("a", "a/1"):
         generation = story.admission.generate(FAKE_INFO, [request("a/0"), request("a/1")])
         assert story.admission.cancel(name)
-        assert not len(story.carrier.live)
+        assert not len(story.live)
         with pytest.raises(RequestCancelled):
             async for _ in generation:
                 pass
     assert not story.admission.cancel("a")
 
 
-REQUESTS = [
-    GenerationRequest(id=f"a/{i}", tokens=(1,), max_tokens=9, sampling=Sampling(seed=0)) for i in (0, 1)
-]
+REQUESTS = [request(f"a/{i}", output=9) for i in (0, 1)]
 SCORES = (TokenLogprob(1, -1.0, tuple((i, -1.0) for i in range(20))),)
 EVENT = TokenEvent(id="a/0", tokens=(1,), text="x", logprobs=SCORES)
 

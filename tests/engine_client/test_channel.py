@@ -17,11 +17,11 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.framing import LENGTH, read_command
 from openai_cpu_server.contract.media import Picture, PictureSize, Sound
 from openai_cpu_server.contract.messages import CancelRequest, Submit
-from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.engine.loop import EngineChannel
 from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.engine_client.child import ClientChannel
 from openai_cpu_server.engine_client.live import AcceptedRequest
+from tests.scheduler.driver import request
 
 pytestmark = pytest.mark.anyio
 
@@ -29,9 +29,7 @@ TOKENS = tuple(range(400_000))
 
 
 def submit(number: int, tokens: tuple[int, ...] = TOKENS) -> Submit:
-    return Submit(
-        request=GenerationRequest(id=str(number), tokens=tokens, max_tokens=1, sampling=Sampling(seed=0))
-    )
+    return Submit(request=request(str(number), tokens=tokens))
 
 
 async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
@@ -39,7 +37,6 @@ async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
     for _ in range(number):
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         command = read_command(await reader.readexactly(length))
-        assert isinstance(command, Submit | CancelRequest)
         names.append(command.request.id if isinstance(command, Submit) else f"-{command.id}")
     return names
 
@@ -79,9 +76,7 @@ async def test_many_tokens_go_in_slices_and_in_order() -> None:
 async def test_pictures_and_sounds_go_in_parts_and_arrive_whole() -> None:
     picture = Picture.of(PictureSize(1000, 800), bytes(2_400_000))
     items = (picture, Sound.of(bytes(range(256)) * 20_000), picture)
-    sampling = Sampling(seed=0)
-    request = GenerationRequest(id="1", tokens=(1, 2), max_tokens=1, sampling=sampling, media_items=items)
-    commands = [Submit(request=request), submit(2, (3,))]
+    commands = [Submit(request=request("1", tokens=(1, 2), media_items=items)), submit(2, (3,))]
     ours, theirs = socket.socketpair()
     with theirs:
         channel = ClientChannel(*await asyncio.open_connection(sock=ours))
@@ -92,8 +87,7 @@ async def test_pictures_and_sounds_go_in_parts_and_arrive_whole() -> None:
 
 
 async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None:
-    request = submit(0, (7, 8, 9)).request
-    asked = msgspec.structs.replace(request, borders=(1, 3), stop=("x",))
+    asked = msgspec.structs.replace(submit(0, (7, 8, 9)).request, borders=(1, 3), stop=("x",))
     answer = GenerationAnswer([asked], cancel=lambda _: None, clock=lambda: 0.0)
     live = AcceptedRequest(asked, answer, 0.0, output=[5, 6])
     async with linked() as (channel, _, engine):

@@ -22,12 +22,7 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.deaths import MemoryKiller
 from openai_cpu_server.engine_client.supervisor import NextOptions, Supervisor
 from openai_cpu_server.engine_client.watchdog import HangLimits
-from openai_cpu_server.errors import (
-    EngineUnavailable,
-    GenerationFailed,
-    RequestCancelled,
-    StartupError,
-)
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, RequestCancelled, StartupError
 from tests.fake_engine import COMMAND
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.gates import Gate
@@ -41,7 +36,6 @@ _OF_SUPERVISOR = {"hang_limits", "memory_killer", "clock", "partner", "begins_as
 
 
 def client(*flags: str, **fields: Any) -> EngineClient:
-    """`fields`: of the supervisor, or else of the engine's options."""
     of_supervisor = {name: fields.pop(name) for name in _OF_SUPERVISOR & fields.keys()}
     options = EngineOptions(
         **{"model_path": "", "max_seqs": 8, "kv_tokens": 4096, "calibrate": "start", **fields}
@@ -89,7 +83,6 @@ async def collect(engine: EngineClient, *requests: GenerationRequest) -> list[To
 
 @asynccontextmanager
 async def endless(engine: EngineClient, name: str, **fields: object) -> AsyncIterator[list[TokenEvent]]:
-    """The events so far of a stream that goes on until it is left."""
     events: list[TokenEvent] = []
 
     async def read() -> None:
@@ -119,14 +112,11 @@ def text(events: list[TokenEvent]) -> str:
 def finish_of(events: list[TokenEvent]) -> Finish:
     *before, last = events
     assert not any(event.finish for event in before)
-    assert last.finish is not None
     return last.finish
 
 
 def kill_engine(engine: EngineClient, number: signal.Signals = signal.SIGKILL) -> None:
-    pid = engine.engine_pid
-    assert pid is not None
-    os.kill(pid, number)
+    os.kill(engine.engine_pid, number)
 
 
 def begun(engine: EngineClient, *requests: GenerationRequest) -> list[asyncio.Task[list[TokenEvent]]]:
@@ -148,16 +138,11 @@ def num_tokens(engine: EngineClient) -> int:
     return sum(live.output_tokens for live in engine.requests())
 
 
-def have_advanced(engine: EngineClient, num: int) -> bool:
-    tokens = [live.output_tokens for live in engine.requests()]
-    return len(tokens) == num and min(tokens) > 3
-
-
 async def advanced(engine: EngineClient, gate: Gate, num: int) -> None:
     """Let the so many requests that wait at the closed gate get some tokens, and hold the engine again."""
     await eventually(lambda: len(engine.requests()) == num)
     gate.allow(16)
-    await eventually(lambda: have_advanced(engine, num))
+    await eventually(lambda: [live.output_tokens > 3 for live in engine.requests()] == [True] * num)
 
 
 async def is_served(engine: EngineClient, one: GenerationRequest) -> bool:
@@ -165,8 +150,7 @@ async def is_served(engine: EngineClient, one: GenerationRequest) -> bool:
 
 
 async def test_tokens_arrive_one_by_one_until_a_stop_string_and_choices_interleaved() -> None:
-    one = request("a", output=50)
-    whole = expected_text(one)
+    whole = expected_text(request("a", output=50))
     async with running(client()) as engine:
         async with engine.generate([request("a", output=6)]) as generation:
             events = [event async for event in generation]
@@ -184,7 +168,6 @@ async def test_tokens_arrive_one_by_one_until_a_stop_string_and_choices_interlea
         assert {event.id for event in events[:4]} == {"a", "b"}
         assert sum(event.finish is not None for event in events) == 2
         pid = engine.engine_pid
-        assert pid is not None
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -17,14 +17,7 @@ from openai_cpu_server.engine_client.deaths import Death
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
 from tests.clock import Clock
-from tests.engine_client.test_client import (
-    Ticks,
-    client,
-    collect,
-    is_served,
-    running,
-    until,
-)
+from tests.engine_client.test_client import Ticks, client, collect, is_served, running, until
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
@@ -117,7 +110,6 @@ async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -
 
 
 async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
-    """Leave as soon as the engine has died of it once."""
     deaths = engine.status().restarts
     async with engine.generate([one]):
         await eventually(lambda: engine.status().restarts > deaths)

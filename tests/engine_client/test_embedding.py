@@ -12,11 +12,7 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.errors import (
-    DeadlineExceeded,
-    GenerationFailed,
-    RequestCancelled,
-)
+from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, RequestCancelled
 from tests.engine_client.test_client import client, kill_engine, running
 from tests.fakes import FAKE_EMBEDDER, vector_of
 from tests.gates import Gate

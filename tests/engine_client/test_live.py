@@ -20,7 +20,6 @@ WAITING, RUNNING = RequestState.WAITING, RequestState.RUNNING
 
 
 def accept(live: AcceptedRequests, *ids: str, submitted_s: float = 0.0) -> GenerationAnswer:
-    """One API call of these sequences."""
     requests = [request(name, prompt=5, priority=Priority.BATCH) for name in ids]
     generation = GenerationAnswer(requests, cancel=lambda _: None, clock=lambda: 0.0)
     for one in requests:

@@ -36,8 +36,7 @@ from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
-MINUTES = Ticks(61.0)
-"""More than a minute from one crash to the next, so that they are not too many."""
+MINUTES = Ticks(61.0)  # more than a minute from one crash to the next, so that they are not too many
 
 
 @contextlib.contextmanager
@@ -153,7 +152,6 @@ async def test_a_kill_ends_a_close_that_waits_for_the_cache(tmp_path: Path) -> N
     async with running(engine):
         await collect(engine, request("a"))
         pid = engine.engine_pid
-        assert pid is not None
         os.mkfifo(pipe)
         closing = asyncio.create_task(engine.close())
         await eventually(lambda: engine.engine_pid is None)

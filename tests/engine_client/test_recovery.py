@@ -49,15 +49,12 @@ class Engine:
         self.has += [live.request.id for live in self.outside.due()]
 
     def step(self, *advanced: str) -> None:
-        """A step of all, in which these (none given: all) gain a token."""
         self.outside.computing(tuple(self.has))
         self.advance(advanced or tuple(self.has))
 
     def advance(self, names: Iterable[str]) -> None:
         for name in names:
-            live = self.live.get(name)
-            assert live is not None
-            self.outside.advanced(live)
+            self.outside.advanced(self.live.get(name))
         self.send()
 
     def live_through(self, told: str) -> None:
@@ -158,8 +155,7 @@ CALLS = st.tuples(
     st.sampled_from([INTERACTIVE, BATCH]),
     st.one_of(st.none(), st.none(), st.integers(0, 2)),
     st.integers(0, 20),
-)
-"""Priority; None, or after how many tokens it kills; the round in which it comes."""
+)  # priority; None, or after how many tokens it kills; the round in which it comes
 
 
 @given(

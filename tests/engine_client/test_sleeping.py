@@ -52,7 +52,6 @@ async def test_requests_wake_it_and_it_sleeps_as_often_as_one_likes() -> None:
             assert await are_whole(begun(engine, *requests), requests)
             assert engine.state is EngineState.READY
             pid = engine.engine_pid
-            assert pid is not None
             await engine.residency.sleep()
             assert engine.status().engine_rss_bytes == 0
             with pytest.raises(ProcessLookupError):

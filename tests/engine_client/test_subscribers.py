@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import anyio.lowlevel
 import pytest
@@ -38,22 +39,12 @@ pytestmark = pytest.mark.anyio
 FIGURES = StepFigures(sequences=1, tokens=1, predicted_ms=2.0, elapsed_ms=1.0)
 
 
-class Observer:
-    def __init__(self) -> None:
-        self.told: list[StepFigures | str] = []
-
-    def step_done(self, figures: StepFigures) -> None:
-        self.told.append(figures)
-
-    def engine_died(self, cause: str) -> None:
-        self.told.append(cause)
-
-
 class Story:
     def __init__(self, *adapters: Adapter) -> None:
-        self.observer = Observer()
+        self.observed: list[StepFigures | str] = []
+        observer = SimpleNamespace(step_done=self.observed.append, engine_died=self.observed.append)
         options = EngineOptions(model_path="m.gguf", adapters=adapters)
-        self.news = EngineNews(options, observer=self.observer, foretold=None, partner=None)
+        self.news = EngineNews(options, observer=observer, foretold=None, partner=None)
         self.requests = RequestReplay(time.monotonic, lambda: None, CulpritLedger(time.monotonic))
         self.sent: list[Command] = []
         self.next_process()
@@ -81,7 +72,7 @@ def test_what_a_dead_process_has_told_of_itself_is_so_no_more() -> None:
     news.lost(story.requests)
     news.died("SIGSEGV")
     assert (news.kv_stats, news.forecast, news.held_blocks.since(None).saved) == (None, None, ())
-    assert story.observer.told == [FIGURES, "SIGSEGV"]
+    assert story.observed == [FIGURES, "SIGSEGV"]
     assert news.info == FAKE_INFO, "the next one has the same model"
 
 
@@ -140,9 +131,7 @@ def test_all_again_after_a_new_process_and_for_those_who_missed_too_much() -> No
 
 
 _NEWS = st.builds(
-    PrefixNews,
-    saved=st.lists(st.integers(0, 9)).map(tuple),
-    dropped=st.lists(st.integers(0, 9)).map(tuple),
+    PrefixNews, saved=st.lists(st.integers(0, 9)).map(tuple), dropped=st.lists(st.integers(0, 9)).map(tuple)
 )
 
 

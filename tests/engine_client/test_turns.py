@@ -30,10 +30,8 @@ class Machine:
     step_s: dict[str, float] = field(default_factory=dict)
     work: dict[str, Priority | None] = field(default_factory=dict)
     turns: CoreTurns = field(init=False)
-    until_s: float | None = None
-    """When the holder is to give the turn back; None: it was not told."""
-    log: list[tuple[str, float]] = field(default_factory=list)
-    """Who computed a step, and when it ended."""
+    until_s: float | None = None  # when the holder is to give the turn back; None: it was not told
+    log: list[tuple[str, float]] = field(default_factory=list)  # who computed a step, and when it ended
 
     def __post_init__(self) -> None:
         self.turns = CoreTurns(batch_floor=self.floor)
@@ -110,7 +108,6 @@ def test_work_of_the_same_class_is_not_interrupted_nor_batch_work_that_has_becom
     machine.join("a", BATCH)
     machine.wants("a", INTERACTIVE)
     decision = machine.join("b", INTERACTIVE)
-    assert decision is not None
     assert isinstance(decision.command, ShortenTurn)
     assert not decision.command.interrupts
 
@@ -167,7 +164,6 @@ def test_the_share_is_one_step_that_knows_of_the_others_and_is_not_interrupted()
 
 
 def due_beside_a_newcomer() -> Machine:
-    """`b` has batch work whose turn is due, and `c` has just come; `a` computes interactive work."""
     machine = Machine()
     machine.join("a", INTERACTIVE, step_s=0.5)
     machine.join("b", BATCH)
@@ -262,10 +258,7 @@ def test_whoever_wants_the_turn_gets_it_whatever_the_history(
         waiting = machine.work[name]
         if waiting is None:
             continue
-        bound_s = 4 * LONGEST_STEP_S if waiting is INTERACTIVE else _batch_bound_s()
+        bound_s = 4 * LONGEST_STEP_S
+        if waiting is BATCH:  # each of up to three others saves for a step and takes its longer turn before
+            bound_s = 4 * (LONGEST_STEP_S / 0.1 + LONGEST_COURTESY_S + BATCH_TURN_S + 4 * LONGEST_STEP_S)
         assert machine.gets_a_turn(name, bound_s), f"{name} starves"
-
-
-def _batch_bound_s() -> float:
-    """Each of up to three others saves for a step of its own and takes its longer turn before."""
-    return 4 * (LONGEST_STEP_S / 0.1 + LONGEST_COURTESY_S + BATCH_TURN_S + 4 * LONGEST_STEP_S)

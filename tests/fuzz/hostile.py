@@ -208,8 +208,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 class RichBodies:
-    """From a seed always the same ones."""
-
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
 

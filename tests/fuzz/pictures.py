@@ -14,8 +14,7 @@ from PIL import Image
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHUNK_BYTES = 12
 _NUMBERS = (0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
-_LARGE_BYTES = 64 * 2**20
-"""So much comes of some kilobytes."""
+_LARGE_BYTES = 64 * 2**20  # so much comes of some kilobytes
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -58,8 +57,7 @@ def good_pictures() -> list[bytes]:
 
 
 def spoilt(rng: Random, data: bytes) -> bytes:
-    """The same, wrong in some places. Checksums of PNG are often right again, for decoders look no further
-    where they are not."""
+    """Damage a picture. Checksums of PNG are often right again, else decoders look no further."""
     made = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 5])):
         if made:
@@ -105,8 +103,7 @@ def bomb(side: int = 20_000) -> bytes:
 
 
 def oddities() -> Iterator[tuple[str, bytes]]:
-    """Those that nobody finds by chance, with names. None of them is a picture that can be taken, but for
-    those whose names say so."""
+    """Pictures that no chance finds, by name. All of them are refused, but for those whose names say so."""
     yield "nothing", b""
     yield "one byte", b"\x89"
     yield "text", b"a picture of a cat"

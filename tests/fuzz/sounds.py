@@ -17,7 +17,6 @@ FILES = {path.suffix[1:]: path.read_bytes() for path in sorted(Path(__file__).pa
 
 
 def tone(seconds: float, hertz: float = 440.0, *, rate: int = RATE) -> np.ndarray:
-    """Loudest at one half."""
     return np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate) / 2
 
 

@@ -56,14 +56,14 @@ async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Coun
         await asyncio.gather(*(send() for _ in range(AT_ONCE)))
         good = await http.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
     assert good.status_code == 200, good.text
-    await eventually(lambda: is_idle(server))  # some go on in the background
+
+    def is_idle() -> bool:  # some go on in the background
+        return not any(size["running"] + size["waiting"] for size in server.status()["queue"].values())
+
+    await eventually(is_idle)
     assert server.status()["restarts"] == 0
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)[-5000:]
     return statuses
-
-
-def is_idle(server: ServerProcess) -> bool:
-    return not any(size["running"] + size["waiting"] for size in server.status()["queue"].values())
 
 
 async def status_of(http: httpx.AsyncClient, request: httpx.Request) -> int:

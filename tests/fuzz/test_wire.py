@@ -120,9 +120,6 @@ def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
 
 
-# -- WebSockets -------------------------------------------------------------------------------------------
-
-
 FRAMES = {
     "no mask": b"\x81\x02{}",
     "reserved bits": b"\xf1\x80" + bytes(4),

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.kernels.graphs import GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, obstacle
+from openai_cpu_server.llama.bindings import libggml
 from tests.kernels.library import KERNELS
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = f"{Path(__file__).parent}/"
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.native)
 
 
 @pytest.fixture(scope="session")
@@ -30,19 +23,17 @@ def loaded() -> KernelLibrary:
 @pytest.fixture
 def library(loaded: KernelLibrary) -> Iterator[KernelLibrary]:
     """Everything in it is off before and after."""
-    _switch_off(loaded)
+
+    def switch_off() -> None:
+        for kernel in Kernel:
+            loaded.switch_off(kernel)
+        loaded.leave(())
+
+    switch_off()
     yield loaded
-    _switch_off(loaded)
+    switch_off()
 
 
 @pytest.fixture(scope="session")
 def graphs() -> GgmlGraphs:
-    from llama_cpp._ggml import libggml
-
     return GgmlGraphs(libggml)
-
-
-def _switch_off(library: KernelLibrary) -> None:
-    for kernel in Kernel:
-        library.switch_off(kernel)
-    library.leave(())

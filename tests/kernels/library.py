@@ -27,7 +27,6 @@ def failures_with(library: Path) -> str:
 
 
 def by_kernel(library: KernelLibrary, kernel: Kernel, compute: Computing, threads: int = 2) -> Floats:
-    """Computed by the kernel, for sure."""
     num_done = library.num_done(kernel)
     library.switch_on(kernel)
     found = compute(threads)

@@ -47,10 +47,7 @@ def sees_to_mask(sees: npt.NDArray[np.bool_]) -> Floats:
 
 
 def random_pool(random: np.random.Generator, cells: int) -> Floats:
-    """The mask of a step: some sequences, some with a common beginning, in cells as they came free.
-
-    Each decodes, or computes a part of its prompt; some rows are of nobody.
-    """
+    """Mask of a step that decodes and reads prompts: shared beginnings, scattered cells, rows of nobody."""
     sees: list[npt.NDArray[np.bool_]] = []
     places = random.permutation(cells) if random.random() < 0.5 else np.arange(cells)
     common = places[: random.integers(0, cells // 2)]
@@ -104,5 +101,4 @@ def _slope(head: int, heads: int, max_bias: float) -> float:
 
 
 def error(found: Floats, exact: Doubles) -> float:
-    """The largest difference, as a share of the largest value."""
     return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))

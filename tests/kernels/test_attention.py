@@ -15,8 +15,7 @@ from openai_cpu_server.kernels.tensors import Floats, GgmlType
 from tests.kernels.library import by_kernel
 from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
 
-_EXACT = 5e-6
-"""Floats all along; ggml's own is 1e-4 to 1e-3 away."""
+_EXACT = 5e-6  # floats all along; ggml's own is 1e-4 to 1e-3 away
 
 
 Check = Callable[..., None]
@@ -25,7 +24,6 @@ Check = Callable[..., None]
 @pytest.fixture
 def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(random: np.random.Generator, mask: Floats | None, **more: Any) -> None:
-        """With one thread and several it is nearly exact."""
         case = attention_case(random, mask, **more)
         exact = exact_attention(graphs, case)
         for threads in (1, 2, 3):

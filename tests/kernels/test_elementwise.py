@@ -12,8 +12,7 @@ from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.tensors import Computing, Floats
 from tests.kernels.library import by_kernel
 
-_ALPHA, _LIMIT = 1.702, 7.0
-"""gpt-oss'."""
+_ALPHA, _LIMIT = 1.702, 7.0  # gpt-oss'
 _SHAPES = [(1, 1, 16), (3, 4, 64), (2, 1, 5, 1024)]
 _FOR_SEVERAL_ROWS = [(1, 4, 1), (3, 1, 1), (1, 1, 1)]
 
@@ -23,7 +22,6 @@ def numbers(*shape: int) -> Floats:
 
 
 def computed(library: KernelLibrary, operation: AbstractContextManager[Computing]) -> Floats:
-    """By the kernel, with any number of threads."""
     with operation as compute:
         found, *others = (by_kernel(library, Kernel.ELEMENTWISE, compute, threads) for threads in (1, 2, 3))
     assert all(np.array_equal(found, other, equal_nan=True) for other in others)
@@ -31,14 +29,12 @@ def computed(library: KernelLibrary, operation: AbstractContextManager[Computing
 
 
 def gated(gates: Floats, ups: Floats) -> Floats:
-    """As ggml defines it, in double precision."""
     x, y = np.minimum(gates.astype(float), _LIMIT), np.clip(ups.astype(float), -_LIMIT, _LIMIT)
     with np.errstate(over="ignore"):
         return np.asarray(x / (1 + np.exp(-_ALPHA * x)) * (y + 1))
 
 
 def gelu(x: Floats) -> Floats:
-    """The approximation that ggml uses too, in double precision."""
     wide = x.astype(float)
     return np.asarray(wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))))
 

@@ -32,7 +32,6 @@ pytestmark = pytest.mark.skipif(not HERE, reason="no levels of this architecture
 
 @pytest.fixture
 def native(tmp_path: Path) -> Path:
-    """Where the library that was compiled on this machine would lie."""
     return tmp_path / LIBRARY.name
 
 

@@ -25,10 +25,8 @@ Doubles = npt.NDArray[np.float64]
 
 _OF_EACH_ENGINE = (GgmlType.Q4_1, GgmlType.MXFP4, GgmlType.Q4_K, GgmlType.IQ3_S)
 """Whose products differ in more than how weights are unpacked."""
-_STEPS = 127
-"""An activation is one of so many steps of the largest beside it, and their negatives."""
-_SUM_ERROR = 1e-5
-"""What sums of floats may lose, as a share of the largest result there could be."""
+_STEPS = 127  # an activation is one of so many steps of the largest beside it, and their negatives
+_SUM_ERROR = 1e-5  # what sums of floats may lose, as a share of the largest result there could be
 
 
 def product_case(
@@ -54,8 +52,7 @@ def expert_case(
     depth: int = 512,
     has_own_rows: bool = False,
 ) -> ProductCase:
-    """`experts` (tokens, slots): who computes what. `has_own_rows`: each slot of a token has its own
-    activations, as behind the first products of a layer's experts."""
+    """`experts`: (tokens, slots). `has_own_rows`: each slot of a token has its own activations."""
     tokens, slots = experts.shape
     rows = slots if has_own_rows else 1
     plain = product_case(random, kind, rows=tokens * rows, outputs=num_experts * outputs, depth=depth)
@@ -68,7 +65,6 @@ def expert_case(
 
 
 def chosen(random: np.random.Generator, *, tokens: int, slots: int, num_experts: int) -> Ints:
-    """(tokens, slots): different experts for each token."""
     return random.random((tokens, num_experts)).argsort(axis=1)[:, :slots].astype(np.int32)
 
 
@@ -90,7 +86,6 @@ def multiplied(case: ProductCase, activations: Doubles, weights: Doubles) -> Dou
 
 
 def exact_product(case: ProductCase, weights: Doubles) -> Doubles:
-    """`weights`: as they are stored."""
     return multiplied(case, case.activations.astype(np.float64), weights)
 
 
@@ -134,8 +129,7 @@ def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
 _SHAPES = [
     *((1, 70, 8), (1, 33, 1), (2, 32, 3), (3, 47, 7), (5, 33, 18), (9, 200, 8), (12, 64, 9)),
     *((31, 70, 8), (70, 33, 3), (300, 70, 8)),
-]
-"""Rows, outputs and units of depth: all paths by numbers of rows, and ragged ends of the two others."""
+]  # rows, outputs and units of depth: all paths by numbers of rows, and ragged ends of the two others
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
@@ -208,8 +202,7 @@ def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
 
 @pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
 def test_experts(check: Check, kind: GgmlType) -> None:
-    """Of 12, four for each token; with 40 tokens each has some 13 rows. Routers of real models need not
-    choose evenly: one expert may have all rows, and twice those of a token."""
+    """Four of 12 experts for each token; at last one expert has all rows, and twice those of a token."""
     for tokens, has_own_rows in ((1, False), (3, True), (40, False)):
         random = np.random.default_rng(tokens)
         experts = chosen(random, tokens=tokens, slots=4, num_experts=12)

@@ -32,8 +32,7 @@ READS = {
     "shared": (5, 5, 1),
     "in each other's place": (2, 3, 1),
     "one moves": (1, 6, 3),
-}
-"""The cells that sequences read, which write those from 1 on."""
+}  # the cells that sequences read, which write those from 1 on
 
 
 def normal(random: np.random.Generator, *shape: int) -> Floats:
@@ -126,8 +125,6 @@ def shape_of(case: RecurrentCase) -> tuple[int, int]:
 
 
 def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> tuple[Doubles, Doubles]:
-    """A token's results, and the state behind it."""
-
     def of(values: Floats) -> Doubles:
         return values[sequence, token].astype(np.float64)
 
@@ -152,8 +149,6 @@ def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> t
 
 @pytest.fixture
 def compute(library: KernelLibrary, graphs: GgmlGraphs) -> Callable[..., Floats]:
-    """By the kernel, for sure."""
-
     def compute(case: RecurrentCase, *, threads: int = 2) -> Floats:
         with graphs.recurring(case) as run:
             return by_kernel(library, Kernel.RECURRENT, run, threads)
@@ -207,7 +202,6 @@ def test_threads_and_cuts_change_nothing(compute: Compute, make: Callable[..., R
 
 
 def part_of(case: RecurrentCase, sequence: int, start: int, end: int) -> RecurrentCase:
-    """Some tokens of one sequence alone."""
     shape = shape_of(case)
     values = msgspec.structs.asdict(case)
     cut = {

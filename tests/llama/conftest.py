@@ -15,13 +15,6 @@ from tests.llama.driver import loaded
 from tests.tiny_model import tiny_model_path
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = f"{Path(__file__).parent}/"
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.native)
-
-
 @pytest.fixture(scope="session")
 def tiny() -> Path:
     return tiny_model_path()
@@ -42,7 +35,6 @@ def backend(tiny: Path) -> Iterator[LlamaBackend]:
 
 @pytest.fixture(scope="session")
 def roomy(tiny: Path) -> Iterator[LlamaBackend]:
-    """For many sequences at once, whose steps are composed by an engine's core."""
     with loaded(tiny, kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1) as backend:
         yield backend
 

@@ -23,15 +23,12 @@ from tests.engine.driver import Engine
 GREEDY = Sampling(seed=0, temperature=0)
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(200))
-TOLERANCE = 0.02
-"""Cells in another order, and steps of other sizes, round differently (docs/measurements.md)."""
+TOLERANCE = 0.02  # cells in another order, and steps of other sizes, round differently (docs/measurements.md)
 
-Logprobs = tuple[tuple[int, float], ...]
-"""Of the whole vocabulary, best first."""
+Logprobs = tuple[tuple[int, float], ...]  # of the whole vocabulary, best first
 
 
 def small(model: Path, **more: object) -> EngineOptions:
-    """A small pool for a few sequences, unless other options are given."""
     return EngineOptions(
         **{"model_path": str(model), "kv_tokens": 512, "max_seqs": 6, "prefill_tokens": 256, **more}
     )
@@ -47,8 +44,6 @@ def loaded(model: Path, machine: Machine | None = None, **more: object) -> Itera
 
 
 class SmallMachine(Machine):
-    """A control group of a given size around this process."""
-
     def __init__(self, folder: Path, free_bytes: int) -> None:
         (folder / "cgroup").write_text("0::/\n")
         (folder / "memory.max").write_text(f"{free_bytes}\n")
@@ -81,7 +76,6 @@ def opened(
 def sampled(
     backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int], *, sample: bool = True
 ) -> Sample:
-    """Compute tokens of one slot in a step of their own; `feed` does it without a sample."""
     result = backend.execute(Step(spans=(Span(slot, start, tuple(tokens), sample),)))
     assert not result.interrupted
     return result.samples.get(slot)
@@ -92,7 +86,6 @@ feed = functools.partial(sampled, sample=False)
 
 @contextmanager
 def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
-    """A slot that reports the whole vocabulary, with the chunks computed in a step each."""
     tokens = [token for chunk in chunks for token in chunk]
     with opened(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
         start = 0
@@ -103,7 +96,6 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
 
 
 def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Logprobs:
-    """After the last of the tokens, which are computed."""
     logprob = sampled(backend, slot, start, tokens).logprob
     assert len(logprob.top) == backend.info.vocab_size
     return logprob.top
@@ -136,7 +128,6 @@ def pressing(interrupt: Callable[[], None], context: OwnedContext, at_node: int 
 
 
 def execute_and_press(backend: LlamaBackend, step: Step, *, may: bool = True, at_node: int = 1) -> StepResult:
-    """Interrupt a step, which may be interrupted or not, while it is computed."""
     with pressing(backend.interrupt, backend._loaded.context, at_node):
         return backend.execute(msgspec.structs.replace(step, may_be_interrupted=may))
 
@@ -150,7 +141,6 @@ def generate(
     slot: int = 0,
     chunk: int | None = None,
 ) -> list[int]:
-    """Open, compute the prompt in chunks, sample `count` tokens one by one, close."""
     with opened(backend, slot, prompt, sampling):
         size = chunk or len(prompt)
         last = (len(prompt) - 1) // size * size
@@ -165,7 +155,6 @@ def generate(
 def answers(
     backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
 ) -> dict[str, TokenEvent]:
-    """Through the engine's core. `told`: output that an earlier engine has told already."""
     engine = Engine(options, backend)
     engine.serve(*requests, told=told)
     return {one.id: engine.whole(one.id) for one in requests}

@@ -42,7 +42,6 @@ def as_architecture(
 
 
 def header_only(path: Path, architecture: str, facts: dict[str, object]) -> Path:
-    """A file that says this of itself, and has no tensors."""
     writer = gguf.GGUFWriter(path, architecture)
     add_facts(writer, facts)
     return written(writer, path)
@@ -66,7 +65,6 @@ def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
 
 
 def with_vocabulary(source: Path, target: Path, **arrays: list[object] | None) -> Path:
-    """The same model with other arrays of its vocabulary, such as `tokens` or `token_type`; None: without."""
     return rewritten(source, target, {f"tokenizer.ggml.{name}": values for name, values in arrays.items()})
 
 
@@ -89,13 +87,11 @@ def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
 
 
 def gemma3(target: Path, *, window: int) -> Path:
-    """A model in which some layers see only the last `window` tokens."""
     facts = {"general.architecture": "gemma3", "gemma3.attention.sliding_window": window}
     return rewritten(tiny_model_path(shape="tiny-gemma3"), target, facts)
 
 
 def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:
-    """What a projector's file says of itself, and one of its tensors."""
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_audio_encoder", True)
     writer.add_string("clip.projector_type", kind)

@@ -36,13 +36,11 @@ def load(backend: LlamaBackend, one: Adapter) -> None:
 
 
 def logprobs_of(backend: LlamaBackend, key: str | None, slot: int = 0) -> dict[int, float]:
-    """By token, after the prompt."""
     opening = Open(slot, GREEDY, PROMPT, top_logprobs=backend.info.vocab_size)
     span = Span(slot, 0, PROMPT, sample=True)
     result = backend.execute(Step(verbs=(opening,), spans=(span,), adapter=key))
     backend.execute(Step(verbs=(Close(slot),)))
-    logprob = result.samples[slot].logprob
-    return dict(logprob.top)
+    return dict(result.samples[slot].logprob.top)
 
 
 def difference(one: dict[int, float], other: dict[int, float]) -> float:
@@ -89,8 +87,7 @@ def made(
     architecture: str = "llama",
     **facts: object,
 ) -> Path:
-    """The file of an adapter. `pairs`: shapes as numpy has them; `blk_0_attn_q_a` is A of that product.
-    `more`: other tensors. `facts` replace what it says of itself."""
+    """Write an adapter. `pairs`: shapes as in numpy; `more`: other tensors; `facts`: other metadata."""
     writer = gguf.GGUFWriter(path, architecture)
     add_facts(writer, {"general.type": "adapter", "adapter.type": "lora", **facts})
     for name, shape in pairs.items():
@@ -108,7 +105,6 @@ def backend() -> Iterator[LlamaBackend]:
 
 
 def refusal(backend: LlamaBackend, path: Path) -> str:
-    """The one sentence."""
     with pytest.raises(AdapterFailed) as caught:
         load(backend, adapter(path))
     assert "\n" not in str(caught.value)

@@ -48,7 +48,6 @@ PROMPT = TEXT[:60]
 
 
 def scores(backend: LlamaBackend, prompt: tuple[int, ...], chunk: int) -> list[TokenLogprob]:
-    """The log-probability of every prompt token but the first, computed in chunks."""
     found: list[TokenLogprob] = []
     with opened(backend, 0, prompt, top_logprobs=backend.info.vocab_size):
         for start in range(0, len(prompt), chunk):
@@ -326,7 +325,6 @@ def poisoned_backend(model: Path) -> Iterator[LlamaBackend]:
 
 
 def rest(poisoned_backend: LlamaBackend, first: int) -> list[int]:
-    """Its first token, and four more of slot 0, which is closed then."""
     tokens = [first]
     for position in range(len(GOOD), len(GOOD) + 4):
         tokens.append(sampled(poisoned_backend, 0, position, tokens[-1:]).token)

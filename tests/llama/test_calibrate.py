@@ -44,8 +44,6 @@ SIZES = {"kv_tokens": 2048, "max_seqs": 8, "prefill_tokens": 128, "threads": 1}
 
 
 class Neighbours(OtherProcesses):
-    """Others who take this share of the machine."""
-
     def __init__(self, share: float = 0.0) -> None:
         self.share = lambda: share
 
@@ -58,8 +56,6 @@ def fresh(tiny: Path) -> Iterator[LlamaBackend]:
 
 @dataclass(frozen=True)
 class Bench:
-    """A backend that is measured, and where its curves are kept."""
-
     backend: LlamaBackend
     options: EngineOptions
     folder: Path
@@ -68,7 +64,6 @@ class Bench:
         return cost_curve(self.backend, self.options, self.folder, neighbours=neighbours or Neighbours())
 
     def path(self, **changes: object) -> Path:
-        """Of the curve with these options."""
         changed = msgspec.structs.replace(self.options, **changes)
         return Measurements(self.folder).path(CurveKey.of(self.backend.info, changed))
 
@@ -118,10 +113,7 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(bench: Ben
 
 @pytest.mark.parametrize("stall_s", [0.0, 0.6], ids=["smooth", "stalled"])
 def test_the_longest_piece_becomes_shorter_until_there_is_time(bench: Bench, stall_s: float) -> None:
-    """It takes 17 steps at first, and somebody comes after 12 each time.
-
-    A stall leaves no time for sizes above one token, and a context of such steps takes hundreds of them.
-    """
+    """A piece takes 17 steps at first, and is disturbed after 12. A stall leaves time for one token."""
     now_s = 0.0
     calibrator = bench.calibrator(lambda: now_s)
     curve = None
@@ -136,7 +128,6 @@ def test_the_longest_piece_becomes_shorter_until_there_is_time(bench: Bench, sta
         curve = calibrator.measure(somebody_comes)
         if curve is not None:
             break
-    assert curve is not None, "it never ends"
     assert is_sane(curve)
     assert (curve.step_ms[-1][0] == 1) == (stall_s > 0)
 
@@ -242,9 +233,6 @@ def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
     assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"
 
 
-PROMPT = tuple(range(300, 340))
-
-
 @pytest.fixture(scope="module")
 def model() -> Path:
     """ggml has another layout for its Q4_0 on every CPU."""
@@ -307,8 +295,7 @@ def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None:
-    floats = tiny_model_path("f32")
-    assert chosen(floats, tmp_path) == WeightLayout()
+    assert chosen(tiny_model_path("f32"), tmp_path) == WeightLayout()
     assert len(list(tmp_path.iterdir())) == 1, "kept: it is not looked for again"
 
 
@@ -322,9 +309,6 @@ def test_experts_are_measured_apart(tmp_path: Path) -> None:
     assert all(group.ours is None and min(group.ggml.values()) > 0 for group in groups)
 
 
-# -- the choice ----------------------------------------------------------------------------------------
-
-
 def times(
     kind: str, ggml: float, *, ours: float | None = None, repacked: float | None = None, large: float = 1.0
 ) -> ProductTimes:
@@ -333,8 +317,7 @@ def times(
     def steps(one: float | None, factor: float = 1.0) -> dict[int, float] | None:
         return None if one is None else {n: one * (factor if n > 1 else 1) for n in STEPS}
 
-    plain = steps(ggml)
-    return ProductTimes(kind, steps(ours), plain, steps(repacked, large))
+    return ProductTimes(kind, steps(ours), steps(ggml), steps(repacked, large))
 
 
 @pytest.mark.parametrize(

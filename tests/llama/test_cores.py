@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 pytestmark = [
-    pytest.mark.native,
     pytest.mark.thorough,
     pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound here"),
 ]
@@ -86,7 +85,6 @@ _END = "backend.close()"
 
 
 def affinities(program: str, model: Path, threads: int, threads_batch: int) -> tuple[list[list[int]], list]:
-    """Cores of the threads that llama.cpp has started, and of the thread that calls it."""
     return msgspec.json.decode(printed(program, model, threads, threads_batch))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
@@ -40,26 +39,12 @@ PROMPT = TEXT[:50]
 OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
 
 
-def rows(count: int) -> npt.NDArray[np.float32]:
-    """Logits after the span's last token and after each of the draft's."""
-    return np.random.default_rng(3).normal(0, 1.5, (count, SIZE)).astype(np.float32)
-
-
 def slot(seed: int, **parameters: object) -> OpenSlot:
     opened_at = Open(0, Sampling(seed=seed, **parameters), prompt=(5, 6))  # type: ignore[arg-type]
     return OpenSlot(
         opened_at,
         Sampler(opened_at, SCRATCH, vocab_size=SIZE, end_tokens=frozenset({2}), piece=b"%d".__mod__),
     )
-
-
-def chosen_along(
-    draft: Sequence[int], logits: npt.NDArray[np.float32], seed: int, **p: object
-) -> tuple[list[int], int]:
-    one = slot(seed, **p)
-    sampled = one.sample_along(draft, logits)
-    one.close()
-    return [sample.token for sample in sampled.samples], sampled.num_accepted
 
 
 @pytest.mark.parametrize(
@@ -75,15 +60,18 @@ def chosen_along(
 )
 def test_the_very_tokens_are_those_of_one_step_each(parameters: dict[str, Any]) -> None:
     """By seed and position: drafts come and go with the load, seeded answers and distributions stay."""
-    logits = rows(6)
+    logits = np.random.default_rng(3).normal(0, 1.5, (6, SIZE)).astype(np.float32)
     for seed in range(50):
         alone = slot(seed, **parameters)
         expected = [alone.sample(row).token for row in logits]
         alone.close()
         for right in range(6):
             draft = expected[:right] + [(token + 1) % SIZE for token in expected[right:5]]
-            tokens, accepted = chosen_along(draft, logits, seed, **parameters)
-            assert (tokens, accepted) == (expected[: right + 1], right)
+            along = slot(seed, **parameters)
+            sampled = along.sample_along(draft, logits)
+            along.close()
+            assert [sample.token for sample in sampled.samples] == expected[: right + 1]
+            assert sampled.num_accepted == right
 
 
 def stepwise(
@@ -202,11 +190,9 @@ def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict
     assert len(parameters) > 1 or sum(drafts_of(event)[1] for event in drafting.values()) > 0
     for request in requests:
         whole = plain[request.id].tokens
-        again = answers(backend, OFF, request, told=whole[:25])[request.id].tokens
-        assert again == whole[25:]
+        assert answers(backend, OFF, request, told=whole[:25])[request.id].tokens == whole[25:]
         if sampling.stop_tokens:
-            finish = plain[request.id].finish
-            assert finish.reason is FinishReason.STOP
+            assert plain[request.id].finish.reason is FinishReason.STOP
             assert len(whole) >= 40
             assert not set(whole[:40]) & set(sampling.stop_tokens)
 
@@ -251,7 +237,6 @@ def asks(prompts: Sequence[tuple[int, ...]], sampling: Sampling = GREEDY) -> lis
 
 
 def tokens_drafted(demo: LlamaBackend, slot: int, start: int, tokens: Sequence[int], count: int) -> list[int]:
-    """What a step with so many draft tokens brings."""
     result = demo.execute(Step(spans=(Span(slot, start, tuple(tokens), True, num_to_draft=count),)))
     assert not result.interrupted
     return [result.samples[slot].token, *(sample.token for sample in result.further.get(slot, ()))]
@@ -288,7 +273,6 @@ def test_answers_are_the_models_own(demo: LlamaBackend, prompts: Prompts, sampli
 def draft_along(
     demo: LlamaBackend, texts: dict[int, list[int]], computed: dict[int, int], most: int | None = 60
 ) -> dict[int, Drafted]:
-    """A step in which all of the slots draft, in this order; takes over what it brings."""
     spans = tuple(
         Span(slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=most)
         for slot, text in texts.items()

@@ -24,8 +24,6 @@ from tests.llama.odd_models import as_architecture, rewritten
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path
 
-pytestmark = pytest.mark.native
-
 RANK = llama_cpp.LLAMA_POOLING_TYPE_RANK
 Vectors = npt.NDArray[np.float32]
 
@@ -53,12 +51,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(file: Path) -> Iterator[LlamaEmbedder]:
     with loaded(file) as embedder:
         yield embedder
-
-
-def some_inputs() -> list[tuple[int, ...]]:
-    random = np.random.default_rng(3)
-    lengths = (1, 2, 7, 16, 17, 30, POSITIONS)
-    return [(CLS, *map(int, random.integers(5, len(TOKENS), length)), SEP)[:length] for length in lengths]
 
 
 def rank_head(width: int, num_labels: int) -> dict[str, np.ndarray]:
@@ -102,7 +94,6 @@ LABELS = {"score": ("LABEL_0",), "classes": ("bad", "so", "good"), "yes or no": 
 
 
 def plain_rows(model: Path, inputs: list[tuple[int, ...]]) -> Vectors:
-    """One input at a time, by llama.cpp alone."""
     native_log()
     handle = llama_cpp.llama_model_load_from_file(os.fsencode(model), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
@@ -126,7 +117,9 @@ def plain_rows(model: Path, inputs: list[tuple[int, ...]]) -> Vectors:
 @pytest.mark.parametrize("flash_attention", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_those_of_plain_llama_cpp(tmp_path: Path, name: str, *, flash_attention: bool) -> None:
-    model, inputs = MODELS[name](tmp_path), some_inputs()
+    model, random = MODELS[name](tmp_path), np.random.default_rng(3)
+    lengths = (1, 2, 7, 16, 17, 30, POSITIONS)
+    inputs = [(CLS, *map(int, random.integers(5, len(TOKENS), length)), SEP)[:length] for length in lengths]
     with loaded(model, flash_attention=flash_attention, kv_tokens=POSITIONS) as embedder:
         found, labels = embed(embedder, *inputs), embedder.info.labels
         alone = np.concatenate([embed(embedder, tokens) for tokens in inputs])

@@ -76,8 +76,7 @@ def test_shapes(tmp_path: Path, name: str) -> None:
 
 
 def test_the_memory_of_a_projector(tmp_path: Path) -> None:
-    """As libmtmd says that it reserves for this encoder, with flash attention and without; and the rows that
-    are kept."""
+    """Reserved sizes are those that libmtmd reports for this encoder, and rows that are kept."""
     shape = {"embedding_length": 1152, "feed_forward_length": 4304, "attention.head_count": 16}
     sizes = {"image_size": 896, "patch_size": 14}
     named = {f"clip.vision.{name}": value for name, value in (shape | sizes).items()}
@@ -267,8 +266,7 @@ def test_files_that_end_too_early(tiny: Path, tmp_path: Path, kept: int, line: s
 
 
 _HUGE = [2**26 + 1, 2**32 - 1, 2**33, 2**63 - 1, 2**64 - 1]
-_SPARSE = 1 << 40
-"""Bytes of a file that takes no room on disk: what is believed of it is read for hours."""
+_SPARSE = 1 << 40  # bytes of a file that takes no room on disk: what is believed of it is read for hours
 
 
 def sparse(path: Path, head: bytes) -> Path:
@@ -343,8 +341,7 @@ def test_a_file_for_other_machines_is_called_so(tmp_path: Path) -> None:
 
 
 NONE, MEAN, LAST, RANK = 0, 1, 3, 4
-UNSPECIFIED = 2**32 - 1
-"""-1, as llama.cpp's own writer writes it."""
+UNSPECIFIED = 2**32 - 1  # -1, as llama.cpp's own writer writes it
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,6 @@ Failure = Callable[..., str]
 
 @pytest.fixture
 def failure(capfd: pytest.CaptureFixture[str]) -> Failure:
-    """The one line; nothing else may reach the terminal."""
-
     def failure(path: Path, **changes: object) -> str:
         with pytest.raises(StartupError) as raised, loaded(path, **changes):
             pass
@@ -109,7 +107,6 @@ def test_no_memory_for_the_states(tmp_path: Path, failure: Failure) -> None:
 
 @contextmanager
 def native_lines() -> Iterator[list[str]]:
-    """llama.cpp's log at all levels."""
     lines: list[str] = []
     callback = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode()))
     log = native_log()

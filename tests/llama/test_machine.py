@@ -118,7 +118,6 @@ def test_where_linux_tells_of_no_thread_pressure_counts(tmp_path: Path) -> None:
 
 
 def topology(folder: Path, cores: list[list[int]]) -> Path:
-    """A machine of these cores, each as its hyper-threads."""
     for core in cores:
         for cpu in core:
             path = folder / f"cpu{cpu}" / "topology" / "core_cpus_list"

@@ -47,7 +47,7 @@ from tests.llama.driver import pressing, small
 from tests.llama.odd_models import hearing_head
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
-pytestmark, SLOW = pytest.mark.native, pytest.mark.slow
+SLOW = pytest.mark.slow
 
 LENGTH, RATE = 8, 16_000
 BEFORE, BEHIND = (1, *range(300, 400)), tuple(range(400, 480))
@@ -57,11 +57,9 @@ Story = Sequence[Sequence[int] | MediaItem]
 class Kind(NamedTuple):
     model: str
     projector: str
-    width: int = 64
-    """Of the model's rows."""
+    width: int = 64  # of the model's rows
     hears: bool = False
-    is_slow: bool = False
-    """Another of the kinds has the same memory and places, and another projector."""
+    is_slow: bool = False  # another of the kinds has the same memory and places, and another projector
 
 
 KINDS = {
@@ -87,7 +85,6 @@ def picture(width: int, height: int, seed: int = 0) -> Picture:
 
 
 def sound(seconds: float, seed: int = 0) -> Sound:
-    """A tone that rises, in noise."""
     time_s = np.arange(int(seconds * RATE)) / RATE
     noise = np.random.default_rng(seed).normal(0, 0.05, len(time_s))
     tone = 0.5 * np.sin(2 * np.pi * (200 + 50 * seed + 100 * time_s) * time_s)
@@ -109,8 +106,6 @@ def options(kind: Kind, **more: object) -> EngineOptions:
 
 
 class Sensing(Engine):
-    """An engine's core that takes media."""
-
     hears = False
 
     def __init__(self, asked: EngineOptions) -> None:
@@ -118,7 +113,6 @@ class Sensing(Engine):
         self.prompts: dict[str, tuple[int, ...]] = {}
 
     def ask(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> None:
-        """Texts and media items by turns, beginning and ending with a text."""
         items = [part for part in parts if isinstance(part, (Picture, Sound))]
         shapes = [self.backend.measure(one.size).shape for one in items]
         tokens, media = placed(items, shapes, [p for p in parts if not isinstance(p, (Picture, Sound))])
@@ -143,8 +137,7 @@ class Sensing(Engine):
     @property
     def known_rows(self) -> dict[object, object]:
         """What is encoded. Where it is cleared, what is computed from then on must come from cells."""
-        store = self.backend._loaded.row_store
-        return store._known
+        return self.backend._loaded.row_store._known
 
 
 @contextmanager
@@ -196,7 +189,6 @@ def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(one: Sens
 
 
 def test_conversations_that_share_media_share_their_cells(one: Sensing) -> None:
-    """Answers stay the same when all come at once, beside texts, in a pool that is too small for them."""
     pictures, sounds = (picture(64, 64, 5), picture(300, 200, 6)), (sound(3.0, 5), sound(2.0, 6))
     first, second = sounds if one.hears else pictures
     stories: dict[str, Story] = {
@@ -383,7 +375,6 @@ def test_a_model_that_only_sees_takes_no_sound() -> None:
 
 @pytest.fixture(scope="module")
 def helper() -> Iterator[Callable[[bytes], npt.NDArray[np.float32]]]:
-    """llama.cpp's own decoder."""
     mtmd, (model, projector) = mtmd_library(), files(KINDS["sound"])
     loaded = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
     params = mtmd.mtmd_context_params_default()

@@ -52,8 +52,7 @@ from tests.tiny_model import tiny_model_path
 
 TEXT = tuple(3 + (7 * i * i + 3 * i) % (VOCAB - 10) for i in range(400))
 OTHER = tuple(3 + (5 * i * i + 11 * i) % (VOCAB - 10) for i in range(400))
-TIE = 0.05
-"""Steps of other sizes round differently: so far apart may two logprobs be that would be equal."""
+TIE = 0.05  # steps of other sizes round differently: so far apart may two logprobs be that would be equal
 
 
 @dataclass
@@ -85,13 +84,11 @@ def served(architecture: Architecture) -> Iterator[Served]:
 
 
 def assert_computed(backend: LlamaBackend, text: Sequence[int], got: Logprobs) -> None:
-    """These are what another slot gets behind the text."""
     with holding(backend, 3, text[:-1]):
         assert_close(got, logprobs(backend, 3, len(text) - 1, text[-1:]), TIE)
 
 
 def test_a_beginning_is_shared_saved_and_restored(served: Served) -> None:
-    """Also behind what windows have passed, while others come and take all cells that are free for them."""
     backend = served.backend
     text = TEXT[:150] + OTHER[:20]
     with holding(backend, 0, text[:150], text[150:169]):
@@ -114,7 +111,6 @@ def test_a_beginning_is_shared_saved_and_restored(served: Served) -> None:
 
 
 def saved(backend: LlamaBackend, slot: int, end: int) -> list[Save | SaveState]:
-    """Blocks 1, 2, ..., and the state as number 4."""
     borders = [*range(0, end, 64), end]
     cells = [Save(slot, start, stop, i) for i, (start, stop) in enumerate(pairwise(borders), 1)]
     return [*cells, SaveState(slot, end, 4)] if backend.info.state_bytes else cells
@@ -137,13 +133,11 @@ def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
         result = execute_and_press(backend, step, may=False)
     assert not result.interrupted
     for slot, text in enumerate(texts):
-        sample = result.samples[slot].logprob
-        assert_computed(backend, text, sample.top)
+        assert_computed(backend, text, result.samples[slot].logprob.top)
 
 
 def test_those_who_are_left_out_of_an_interrupted_step_keep_theirs(served: Served) -> None:
-    """Places of sequences that have ended lie between: where several compute together, llama.cpp moves
-    states so that these lie side by side."""
+    """llama.cpp moves the states of a step together where places of ended sequences lie between them."""
     backend = served.backend
     texts = [TEXT[i : i + 60] for i in range(0, 180, 30)]
     with ExitStack() as held:
@@ -306,23 +300,19 @@ def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, serve
 
 
 def assert_same(backend: LlamaBackend, one: GenerationRequest, got: Sequence[int]) -> None:
-    """The tokens are those of the request alone, up to a tie."""
     assert len(got) == one.max_tokens
     want = generate(backend, one.tokens, one.max_tokens, one.sampling, chunk=128)
     for at, (mine, right) in enumerate(zip(got, want, strict=True)):
         if mine != right:
             text = (*one.tokens, *want[:at])
-            with holding(
-                backend, 5, *[text[i : i + 128] for i in range(0, len(text) - 1, 128)][:-1] or [text[:-1]]
-            ):
-                held = (len(text) - 2) // 128 * 128 or len(text) - 1
+            held = (len(text) - 2) // 128 * 128 or len(text) - 1
+            with holding(backend, 5, *(text[i : min(i + 128, held)] for i in range(0, held, 128))):
                 top = dict(logprobs(backend, 5, held, text[held:]))
             assert abs(top[mine] - top[right]) < TIE, f"token {at}: {mine} instead of {right}"
             return
 
 
-CHUNKS = (TEXT[:40], TEXT[40:64], TEXT[64:128])
-"""Two blocks of 64."""
+CHUNKS = (TEXT[:40], TEXT[40:64], TEXT[64:128])  # two blocks of 64
 
 SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("f32", "bf16")]
 
@@ -337,13 +327,11 @@ def pool(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LlamaBackend]:
 
 @pytest.fixture(scope="module")
 def tight(tiny: Path) -> Iterator[LlamaBackend]:
-    """256 cells."""
     with loaded(tiny, kv_tokens=256) as backend:
         yield backend
 
 
 def nexts(backend: LlamaBackend, slot: int, start: int) -> tuple[Logprobs, Logprobs]:
-    """What a decode of the text's next token gives, and then a chunk."""
     one = logprobs(backend, slot, start, TEXT[start : start + 1])
     return one, logprobs(backend, slot, start + 1, TEXT[start + 1 : start + 33])
 

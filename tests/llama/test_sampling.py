@@ -147,26 +147,20 @@ def test_penalties_against_a_plain_reference(last_n: int) -> None:
     prompt = tuple(BEST_FIRST[:8])
     output: list[int] = []
     for _ in range(60):
-        output.append(reference_choice(prompt, output, parameters))
+        logits = [float(logit) for logit in LOGITS]
+        for token, by in bias.items():
+            logits[token] += by
+        for token in set([*prompt, *output][-last_n or SIZE :]):
+            logits[token] = logits[token] / 1.7 if logits[token] > 0 else logits[token] * 1.7
+        for token in set(output):
+            logits[token] -= 0.4 + 0.9 * output.count(token)
+        output.append(logits.index(max(logits)))
     assert samples(60, prompt=prompt, **parameters) == output
     assert samples(20, prompt=prompt, output=tuple(output[:40]), **parameters) == output[40:]
     assert 5 < len(set(output)) < 60
-    logits = LOGITS.copy()
-    samples(3, logits, prompt=prompt, ignore_eos=True, **{**parameters, "temperature": 1.0, "top_k": 5})
-    assert (logits == LOGITS).all(), "they are left alone"
-
-
-def reference_choice(prompt: tuple[int, ...], output: list[int], parameters: dict) -> int:
-    logits = [float(logit) for logit in LOGITS]
-    for token, bias in parameters["logit_bias"].items():
-        logits[token] += bias
-    for token in set([*prompt, *output][-parameters["repeat_last_n"] or SIZE :]):
-        penalty = parameters["repeat_penalty"]
-        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    for token in set(output):
-        logits[token] -= parameters["presence_penalty"]
-        logits[token] -= parameters["frequency_penalty"] * output.count(token)
-    return logits.index(max(logits))
+    untouched = LOGITS.copy()
+    samples(3, untouched, prompt=prompt, ignore_eos=True, **{**parameters, "temperature": 1.0, "top_k": 5})
+    assert (untouched == LOGITS).all(), "they are left alone"
 
 
 @pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_p": 0.5, "repeat_penalty": 2.0}])
@@ -211,8 +205,7 @@ def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stay
     assert list(finite(adjusted)) == [1.0, -np.inf, LARGEST, -np.inf, -3.0]
     usual = np.float32([1.0, -np.inf])
     assert finite(usual) is usual
-    nothing = np.full(3, -np.inf, np.float32)
-    assert (finite(nothing) == -np.inf).all()
+    assert (finite(np.full(3, -np.inf, np.float32)) == -np.inf).all()
 
 
 def test_scores_are_the_logarithms_of_the_softmax() -> None:
@@ -244,7 +237,6 @@ def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
 def test_draws_at_the_edges(size: int) -> None:
-    """The quantiles 0 and almost 1 hit the first and the last token that can be drawn at all."""
     logits = np.full(size, -np.inf, np.float32)
     possible = sorted({size // 3, size // 2, size - 1 - size // 5})
     logits[possible] = 0.1
@@ -292,8 +284,7 @@ def test_nothing_ends_before_the_least_number_of_tokens_and_ignoring_the_end_for
     found = samples(6, logits, temperature=0, min_tokens=3, stop_tokens=(77,))
     assert found[3:] == [2, 2, 2]
     assert not {2, 10, 77} & set(found[:3])
-    resumed = sampler(output=(5, 5), temperature=0, min_tokens=3)
-    assert resumed.choose(logits) not in (2, 10)
+    assert sampler(output=(5, 5), temperature=0, min_tokens=3).choose(logits) not in (2, 10)
     for least, is_stop in ((0, True), (1, False)):
         chooser = sampler(temperature=0, ignore_eos=True, stop_tokens=(77,), min_tokens=least)
         assert (chooser.choose(logits) == 77) == is_stop
@@ -309,7 +300,6 @@ def test_rows_of_tokens_are_not_ended() -> None:
     assert sampler(prompt=(20,), **never).choose(logits) == 20, "the prompt does not count"
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("seed", range(9))
 def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, seed: int) -> None:
     rng = random.Random(seed)
@@ -371,8 +361,6 @@ def test_repetitions_are_found_in_one_pass_whatever_is_repeated() -> None:
 
 
 class _Comparisons(int):
-    """A token that counts how often it is compared."""
-
     num = 0
 
     def __eq__(self, other: object) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, BertWordPieceTokenizer
 
-from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
+from openai_cpu_server.contract.model_info import SequenceMarks
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -61,8 +61,7 @@ def test_torn_characters_and_lone_surrogates_are_replaced(vocabulary: Vocabulary
 
 
 def test_every_token_has_a_piece_and_nothing_else_has(vocabulary: Vocabulary) -> None:
-    pieces = [vocabulary.piece(token, special=True) for token in range(vocabulary.vocab_size)]
-    assert all(pieces)
+    assert all(vocabulary.piece(token, special=True) for token in range(vocabulary.vocab_size))
     for token in (-1, vocabulary.vocab_size, 2**40):
         with pytest.raises(InvalidRequest, match=f"{token} is no token"):
             vocabulary.piece(token)
@@ -93,7 +92,6 @@ def test_infill_tokens_only_where_all_three_are(vocabulary: Vocabulary) -> None:
     assert vocabulary.fim is None
     with Vocabulary.open(tiny_model_path(fim=True)) as with_infill:
         fim = with_infill.fim
-        assert isinstance(fim, FimTokens)
         assert len({fim.prefix, fim.suffix, fim.middle}) == 3
         assert all(with_infill.piece(token) == b"" for token in (fim.prefix, fim.suffix, fim.middle))
 
@@ -173,7 +171,6 @@ def words_of_bert(minilm: Path) -> Iterator[Vocabulary]:
 
 @pytest.fixture(scope="module")
 def reference(minilm: Path) -> BertWordPieceTokenizer:
-    """Of the same pieces, by Hugging Face."""
     texts = GgufHeader(minilm).get_strings("tokenizer.ggml.tokens")
     pieces = {_as_bert_writes(text): token for token, text in texts.items()}
     names = [AddedToken(name, special=True) for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
@@ -189,7 +186,6 @@ def _as_bert_writes(piece: str) -> str:
     return piece if piece.startswith("[") and piece.endswith("]") else f"##{piece}"
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("parse_special", [False, True])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_text_has_the_tokens_of_the_reference(
@@ -201,7 +197,6 @@ def test_a_text_has_the_tokens_of_the_reference(
         assert found == reference.encode(each).ids
 
 
-@pytest.mark.native
 def test_control_tokens_between_words(words_of_bert: Vocabulary, reference: BertWordPieceTokenizer) -> None:
     text = "안녕 [SEP] नमस्ते[MASK] 世界[CLS]" + "z" * 200
     assert words_of_bert.encode(text, add_special=True, parse_special=True) == reference.encode(text).ids

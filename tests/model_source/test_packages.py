@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import sys
 import zipfile
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,6 @@ METHODS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.Z
 
 
 class Installed(Package, frozen=True):
-    """A package that lies in a folder."""
-
     where: Path = Path()
 
     def folder(self) -> Path:
@@ -55,7 +54,6 @@ def damaged(whole: bytes, drawn: random.Random) -> bytes:
 
 
 def complaint(model: ConvertedModel) -> str:
-    """Empty: there is none."""
     try:
         model.path()
     except StartupError as error:
@@ -97,8 +95,6 @@ PARTS = ("ocs-test-model-part1", "ocs-test-model-part2", "ocs-test-model-part3")
 
 
 class Shop:
-    """Packages on the path, and a model that is made of them."""
-
     def __init__(self, folder: Path) -> None:
         self.site, self.whole = folder / "site", tiny_model_path("q4_k_m").read_bytes()
         size = len(self.whole) // 2
@@ -144,14 +140,10 @@ def test_the_bytes_of_all_parts_in_order(shop: Shop) -> None:
 
 def test_who_comes_while_it_is_made_finds_it_whole(shop: Shop) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        paths = pool.starmap(_path_of, [(shop.model,)] * 8)
+        paths = pool.map(methodcaller("path"), [shop.model] * 8)
     assert len(set(paths)) == 1
     assert paths[0].read_bytes() == shop.whole
     assert {file.name for file in shop.model.cache.iterdir()} == {paths[0].name, "m.lock"}
-
-
-def _path_of(model: JoinedModel) -> Path:
-    return model.path()
 
 
 def test_a_part_that_is_not_installed(shop: Shop) -> None:

@@ -64,13 +64,13 @@ class User:
     endpoint: str
     token: str = ""
     offline: bool = False
-    imports: Path | None = None
-    """A folder whose modules come before installed ones."""
+    imports: Path | None = None  # a folder whose modules come before installed ones
 
     @property
     def environment(self) -> dict[str, str]:
         hub = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        own = {name: value for name, value in os.environ.items() if not _steers_the_library(name)}
+        steers_the_library = re.compile(r"HF_|.*_proxy$", re.IGNORECASE).match
+        own = {name: value for name, value in os.environ.items() if not steers_the_library(name)}
         path = os.pathsep.join(filter(None, (str(self.imports or ""), own.get("PYTHONPATH"))))
         offline = "1" if self.offline else ""
         asked = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": offline, "PYTHONPATH": path}
@@ -102,13 +102,8 @@ class User:
         return failure_of(self.run(model))
 
 
-def _steers_the_library(variable: str) -> bool:
-    return variable.startswith("HF_") or variable.lower().endswith("_proxy")
-
-
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    said = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, *said)
+    return subprocess.CompletedProcess(process.args, process.returncode, *process.communicate())
 
 
 def failure_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -135,7 +130,6 @@ def user(hub: Hub, tmp_path: Path) -> User:
 
 @pytest.fixture
 def unreachable() -> str:
-    """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -192,8 +186,7 @@ class TestEyes:
         kinds = tiny_model_path(), tiny_projector_path("gemma3", rows_width=256)
         for name in files:
             shutil.copy(kinds["mmproj" in name], tmp_path / name)
-        found = projector_of(tmp_path / files[0], "auto")
-        assert found == (eyes and tmp_path / eyes)
+        assert projector_of(tmp_path / files[0], "auto") == (eyes and tmp_path / eyes)
 
     def test_without_libmtmd_text_is_served_unless_eyes_are_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -279,8 +272,7 @@ class TestDownload:
 
 class TestWithoutTheHub:
     @pytest.mark.parametrize(
-        "name",
-        ["hf:acme/quants/model.Q4_K_M.gguf", "hf:acme/quants", "hf:acme/split", "hf:acme/quants:Q8_0"],
+        "name", ["hf:acme/quants/model.Q4_K_M.gguf", "hf:acme/quants", "hf:acme/split", "hf:acme/quants:Q8_0"]
     )
     def test_cached_model(self, user: User, hub: Hub, unreachable: str, name: str) -> None:
         absent = user.run(name, "local_model")
@@ -302,8 +294,7 @@ class TestWithoutTheHub:
         assert user.resolve(name.removesuffix(":Q8_0")) == downloaded, "whichever file is there"
 
     def test_half_of_a_split_model_is_none(self, user: User, hub: Hub, unreachable: str) -> None:
-        path = user.resolve("hf:acme/split")
-        path.with_name("big-Q4_K_M-00003-of-00003.gguf").unlink()
+        user.resolve("hf:acme/split").with_name("big-Q4_K_M-00003-of-00003.gguf").unlink()
         user.endpoint = unreachable
         assert "the connection to" in user.failure("hf:acme/split")
         assert "the connection to" in user.failure("hf:acme/split/Q4_K_M/big-Q4_K_M-00001-of-00003.gguf")
@@ -508,7 +499,6 @@ class TestPackages:
 
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The folder of an installed package that cannot be imported, for want of what it depends on."""
         monkeypatch.syspath_prepend(tmp_path)
         folder = tmp_path / "some_model"
         folder.mkdir()

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from openai_cpu_server.models.served import FileDigests, ServedModel
+from openai_cpu_server.models.served import FileDigests
 from openai_cpu_server.server.model_builder import FileContent
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
@@ -18,12 +18,8 @@ from tests.waiting import DEADLINE_S
 pytestmark = pytest.mark.anyio
 
 
-def model() -> ServedModel:
-    return served(FakeEngine()).default
-
-
 async def test_a_large_file_is_read_while_the_server_goes_on() -> None:
-    one, may_end, times = model(), threading.Event(), []
+    one, may_end, times = served(FakeEngine()).default, threading.Event(), []
 
     def digest() -> str:
         times.append(1)

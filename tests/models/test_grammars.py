@@ -80,9 +80,6 @@ def test_grammars_are_forgotten_when_their_bytes_run_out() -> None:
     assert len(checked) == 41
 
 
-# -- results are remembered as long as there is room -------------------------------------------------------
-
-
 @pytest.fixture
 def texts() -> LruCache[str]:
     return LruCache(10_000)

@@ -44,7 +44,6 @@ class FakeSleeper:
         return self.num_at_work + self.num_waiting > 0
 
     async def has_been_looked_at(self) -> None:
-        """Wait until the keeper has decided about it several times more."""
         end = self.num_looks + 4
         await eventually(lambda: self.num_looks >= end)
 
@@ -79,8 +78,6 @@ class FakeSleeper:
 
 
 class Story:
-    """A keeper of 100 bytes, and what it has told its observer."""
-
     def __init__(self) -> None:
         self.clock = Clock(100.0)
         self.keeper = ModelKeeper(MemoryBudget(100), self, clock=self.clock, patience_s=10)

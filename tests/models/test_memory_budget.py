@@ -15,10 +15,6 @@ def resident(name: str, num_bytes: int, last_use_s: float = 0.0, *, may_go: bool
     return ResidentModel(name=name, num_bytes=num_bytes, last_use_s=last_use_s, may_go=may_go)
 
 
-def need(num_bytes: int) -> MemoryNeed:
-    return MemoryNeed(weights=num_bytes, cells=0, buffers=0)
-
-
 OLD, NEW = resident("old", 40, 1.0), resident("new", 40, 9.0)
 PINNED, IDLE = resident("pinned", 60, 1.0, may_go=False), resident("idle", 30, 2.0)
 
@@ -90,5 +86,5 @@ def test_never_means_that_unloading_all_others_does_not_help(
     limit: int, num_bytes: int, loaded: list[ResidentModel]
 ) -> None:
     pinned = [one for one in loaded if not one.may_go]
-    why = MemoryBudget(limit).why_never("new", need(num_bytes), pinned)
+    why = MemoryBudget(limit).why_never("new", MemoryNeed(weights=num_bytes, cells=0, buffers=0), pinned)
     assert (why is None) == (MemoryBudget(limit).to_unload(num_bytes, loaded) is not None)

@@ -9,5 +9,4 @@ from tests.gates import Gate
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
-    """Lets each process begin some steps."""
     return Gate(tmp_path / "steps", 16)

@@ -25,7 +25,6 @@ from openai_cpu_server.contract.model_info import (
     AdapterState,
     AdapterStatus,
     LoadedAdapter,
-    ModelInfo,
 )
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
@@ -58,27 +57,24 @@ STATUS = EngineStatus(
     last_death=None,
     rss_bytes=1000,
 )
+_SEEING = msgspec.structs.replace(FAKE_INFO, sees=True)
 
 
 class FakeReplica:
     """A `Link` to itself. It computes a token of each request whenever it is told to `step`."""
 
     def __init__(self, *, state: EngineState = EngineState.READY, reason: str | None = None) -> None:
-        self.orders: list[Order] = []
-        """All that it was told."""
+        self.orders: list[Order] = []  # all that it was told
         self.state = state
         self.reason = reason
         self.forecast = Forecast(token_ms=1.0)
         self.held: HeldUpdate | None = None
         self.others: tuple[LiveRequest, ...] = ()
         self.adapters: dict[str, AdapterStatus] = {}
-        self.is_deaf = False
-        """It answers nothing, but what it says still arrives."""
+        self.is_deaf = False  # it answers nothing, but what it says still arrives
         self.refuses_adapters = False
-        self.sees = False
-        """It tells what stands for pictures; else it is silent about them."""
-        self.killer: str | None = None
-        """It dies when it computes the request with this id."""
+        self.sees = False  # it tells what stands for pictures; else it is silent about them
+        self.killer: str | None = None  # it dies when it computes the request with this id
         self.live: dict[str, Submit] = {}
         self._news: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._lessee: str | None = None
@@ -121,7 +117,7 @@ class FakeReplica:
                 report=HostReport(
                     state=self.state,
                     status=msgspec.structs.replace(STATUS, state=self.state, reason=self.reason),
-                    info=self._info if self.state is EngineState.READY else None,
+                    info=_SEEING if self.state is EngineState.READY else None,
                     adapters=tuple(self.adapters.values()),
                     forecast=self.forecast,
                     held=self.held,
@@ -129,10 +125,6 @@ class FakeReplica:
                 )
             )
         )
-
-    @property
-    def _info(self) -> ModelInfo:
-        return msgspec.structs.replace(FAKE_INFO, sees=True)
 
     def say(self, news: ReplicaNews) -> None:
         self._news.put_nowait(encode_news(news))
@@ -184,16 +176,14 @@ class FakeReplica:
 
     def _generate(self, name: str, submit: Submit, request: GenerationRequest) -> TokenEvent:
         done = len(submit.output)
-        token = alone(request)[done]
+        token, finish = alone(request)[done], None
         self.live[name] = msgspec.structs.replace(submit, output=(*submit.output, token))
-        if done + 1 < request.max_tokens:
-            return TokenEvent(id=name, tokens=(token,), text=f"{token} ")
-        del self.live[name]
-        finish = Finish(reason=FinishReason.LENGTH, output_tokens=done + 1)
+        if done + 1 == request.max_tokens:
+            del self.live[name]
+            finish = Finish(reason=FinishReason.LENGTH, output_tokens=done + 1)
         return TokenEvent(id=name, tokens=(token,), text=f"{token} ", finish=finish)
 
     def _embed(self, name: str, submit: Submit) -> Embedded:
-        assert isinstance(submit.request, EmbedRequest)
         first = submit.num_embedded
         self.live[name] = msgspec.structs.replace(submit, num_embedded=first + 1)
         if first + 1 == len(submit.request.inputs):

@@ -27,8 +27,7 @@ def asked(scaler: Autoscaler, one: ReplicaFleet, seconds: int, begin_s: int = 0)
 
 
 def test_a_wait_over_the_target_that_lasts_brings_more_and_a_short_one_none() -> None:
-    decided = asked(Autoscaler(_OPTIONS), fleet(2, wait_ms=1400), 8)
-    assert decided == [2, 2, 2, 2, 2, 3, 3, 3]
+    assert asked(Autoscaler(_OPTIONS), fleet(2, wait_ms=1400), 8) == [2, 2, 2, 2, 2, 3, 3, 3]
     scaler = Autoscaler(_OPTIONS)
     assert set(asked(scaler, fleet(2, wait_ms=9000), 4)) == {2}
     assert set(asked(scaler, fleet(2), 2, 4) + asked(scaler, fleet(2, wait_ms=9000), 4, 6)) == {2}
@@ -47,8 +46,7 @@ def test_how_many_more(one: ReplicaFleet, wanted: int) -> None:
 
 
 def test_fewer_only_after_long_and_where_the_rest_keeps_below_the_targets() -> None:
-    scaler = Autoscaler(_OPTIONS)
-    decided = asked(scaler, fleet(4, load=1.0), 61)
+    decided = asked(Autoscaler(_OPTIONS), fleet(4, load=1.0), 61)
     assert decided[:60] == [4] * 60
     assert decided[60] == 2, "1.0 is 50 % of two, and would be 100 % of one"
     assert asked(Autoscaler(_OPTIONS), fleet(2, load=1.2), 200)[-1] == 2, "neither more nor fewer"

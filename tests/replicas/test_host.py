@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from ssl import SSLContext
 
 import anyio
 import pytest
@@ -64,22 +65,24 @@ async def hosting(
 
 
 @asynccontextmanager
-async def opened(host: ReplicaHost, *, sending_s: float = 60.0) -> AsyncIterator[DoorAddress]:
+async def opened(
+    host: ReplicaHost, *, sending_s: float = 60.0, tls: SSLContext | None = None
+) -> AsyncIterator[DoorAddress]:
     door = ReplicaDoor(host, sending_s=sending_s)
     try:
-        yield await door.open("127.0.0.1")
+        yield await door.open("127.0.0.1", tls=tls)
     finally:
         await door.close()
 
 
-def link(plate: DoorAddress) -> StreamLink:
+def link(plate: DoorAddress, tls: SSLContext | None = None) -> StreamLink:
     async def door() -> DoorAddress:
         return plate
 
     async def load_adapter(adapter: bytes) -> bytes:
         raise ReplicaLost("it loads none here")
 
-    return StreamLink(door, load_adapter)
+    return StreamLink(door, load_adapter, tls=tls)
 
 
 @asynccontextmanager

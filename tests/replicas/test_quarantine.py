@@ -39,20 +39,16 @@ class Doomed:
 
     async def step(self) -> None:
         for name, replica in list(self._made.replicas.items()):
-            await self._step(name, replica)
+            is_killed = any(wire.startswith(KILLER) for wire in replica.live)
+            replica.step()
+            if is_killed:
+                self.deaths += 1
+                await settle()
+                self._made.remove(name)
+                successor = FakeReplica()
+                successor.killer, successor.others = KILLER, self._others
+                self._made.start(**{f"successor{self.deaths}": successor})
         await settle()
-
-    async def _step(self, name: str, replica: FakeReplica) -> None:
-        is_killed = any(wire.startswith(KILLER) for wire in replica.live)
-        replica.step()
-        if not is_killed:
-            return
-        self.deaths += 1
-        await settle()
-        self._made.remove(name)
-        successor = FakeReplica()
-        successor.killer, successor.others = KILLER, self._others
-        self._made.start(**{f"successor{self.deaths}": successor})
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])

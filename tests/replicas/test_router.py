@@ -19,7 +19,6 @@ _SYSTEM_PROMPT = tuple(range(10 * BLOCK_TOKENS))
 
 
 def forecast(wait_ms: float = 0.0, *, batch_ms: float | None = None, live: int = 0) -> Forecast:
-    """A prompt's token takes 2 ms."""
     wait = ByPriority(wait_ms, wait_ms if batch_ms is None else batch_ms)
     return Forecast(wait_ms=wait, token_ms=2.0, num_live=ByPriority(live, 0))
 
@@ -51,9 +50,7 @@ def wanted(
 
 
 def choose(router: ReplicaRouter, one: RoutedRequest, now_s: float = 0.0) -> ReplicaChoice:
-    choice = router.choose(one, now_s=now_s)
-    assert choice is not None
-    return choice
+    return router.choose(one, now_s=now_s)
 
 
 def spread(router: ReplicaRouter, requests: Iterable[RoutedRequest], now_s: float = 0.0) -> Counter[str]:
@@ -77,8 +74,7 @@ def held(tokens: tuple[int, ...], namespace: str = "") -> HeldUpdate:
 
 
 def test_where_the_first_token_is_expected_soonest() -> None:
-    router = fleet(300, 20)
-    choice = choose(router, wanted())
+    choice = choose(fleet(300, 20), wanted())
     assert (choice.replica, round(choice.expected_ms)) == ("b", 20 + 2 * len(_SYSTEM_PROMPT))
 
 

@@ -156,17 +156,17 @@ async def test_who_takes_nothing_is_given_up() -> None:
         for payload in (hello, orders):
             writer.write(LENGTH.pack(len(payload)) + payload)
         await eventually(lambda: host.num_live)
-        renewing = asyncio.create_task(renew(writer))
+
+        async def renew() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write((LENGTH.pack(1) + encode_orders([])) * 20_000)
+                    await writer.drain()
+
+        renewing = asyncio.create_task(renew())
         await eventually(lambda: not host.num_live)
         renewing.cancel()
         writer.transport.abort()
-
-
-async def renew(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while True:
-            writer.write((LENGTH.pack(1) + encode_orders([])) * 20_000)
-            await writer.drain()
 
 
 async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
@@ -174,7 +174,6 @@ async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
     ends: list[FrameStream] = []
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: FrameStream(opened=ends.append), "127.0.0.1", 0)
-    there: FrameStream
     _, there = await loop.create_connection(FrameStream, *server.sockets[0].getsockname())
 
     async def send() -> None:

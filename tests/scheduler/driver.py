@@ -26,8 +26,7 @@ from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, STATEFUL, FakeBackend, adapted, forced_token, next_token
 
-Spans = dict[str, int]
-"""Tokens that each request computed in a step."""
+Spans = dict[str, int]  # tokens that each request computed in a step
 
 
 def request(
@@ -41,7 +40,6 @@ def request(
 
 
 def alone(asked: GenerationRequest) -> list[int]:
-    """What the request generates on an idle machine."""
     tokens = list(asked.tokens)
     for _ in range(asked.max_tokens):
         tokens.append(_next_alone(asked, tokens))
@@ -56,8 +54,7 @@ def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
     return next_token(adapted(asked.adapter, tokens)) if forced is None else forced
 
 
-FAULTY = 299
-"""Something goes wrong with the sequence that computes this token."""
+FAULTY = 299  # something goes wrong with the sequence that computes this token
 
 
 class TokenCost:
@@ -137,29 +134,22 @@ class Driver:
     decoding: int = 32
     stall: int | None = None
     idle: int = 64
-    rows: int = 64
-    """Outputs of a step."""
+    rows: int = 64  # outputs of a step
     cache_blocks: int = 0
     policy: PriorityPolicy = field(default_factory=PriorityPolicy)
     tiles: tuple[int, ...] = ()
-    reuses: bool = True
-    """Sequences may begin with what others have computed."""
-    stateful: bool = False
-    """Sequences have a state, of 100 times the size of a saved block."""
-    snapshots: int = 0
-    """Tokens by which sequences with a state can go back."""
-    cache_bytes: int | None = None
-    """In place of `cache_blocks`."""
+    reuses: bool = True  # sequences may begin with what others have computed
+    stateful: bool = False  # sequences have a state, of 100 times the size of a saved block
+    snapshots: int = 0  # tokens by which sequences with a state can go back
+    cache_bytes: int | None = None  # in place of `cache_blocks`
     floor: float = 0.1
     mixes: bool = True
     continuous: bool = True
     drafter: Drafter | None = None
     """Every draft of it, or of the fake's draft model, is computed, as far as there is room."""
-    always: bool = True
-    """Drafts are computed even where that does not pay; else there is no draft model."""
+    always: bool = True  # drafts are computed even where that does not pay; else there is no draft model
     cost: TokenCost = None  # type: ignore[assignment]
-    elapsed_ms: Callable[[Step], float] = lambda step: 1.0
-    """What a step really takes."""
+    elapsed_ms: Callable[[Step], float] = lambda step: 1.0  # what a step really takes
 
     def __post_init__(self) -> None:
         self.now_s = 0.0
@@ -260,7 +250,6 @@ class Driver:
     def step(
         self, *requests: GenerationRequest, interrupt: bool = False, beside_interactive: bool = False
     ) -> Spans:
-        """`requests`: are submitted before, as those of `run`."""
         self.submit(*requests)
         self.now_s += 0.1
         step = self.scheduler.schedule(beside_interactive=beside_interactive)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -23,20 +22,9 @@ def asked(name: str, adapter: str | None, **more: object) -> GenerationRequest:
 
 
 def cohort(step: dict[str, int]) -> str:
-    """Names begin with their cohort's letter."""
     letters = {name[0] for name in step}
     assert len(letters) <= 1, f"{step} mixes adapters"
     return "".join(letters)
-
-
-def switching(step_ms: float, switch_ms: float) -> Callable[[Step], float]:
-    last: list[str | None] = [None]
-
-    def elapsed_ms(step: Step) -> float:
-        before, last[0] = last[0], step.adapter
-        return step_ms + (switch_ms if step.adapter != before else 0.0)
-
-    return elapsed_ms
 
 
 def test_the_base_alone_is_composed_as_if_there_were_no_adapters() -> None:
@@ -89,8 +77,7 @@ def test_interactive_work_of_any_cohort_goes_before_batch_work_of_any() -> None:
     driver = Driver(floor=0.0)
     driver.step(asked("x", "one", output=30, priority=BATCH), asked("y", None, output=30, priority=BATCH))
     driver.submit(asked("a", "two", output=20))
-    steps = [cohort(driver.step()) for _ in range(20)]
-    assert steps == ["a"] * 20
+    assert [cohort(driver.step()) for _ in range(20)] == ["a"] * 20
 
 
 def test_batch_work_of_waiting_cohorts_keeps_its_floor() -> None:
@@ -119,7 +106,13 @@ def test_batch_work_never_takes_two_steps_in_a_row_beside_interactive_work() -> 
 
 
 def test_batch_cohorts_alone_share_the_time_in_longer_turns() -> None:
-    driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200, elapsed_ms=switching(23.0, 4.0))
+    last: list[str | None] = [None]
+
+    def elapsed_ms(step: Step) -> float:
+        before, last[0] = last[0], step.adapter
+        return 23.0 + (4.0 if step.adapter != before else 0.0)
+
+    driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200, elapsed_ms=elapsed_ms)
     driver.submit(*(asked(name, name, output=200, priority=BATCH) for name in ("x", "y")))
     steps = [cohort(driver.step()) for _ in range(200)]
     assert 0.4 < steps.count("x") / len(steps) < 0.6

@@ -61,7 +61,6 @@ def test_the_step_after_these_requests(name: str) -> None:
 
 
 def test_many_newcomers_are_read_in_steps_of_several() -> None:
-    """The more wait, the more a further step costs."""
     driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
     steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
     assert [len(step) for step in steps if step] == [9, 3]
@@ -122,10 +121,7 @@ def test_without_continuous_batching_newcomers_wait_for_the_whole_batch() -> Non
 
 
 def reasons(driver: Driver, name: str) -> dict[StepReason, int]:
-    """How many tokens of the request were in the last step for which reason."""
-    sequence = driver.scheduler.sequences.get(name)
-    assert sequence is not None
-    return driver.scheduler.plan.reasons().get(sequence, {})
+    return driver.scheduler.plan.reasons().get(driver.scheduler.sequences.get(name), {})
 
 
 def test_every_token_of_a_step_has_a_reason() -> None:
@@ -165,7 +161,6 @@ def test_where_cells_are_short_reasons_predictions_and_prices_are_of_the_tokens_
 
 
 def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themselves() -> None:
-    """The turns themselves are shown in `tests/test_fairness.py`."""
     driver = Driver(slots=1)
     driver.submit(*(request(f"a{n}", client="a", group="here") for n in range(3)))
     driver.submit(*(request(f"b{n}", client=f"b{n}", group="here") for n in range(2)))
@@ -222,7 +217,6 @@ def test_forced_tokens_make_no_longer_stall_than_streams_may_have() -> None:
 
 
 def streaming(**options: int) -> Driver:
-    """Two streams that have been as fast as can be for a while."""
     driver = Driver(kv_tokens=4096, **options)
     driver.submit(request("a", output=400), request("b", output=400))
     driver.steps(40)

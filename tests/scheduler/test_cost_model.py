@@ -19,8 +19,7 @@ REPACKED = CostCurve(
         *((24, 252.0), (32, 310.0), (48, 381.0), (64, 510.0), (128, 1058.0)),
     ),
     attended_ms=0.006,
-)
-"""docs/measurements.md: the GEMM kernel with tiles of 16 rows."""
+)  # docs/measurements.md: the GEMM kernel with tiles of 16 rows
 PLAIN = CostCurve(
     step_ms=((1, 26.0), (8, 134.0), (12, 140.0), (16, 142.0), (17, 205.0), (32, 206.0), (64, 361.0)),
     attended_ms=0.006,
@@ -100,7 +99,6 @@ def test_a_grown_step_is_cheaper_and_within_a_tile(curve: CostCurve, num_tokens:
 
 
 def learn(model: CostModel, truth: CostModel, steps: int, noise: float = 0.0, seed: int = 0) -> None:
-    """Let the model learn from steps of all kinds, which take what `truth` says, give or take the noise."""
     rng = random.Random(seed)
     for _ in range(steps):
         n = rng.choice([1, 8, 15, 16, 17, 30, 32, 64, 100, 128])

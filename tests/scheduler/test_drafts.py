@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.drafts import MIN_MATCH, LookupDrafter, LookupGuess, PromptLookup
 from openai_cpu_server.scheduler.speculation.speculator import ComparedStep, DraftGains, DraftingKind
+from tests.scheduler.driver import request
 
 END = 9
 
@@ -65,8 +65,7 @@ def test_a_place_always_reads_as_the_end_does(tokens: list[int], cuts: list[int]
 
 
 def sequence(*tokens: int) -> Sequence:
-    asked = GenerationRequest(id="a", tokens=tokens, max_tokens=100, sampling=Sampling(seed=0))
-    return Sequence(asked, (), (), 0, 0.0)
+    return Sequence(request("a", tokens=tokens, output=100), (), (), 0, 0.0)
 
 
 def test_no_token_that_ends_the_output_is_drafted() -> None:
@@ -111,7 +110,6 @@ def step(
 
 
 def learn(gains: DraftGains, kind: DraftingKind, *steps: ComparedStep, times: int = 1) -> int:
-    """How many rounds of these steps were learned before such drafts were paused; `times` if never."""
     for number in range(times):
         for done in steps:
             if not gains.allows(kind):

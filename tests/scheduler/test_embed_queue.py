@@ -71,7 +71,6 @@ def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
 
 
 def test_groups_clients_and_their_requests_take_turns() -> None:
-    """The turns themselves are shown in `tests/test_fairness.py`."""
     long = [embed(name, *[10] * 100, client=name, group="here") for name in "ab"]
     requests = [*long, embed("short", 10, client="a", group="here"), embed("one", 10, 10, group="there")]
     assert told(queue(*requests).compose(ROOM)) == [("a", 0, 1), ("one", 0, 2), ("b", 0, 1), ("short", 0, 1)]

@@ -73,8 +73,7 @@ def foretold_ms(driver: Driver, *waiting: GenerationRequest) -> list[float]:
 
 
 def first_token_ms(adapter: str | None, *running: str | None) -> float:
-    """What is foretold to a prompt of 200 tokens with this adapter, while a long output is written with each
-    of the others."""
+    """Forecast for a prompt of 200 tokens with this adapter, while the others write long outputs."""
     driver = Driver(slots=len(running) + 1)
     driver.submit(*(request(f"w{n}", output=900, adapter=key) for n, key in enumerate(running)))
     driver.steps(4 * len(running))
@@ -99,8 +98,7 @@ def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
 
 
 def test_the_outlook_counts_the_encoding_of_pictures() -> None:
-    """By what a row took before. Who asks about text waits for slices between steps alone, and who asks about
-    a picture that is saved for nothing."""
+    """A request without pictures waits for slices between steps only, and a saved picture costs nothing."""
     driver = Driver(slots=8, cache_blocks=100)
     driver.run(seeing("first", picture(300)))
     driver.step(seeing("runs", picture(300, 1), output=50), request("other", output=50))

@@ -20,7 +20,6 @@ LONG_MS, SHORT_MS = 300, 50
 
 
 def picture(ms: int, shade: int = 0, *, height: int = 1) -> Picture:
-    """The fake takes so many milliseconds for it."""
     return Picture.of(PictureSize(ms, height), bytes([shade]) * (3 * ms * height))
 
 
@@ -53,8 +52,7 @@ def test_an_answer_about_a_picture_is_that_of_an_idle_machine(kind: str) -> None
 
 def test_streams_go_on_while_a_picture_is_encoded() -> None:
     driver = Driver(decoding=32)
-    stream = request("stream", output=100)
-    driver.step(stream)
+    driver.step(request("stream", output=100))
     driver.step(seeing("a", picture(LONG_MS)))
     while not driver.backend.rows:
         assert driver.step()["stream"] == 1, "each step has a token of it"

@@ -11,7 +11,6 @@ BATCH = Priority.BATCH
 
 
 def prefixed(name: str, shared: int, own: int = 5, output: int = 4, **more: object) -> GenerationRequest:
-    """A request whose prompt begins with `shared` tokens that all such requests have."""
     start = tuple(2 + i % 200 for i in range(shared))
     end = tuple(2 + (sum(name.encode()) + 7 * i) % 200 for i in range(own))
     return request(name, output=output, tokens=start + end, **more)
@@ -85,8 +84,7 @@ def test_sixteen_equal_prompts_are_computed_once() -> None:
 
 
 def test_only_who_waits_for_a_long_prefix_waits() -> None:
-    driver = Driver(idle=64)
-    step = driver.step(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))
+    step = Driver(idle=64).step(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))
     assert step.keys() == {"a", "other"}
     assert Driver(idle=64).step(prefixed("a", 30, own=200), prefixed("b", 30, own=5)).keys() == {"a", "b"}
 

@@ -54,7 +54,6 @@ def test_many_decoding_sequences_leave_a_tile_for_a_newcomer() -> None:
     [(PriorityPolicy(), "Bi", "iB"), (PriorityPolicy(), "abc", "abc"), (FifoPolicy(), "Bi", "Bi")],
 )
 def test_who_is_admitted_first(policy: PriorityPolicy, names: str, finished: str) -> None:
-    """A capital is batch work."""
     driver = Driver(slots=1, policy=policy)
     driver.run(*(request(name, priority=Priority(name.isupper())) for name in names))
     assert driver.finished == list(finished)
@@ -99,7 +98,6 @@ ACTIONS = st.tuples(KINDS, st.integers(1, 150), st.integers(0, 60), st.booleans(
 
 
 def asked_by(number: int, action: Action, num_adapters: int) -> GenerationRequest:
-    """Half of the requests begin with the same tokens."""
     _, prompt, output, is_batch, is_kin = action
     one = request(
         f"r{number}",
@@ -118,8 +116,7 @@ def asked_by(number: int, action: Action, num_adapters: int) -> GenerationReques
 
 
 def _constraint(prompt: int) -> Constraint | None:
-    """Half of the requests have one of the fake's patterns, half have thoughts. What these force depends on
-    what is sampled."""
+    """Half of the requests have one of the fake's patterns, half have thoughts."""
     patterns = ["abc?def", "?*?*?x*?" * 4, "{" + 40 * "z" + "?}", "*?" + 30 * "?ab*"]
     pattern = patterns[prompt % 8] if prompt % 8 < len(patterns) else None
     thinking = None

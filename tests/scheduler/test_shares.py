@@ -76,10 +76,7 @@ def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
 def test_batch_work_has_its_share_of_any_few_seconds(
     slots: int, floor: float, prompt: int, output: int, batch_prompt: int
 ) -> None:
-    """People come without end, and batch work is always there: once that runs it has its share.
-
-    A step of batch work alone takes some time, however little it does, as real ones do.
-    """
+    """Interactive work comes without end beside batch work; each step takes some time, as real ones do."""
     cost = TokenCost(step_ms=8)
     driver = Driver(slots=slots, kv_tokens=16384, floor=floor, cost=cost, decoding=40)
     driver.step(*(request(f"b{i}", batch_prompt, 400, BATCH) for i in range(slots)))

@@ -14,8 +14,7 @@ from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from tests.scheduler.driver import Driver, TokenCost, request
 from tests.scheduler.test_reuse import prefixed
 
-STATE = 100
-"""The fake's states have 100 bytes, its blocks one."""
+STATE = 100  # the fake's states have 100 bytes, its blocks one
 
 
 def stateful(**more: object) -> Driver:
@@ -46,7 +45,6 @@ def test_stops_that_others_ask_for_are_apart_too(asking: range) -> None:
     long = request("long", prompt=2500)
     driver.step(long)
     sequence = driver.scheduler.sequences.get("long")
-    assert sequence is not None
     kin = [request(f"k{i}", tokens=(*long.tokens[: 700 + 10 * i], *range(2, 30))) for i in asking]
     driver.step(*kin)
     assert any(700 <= stop < 990 and stop % 256 for stop in sequence.stops)
@@ -156,8 +154,7 @@ def test_blocks_that_lead_to_no_state_are_not_adopted() -> None:
     assert cache.adopt(blocks) == (1,)
     assert cache.match((*first, 9, 9), "", 66).num_tokens == 65
     cache.check()
-    stateless = SavedPrefixes(10_000)
-    assert stateless.adopt(blocks) == (2, 3)
+    assert SavedPrefixes(10_000).adopt(blocks) == (2, 3)
 
 
 def text(seed: int, *, length: int) -> tuple[int, ...]:
@@ -173,8 +170,7 @@ def test_a_step_is_as_many_passes_as_it_has_lengths() -> None:
 
 def test_prompts_are_read_in_equal_parts() -> None:
     driver = stateful(cost=TokenCost(step_ms=20.0), idle=180, slots=8)
-    spans = driver.step(*(request(f"p{i}", prompt=300) for i in range(4)))
-    assert list(spans.values()) == [80, 80]
+    assert list(driver.step(*(request(f"p{i}", prompt=300) for i in range(4))).values()) == [80, 80]
 
 
 def test_passes_are_within_the_budget() -> None:

@@ -16,8 +16,7 @@ from openai_cpu_server.structured.options import Options
 from tests.structured.making import check_gbnf, check_schema
 
 STACK_BYTES = 8 * 2**20
-_FRAMES_OF_CALLERS = 60
-"""A server's own calls lie above the compiler's."""
+_FRAMES_OF_CALLERS = 60  # a server's own calls lie above the compiler's
 
 Schema = dict[str, object]
 OBJECT, ARRAY, NULL = {"type": "object"}, {"type": "array"}, {"type": "null"}
@@ -68,8 +67,7 @@ RULES: dict[str, Callable[[str], str]] = {
     "class": lambda n: f"[a-z] [^a-z]* {n}",
     "empty": lambda n: f'"" {n}',
 }
-NUM_KINDS = (1, 2, 2, 3, 6)
-"""Kinds of links in a chain."""
+NUM_KINDS = (1, 2, 2, 3, 6)  # kinds of links in a chain
 _ENDS: list[Schema] = [{"type": "integer"}, {}, {"type": "array", "items": {"$ref": "#/$defs/d0"}}]
 
 
@@ -79,7 +77,6 @@ def chain(length: int, link: Callable[[Schema], Schema], last: Schema) -> Schema
 
 
 def schema(number: int) -> Schema:
-    """The generated schema of this number: a chain of definitions, or of schemas within one another."""
     chance = random.Random(number)
     links = [SCHEMAS[kind] for kind in chance.sample(list(SCHEMAS), chance.choice(NUM_KINDS))]
     if chance.random() < 0.2:
@@ -91,7 +88,6 @@ def schema(number: int) -> Schema:
 
 
 def grammar(number: int) -> str:
-    """The generated grammar of this number: a chain of rules, perhaps with ways back."""
     chance = random.Random(1_000_000 + number)
     links = [RULES[kind] for kind in chance.sample(list(RULES), chance.choice(NUM_KINDS))]
     length = _length(chance, 5_000)
@@ -104,12 +100,10 @@ def grammar(number: int) -> str:
 
 
 def _length(chance: random.Random, most: int) -> int:
-    """Between 10 and `most`; each order of magnitude is as likely as another."""
     return int(10 * (most / 10) ** chance.random())
 
 
 def under(frames: int, kind: str, number: int) -> str:
-    """What becomes of the generated one: it is compiled, or refused in a line."""
     if frames:
         return under(frames - 1, kind, number)
     try:
@@ -122,8 +116,9 @@ def under(frames: int, kind: str, number: int) -> str:
     return "compiled"
 
 
-def report(kind: str, numbers: range) -> None:
-    for number in numbers:
+def report() -> None:
+    kind, *ends = sys.argv[1:4]
+    for number in range(*map(int, ends)):
         sys.stdout.write(f"{kind} {number} ")
         sys.stdout.flush()
         sys.stdout.write(under(_FRAMES_OF_CALLERS, kind, number) + "\n")
@@ -131,6 +126,4 @@ def report(kind: str, numbers: range) -> None:
 
 if __name__ == "__main__":
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=report, args=(sys.argv[1], range(*map(int, sys.argv[2:4]))))
-    thread.start()
-    thread.join()
+    threading.Thread(target=report).start()

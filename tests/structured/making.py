@@ -46,7 +46,6 @@ def check_gbnf(gbnf: str) -> GrammarCheck:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Memory that the work takes at most, even if it refuses."""
     tracemalloc.start()
     try:
         with contextlib.suppress(InvalidRequest):

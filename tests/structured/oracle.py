@@ -28,14 +28,11 @@ def accepts(schema: Any, text: str, options: Options | None = None) -> bool:
 
 
 class Sampler:
-    """Draws sentences from a grammar: any byte that the mask allows, the end where it may be."""
-
     def __init__(self, lark: str) -> None:
         self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
         assert not self._matcher.is_error(), self._matcher.get_error()
 
     def draw(self, rng: random.Random, longest: int = 400) -> bytes | None:
-        """None if no end came within that many bytes."""
         self._matcher.reset()
         text = bytearray()
         while len(text) < longest:
@@ -63,7 +60,6 @@ class _Allowed(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _allowed(mask: bytes) -> _Allowed:
-    """What a mask allows. A grammar has few masks, and a sentence many bytes."""
     found = [i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1]
     plain = [b for b in found if 0x20 <= b < 0x7F]
     may_end = bool(mask[_END >> 3] & 1)
@@ -71,8 +67,7 @@ def _allowed(mask: bytes) -> _Allowed:
 
 
 def check(schema: Any, accepted: list[Any], rejected: list[Any], options: Options | None = None) -> None:
-    """Values that the schema's grammar must take, and others that it must not. `jsonschema` judges them too:
-    no case can be wrong about the standard."""
+    """Compare the schema's grammar with these values, and `jsonschema`, so that no case is wrong itself."""
     judge = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
     assert [value for value in accepted if not judge.is_valid(value)] == []
     assert [value for value in rejected if judge.is_valid(value)] == []
@@ -80,8 +75,7 @@ def check(schema: Any, accepted: list[Any], rejected: list[Any], options: Option
 
 
 def check_ours(schema: Any, accepted: list[Any], rejected: list[Any], options: Options | None = None) -> None:
-    """Where a grammar has it otherwise, or `jsonschema` has not: the order of properties, how numbers are
-    written, formats, patterns as in ECMAScript."""
+    """Do so without `jsonschema`, for orders of properties, spelling of numbers, formats and patterns."""
     check_texts(check_schema(schema, options), map(compact, accepted), map(compact, rejected))
 
 

@@ -1,7 +1,5 @@
 """However long a chain of definitions or rules is, it is compiled or refused in words, within the stack."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -46,7 +44,6 @@ def test_a_long_chain_is_compiled_from_its_end():
 
 
 def test_a_wide_object_is_a_long_chain_too():
-    """Each property refers to those that may follow it."""
     names = [f"p{i}" for i in range(1_500)]
     check = check_schema({"properties": {n: {"type": "integer"} for n in names}, "type": "object"})
     check_texts(check, ['{"p3":1,"p1499":2}'], ['{"p1499":1,"p3":"x"}'])

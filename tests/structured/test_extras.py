@@ -1,12 +1,11 @@
 """json_object, regex, choice; white space between tokens; and where a text stops fitting a grammar."""
 
-from __future__ import annotations
-
 import json
+import random
 
 import pytest
 
-from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, RefusedGrammar
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, TextFit
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, grammar_maker, regex_rules
 from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema, Options, Whitespace
@@ -77,7 +76,6 @@ def test_what_a_vocabulary_cannot_write_is_never_begun(source, text, accepted, r
 
 def test_a_form_of_nothing_but_what_cannot_be_written_is_refused():
     made = grammar_maker(GrammarCheck, LACKS)(GrammarOrder(source=GrammarSource.CHOICES, text='["\\u0004"]'))
-    assert isinstance(made, RefusedGrammar)
     assert "lacks bytes" in made.message
 
 
@@ -134,9 +132,9 @@ def test_blanks_separate_nothing_and_end_somewhere(text):
     assert not accepts(SCHEMA, text, FLEXIBLE)
 
 
-def test_drawn_sentences_of_both_are_json(rng):
+def test_drawn_sentences_of_both_are_json():
     for options in (Options(), FLEXIBLE):
-        sampler = Sampler(schema_to_lark(SCHEMA, options))
+        sampler, rng = Sampler(schema_to_lark(SCHEMA, options)), random.Random(20240229)
         drawn = [text for _ in range(20) if (text := sampler.draw(rng))]
         assert drawn
         assert all(isinstance(json.loads(text), dict) for text in drawn)

@@ -1,7 +1,5 @@
 """Hostile grammars: read or refused by counting steps, in bounded memory, never by running out of stack."""
 
-from __future__ import annotations
-
 import pytest
 
 from openai_cpu_server.structured.lark import conflicts

@@ -116,8 +116,7 @@ REFUSED_BY = {
     **dict.fromkeys(["nested counts", "large count", "catastrophic"], "regex_work"),
     "many patterns": "regex_work",
     **dict.fromkeys(["many multiples", "exponential automaton", "negated automaton"], "regex_states"),
-}
-"""The limit that each of them meets; all others are compiled, or say something that is not supported."""
+}  # the limit that each of them meets; all others are compiled, or say something that is not supported
 SMALL = Options(
     limits=Limits(**{name: limit // 10 for name, limit in msgspec.structs.asdict(Limits()).items()})
 )
@@ -147,8 +146,7 @@ def test_hostile_schemas_are_compiled_or_refused_by_counting(name):
 
 @each_but("catastrophic", "exponential automaton", "large count", "many multiples")
 def test_hostile_schemas_come_to_the_same_end_every_time(name):
-    """Nothing that is remembered between schemas lets one of them pass that did not pass before. With limits
-    that are met sooner, for it is the counting that is looked at."""
+    """A cache between schemas lets none of them pass the second time. Limits are lower, to be met sooner."""
     assert outcome(HOSTILE[name], SMALL) == outcome(HOSTILE[name], SMALL)
 
 

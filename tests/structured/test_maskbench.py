@@ -1,7 +1,5 @@
 """A sample of real schemas, where the data lies beside the checkout; all of them: `scripts/maskbench.py`."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

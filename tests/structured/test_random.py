@@ -117,20 +117,15 @@ def _arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def _unevaluated(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    rest = st.just(False) | inner
-    return st.fixed_dictionaries({"unevaluatedProperties": rest}) | st.fixed_dictionaries(
+def _combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    several, rest = st.lists(inner, min_size=1, max_size=3), st.just(False) | inner
+    some = _some(allOf=several, anyOf=several, oneOf=several)
+    unevaluated = st.fixed_dictionaries({"unevaluatedProperties": rest}) | st.fixed_dictionaries(
         {"unevaluatedItems": rest, "contains": inner}
     )
-
-
-def _combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    several = st.lists(inner, min_size=1, max_size=3)
     return st.one_of(
-        _some(allOf=several, anyOf=several, oneOf=several),
-        st.tuples(_some(allOf=several, anyOf=several, oneOf=several), _unevaluated(inner)).map(
-            lambda pair: {**pair[0], **pair[1]}
-        ),
+        some,
+        st.tuples(some, unevaluated).map(lambda pair: {**pair[0], **pair[1]}),
         inner.map(lambda s: {"not": s}),
         st.tuples(inner, inner, inner).map(lambda s: {"if": s[0], "then": s[1], "else": s[2]}),
         st.tuples(inner, inner).map(
@@ -139,11 +134,7 @@ def _combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]
     )
 
 
-def _extended(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return _objects(inner) | _arrays(inner) | _combined(inner)
-
-
-_any_schema = st.recursive(_leaves, _extended, max_leaves=8)
+_any_schema = st.recursive(_leaves, lambda one: _objects(one) | _arrays(one) | _combined(one), max_leaves=8)
 schemas = st.tuples(_any_schema, _any_schema).map(
     lambda pair: {**(pair[0] if isinstance(pair[0], dict) else {"allOf": [pair[0]]}), "$defs": {"x": pair[1]}}
 )
@@ -170,7 +161,6 @@ Exact = jsonschema.validators.extend(
 
 
 def is_valid(schema: Any, text: str) -> bool:
-    """By the reference, in decimal arithmetic; endless references count as valid."""
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
     try:
         with localcontext() as context:
@@ -185,8 +175,7 @@ def is_valid(schema: Any, text: str) -> bool:
 
 
 def rules_of(schema: Any, options: Options | None = None) -> Rules | None:
-    """None: it is refused, or names something that it does not enforce, such as a format beside a length that
-    leaves nothing of it."""
+    """Return None if the schema is refused, or has something that is not enforced."""
     try:
         found = compile_schema(schema, options)
     except InvalidRequest:
@@ -247,7 +236,6 @@ def test_a_night_of_schemas(capsys):
 
 
 def judge(schema: Any, instances: list[Any]) -> int:
-    """Returns how many it has judged: none where the schema is refused."""
     rules = rules_of(schema)
     if rules is None:
         return 0

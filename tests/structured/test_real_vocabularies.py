@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource
 from openai_cpu_server.llama.grammar.constraints import compile_grammar, grammar_tokenizer, grammar_trial
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source.package import PACKAGED
@@ -60,7 +60,6 @@ class RealVocabulary:
         self._closes = np.array([piece[-1:] in (b'"', b"}", b"]") for piece in pieces])
 
     def drawn(self, matcher: LLMatcher, rng: random.Random, longest: int = 600) -> bytes | None:
-        """None if no end came within so many tokens."""
         text = b""
         ends = list(self.vocabulary.end_tokens)
         for _ in range(longest):
@@ -92,7 +91,6 @@ def real(request: pytest.FixtureRequest) -> Iterator[RealVocabulary]:
 def test_an_answer_that_ends_is_json_of_its_schema(real: RealVocabulary, number: int) -> None:
     schema = {"type": "object", "properties": {"v": SCHEMAS[number]}, "required": ["v"]}
     made = real.make(GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps(schema)))
-    assert isinstance(made, MadeGrammar), made
     matcher, rng = compile_grammar(made.lark, real.tokenizer), random.Random(number)
     drawn = [text for _ in range(6) if (text := real.drawn(matcher.deep_copy(), rng)) is not None]
     judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date"]))

@@ -132,8 +132,7 @@ def test_what_parts_have_in_common_is_written_once() -> None:
 
 def test_rules_of_one_name_that_refer_to_different_rules_stay_two() -> None:
     one, other = (parse_gbnf(f'root ::= x\nx ::= "[" y "]"\ny ::= "{digit}"\n') for digit in "12")
-    grammar = check_rules(composed("a b", {"a": one, "b": other}))
-    check_texts(grammar, ["[1][2]"], ["[1][1]"])
+    check_texts(check_rules(composed("a b", {"a": one, "b": other})), ["[1][2]"], ["[1][1]"])
 
 
 def test_further_rules_may_follow_the_root() -> None:
@@ -150,7 +149,6 @@ def test_rules_that_refer_to_themselves_are_shared_too() -> None:
 
 
 def test_a_clients_own_grammar_is_a_part_like_others() -> None:
-    """Whatever its names, its comments and its lines."""
     own = parse_gbnf('root ::= Word # of it\n  # and more\nWord ::= (\n"a"\n| "\\x41"\n) | "::= b"')
     grammar = check_rules(composed('"[" own "]"', {"own": own}))
     assert all(grammar.check(text).fits for text in ("[a]", "[A]", "[::= b]"))

@@ -1,7 +1,5 @@
 """unevaluatedProperties and unevaluatedItems beside schemas that apply in place."""
 
-from __future__ import annotations
-
 import pytest
 
 from openai_cpu_server.structured.options import InvalidSchema, Options, UnsupportedSchema
@@ -16,7 +14,6 @@ SHUT, SHUT_ITEMS = {"unevaluatedProperties": False}, {"unevaluatedItems": False}
 
 
 def has(*names, **properties):
-    """An object with these properties, those in `names` required."""
     return {"properties": properties, "required": list(names)}
 
 
@@ -167,11 +164,8 @@ def test_the_order_is_that_of_the_schema():
 @pytest.mark.parametrize("keyword", ["oneOf", "anyOf"])
 def test_many_kinds_that_exclude_each_other(keyword):
     options = [kind(f"k{i}", **{f"p{i}": INT}) for i in range(30)]
-    accepted, rejected = (
-        [{"kind": "k0"}, {"kind": "k29", "p29": 1}],
-        [{"kind": "k1", "p2": 1}, {"kind": "k30"}],
-    )
-    check({**OBJECT, keyword: options, **SHUT}, accepted, rejected)
+    accepted = [{"kind": "k0"}, {"kind": "k29", "p29": 1}]
+    check({**OBJECT, keyword: options, **SHUT}, accepted, [{"kind": "k1", "p2": 1}, {"kind": "k30"}])
 
 
 def test_what_is_left_out_evaluates_everything():

@@ -1,7 +1,5 @@
 """type, enum, const, true and false; arrays with items, counts, contains and uniqueItems."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

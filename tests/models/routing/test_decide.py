@@ -75,8 +75,7 @@ def test_the_first_rule_that_holds_decides_and_tokens_are_counted_only_if_they_m
         raise AssertionError("nobody asks")
 
     rules = [Rule(route="a", tools=True), Rule(route="b", schema=False), Rule(route="c", schema=False)]
-    found = by_rules(rules, ASKED, count)
-    assert found == (2, rules[1])
+    assert by_rules(rules, ASKED, count) == (2, rules[1])
 
 
 def test_shares_are_kept_and_a_label_stays_where_it_is() -> None:
@@ -125,8 +124,6 @@ def test_a_cascade_judges_the_worst_of_the_answers(
     assert (decision.route, decision.reason) == (route, reason)
 
 
-# -- routers that are refused before the server starts -------------------------------------------------------
-
 KINDS: dict[str, ModelKind | None] = {
     "small": ModelKind.GENERATES,
     "vectors": ModelKind.EMBEDS,
@@ -172,6 +169,5 @@ def test_models_and_routers_that_end_at_models_are_fine() -> None:
 )
 def test_what_is_wrong_is_said_in_one_line(routers: list[RouterOptions], said: str) -> None:
     found = problem(routers, KINDS)
-    assert found is not None
     assert said in found
     assert "\n" not in found

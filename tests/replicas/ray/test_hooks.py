@@ -60,8 +60,7 @@ async def test_a_call_to_a_replica_that_is_gone_fails_at_once() -> None:
 
 
 async def test_a_call_to_anybody_goes_to_somebody() -> None:
-    router = Router("one")
-    assert len((await router.choose_replicas(replicas("one"), pending("")))[0]) == 1
+    assert len((await Router("one").choose_replicas(replicas("one"), pending("")))[0]) == 1
 
 
 def test_an_address_travels_as_a_name() -> None:

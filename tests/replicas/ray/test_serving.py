@@ -48,7 +48,6 @@ def stream(
     model: str = "chaos",
     came: Callable[[str], object] = lambda text: None,
 ) -> str:
-    """`came` is called with each piece."""
     chunks = client.completions.create(model=model, prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
     texts = [chunk.choices[0].text for chunk in chunks if chunk.choices and not came(chunk.choices[0].text)]
     return "".join(texts)

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.replicas.host.host import ReplicaDoor
 from openai_cpu_server.replicas.ray.surroundings import client_tls, server_tls
-from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.report import ReplicaLost
-from openai_cpu_server.replicas.wire import DoorAddress, read_news
-from tests.replicas.test_host import hosting
+from openai_cpu_server.replicas.wire import read_news
+from tests.replicas.test_host import hosting, link, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -34,23 +32,12 @@ def certificates(folder: Path, name: str) -> Mapping[str, str]:
 
 
 async def first_state(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    async with hosting() as host:
-        door = ReplicaDoor(host, sending_s=60.0)
-        plate = await door.open("127.0.0.1", tls=server_tls(there))
-
-        async def find() -> DoorAddress:
-            return plate
-
-        async def load_adapter(adapter: bytes) -> bytes:
-            return b""
-
-        try:
-            link = StreamLink(find, load_adapter, tls=client_tls(here))
-            async with aclosing(link.attend("me")) as news:  # type: ignore[type-var]
-                report = read_news(await anext(news)).report
-                return report.state.value
-        finally:
-            await door.close()
+    async with (
+        hosting() as host,
+        opened(host, tls=server_tls(there)) as plate,
+        aclosing(link(plate, client_tls(here)).attend("me")) as news,
+    ):
+        return read_news(await anext(news)).report.state.value
 
 
 async def test_both_sides_have_the_clusters_certificate(tmp_path: Path) -> None:
