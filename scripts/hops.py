@@ -34,7 +34,7 @@ _QUESTIONS = ["What is the sea?", "Why is the sky blue?", "Who was the first on 
 _SWITCHED_S = 0.2
 _IDLE_S = 2.0
 _PATIENCE_S = 120
-Call = tuple[str, ...]
+ResolvedRequest = tuple[str, ...]
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
 
 def _print_hops(package: Path, *, with_list: bool) -> None:
     processes = chat_calls(package)
-    for title, calls in (*processes.items(), ("all", set[Call]().union(*processes.values()))):
+    for title, calls in (*processes.items(), ("all", set[ResolvedRequest]().union(*processes.values()))):
         files = sorted({file for file, *_ in calls})
         print(f"{title}: {len(files)} files, {len(calls)} functions")
         for file in files if with_list and title != "all" else ():
@@ -60,8 +60,8 @@ def _print_hops(package: Path, *, with_list: bool) -> None:
             print(f"  {Path(file).relative_to(package)}: {names}")
 
 
-def chat_calls(package: Path) -> dict[str, set[Call]]:
-    found: dict[str, list[set[Call]]] = {}
+def chat_calls(package: Path) -> dict[str, set[ResolvedRequest]]:
+    found: dict[str, list[set[ResolvedRequest]]] = {}
     for path in _recorded(package):
         windows = [
             {call for row in rows.splitlines() if _counts(package, call := tuple(row.split("\t")))}
@@ -75,7 +75,7 @@ def chat_calls(package: Path) -> dict[str, set[Call]]:
     return {kind: set.intersection(*chats) - idle for kind, (idle, *chats) in sorted(found.items())}
 
 
-def _kind(calls: set[Call]) -> str:
+def _kind(calls: set[ResolvedRequest]) -> str:
     marks = {"/api/": "API process", "/engine/": "engine process"}
     return next(
         (kind for mark, kind in marks.items() if any(mark in c[0] for c in calls)), "reader processes"

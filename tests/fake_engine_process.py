@@ -21,7 +21,7 @@ from openai_cpu_server.child_processes.signals import die_with_parent, leave_sig
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, Measure, build_core
@@ -121,7 +121,7 @@ def main() -> None:
             FAKE_INFO,
             kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens,
             max_seqs=options.max_seqs,
-            placement=None if why is None else Placement.nowhere(why),
+            placement=None if why is None else DevicePlacement.nowhere(why),
         )
         kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
         step_s = float(flags.get("step_s", 0))

@@ -19,14 +19,14 @@ from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.media import (
     MeasuredMedia,
-    MediaRows,
+    MediaEmbeddings,
     MediaSize,
     PictureSize,
     is_row,
     not_taken,
 )
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
-from openai_cpu_server.contract.request import Constraint, Priority, Thinking, Thoughts
+from openai_cpu_server.contract.request import Constraint, Priority, ReasoningTracker, Thinking
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
     CacheFileLimit,
@@ -182,7 +182,9 @@ def forced_token(constraint: Constraint, output: list[int]) -> int | None:
 
 def _behind_thoughts(thinking: Thinking, output: list[int]) -> list[int] | int | None:
     """The tokens of the answer. While there is none: what must follow the output; None is free."""
-    thoughts = Thoughts(thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at)
+    thoughts = ReasoningTracker(
+        thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at
+    )
     must = thinking.opening
     for index in range(len(output) + 1):
         if not must and thoughts.is_used_up:
@@ -388,7 +390,7 @@ class FakeBackend:
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         num_rows = size.width if isinstance(size, PictureSize) else size.num_samples
-        return MeasuredMedia(size, ((1,), MediaRows(num_rows, num_rows), (2,)))
+        return MeasuredMedia(size, ((1,), MediaEmbeddings(num_rows, num_rows), (2,)))
 
     def unload_adapter(self, key: str) -> None:
         assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), "it is in use"

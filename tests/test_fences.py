@@ -229,7 +229,7 @@ def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:
 
 def test_what_a_client_asks_for_is_no_http() -> None:
     """Neither the ask, nor what is made of it until a call runs, imports the web's toolkit or reads bytes."""
-    for module in ("api.asking.ask", "api.asking.generation"):
+    for module in ("api.generation.params", "api.generation.generation"):
         assert "starlette" not in {name.split(".")[0] for name in imports(parsed()[module])}
 
 

@@ -14,11 +14,6 @@ from openai_cpu_server.api.admin import mcp as mcp_rooms
 from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
 from openai_cpu_server.api.admin.models import AlwaysLoaded
-from openai_cpu_server.api.asking.answer_lookup import X_CACHE, AnswerLookup
-from openai_cpu_server.api.asking.attachments import AttachmentFinder
-from openai_cpu_server.api.asking.generation import ROUTED_MODEL, ROUTED_WHY, GenerationService
-from openai_cpu_server.api.asking.kept_streams import CONVERSATION_HEADER, KeptStreams
-from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.api.chat import routes as chat
 from openai_cpu_server.api.completions import routes as completions
 from openai_cpu_server.api.events import stream as events
@@ -26,11 +21,16 @@ from openai_cpu_server.api.files import batches, files
 from openai_cpu_server.api.files.batches import RowRunner
 from openai_cpu_server.api.files.files import uploaded
 from openai_cpu_server.api.generate import routes as generate
+from openai_cpu_server.api.generation.answer_lookup import X_CACHE, AnswerLookup
+from openai_cpu_server.api.generation.attachments import AttachmentFinder
+from openai_cpu_server.api.generation.generation import ROUTED_MODEL, ROUTED_WHY, GenerationService
+from openai_cpu_server.api.generation.resolve import UNENFORCED
+from openai_cpu_server.api.generation.resumable_streams import CONVERSATION_HEADER, ResumableStreams
 from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
 from openai_cpu_server.api.ollama import store as ollama_store
-from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ModelStore, ServerParts
+from openai_cpu_server.api.parts import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import kept_conversations
@@ -40,19 +40,19 @@ from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
-from openai_cpu_server.http.context import EndedRequests
-from openai_cpu_server.http.gate import RouteGuard
+from openai_cpu_server.http.context import RequestHistory
+from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
 from openai_cpu_server.http.openapi import ROW as DOCUMENT
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.routes import RouteRoom, RouteRow, served_routes
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
 
-ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
+ROOMS: Sequence[ApiRouter[AppState, Any]] = (
     chat.ROOM,
     completions.ROOM,
     transcriptions.ROOM,
@@ -84,7 +84,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     events.ROOM,
     page.ROOM,
 )
-ROWS: Sequence[RouteRow[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
+ROWS: Sequence[ApiRoute[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
 """Table of all routes. A server may leave some out."""
 
 
@@ -123,10 +123,10 @@ def create_api(
     watch = watch or Watch.new(model=models.default.name)
     watch.know_keys(key_of, jobs.usage.add if jobs else None)
     upload = None if jobs is None else partial(uploaded, jobs)
-    endings = EndedRequests(watch)
-    streams = KeptStreams(endings, keep_s=options.keep_streams_s)
+    endings = RequestHistory(watch)
+    streams = ResumableStreams(endings, keep_s=options.keep_streams_s)
     watch.metrics.streams.show(streams.amounts)
-    parts = ServerParts(
+    parts = AppState(
         models=models,
         options=options,
         keys=keys or KeyRing(options.api_key),
@@ -146,7 +146,7 @@ def create_api(
         at_end=[streams.close],
     )
     served = list(served_routes(ROOMS, parts))
-    guard = RouteGuard(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
+    guard = AuthMiddleware(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
     app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
         {route.row.path: answer for route in served if (answer := route.batch_handler) is not None},

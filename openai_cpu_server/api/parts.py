@@ -7,14 +7,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
-from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
+from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.http.body import BodyBudget
-from openai_cpu_server.http.context import EndedRequests
+from openai_cpu_server.http.context import RequestHistory
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
@@ -74,13 +74,13 @@ class ModelStore(Protocol):
         ...
 
 
-class ServerParts(NamedTuple):
+class AppState(NamedTuple):
     models: ModelRegistry
     options: ApiOptions
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: EndedRequests
+    endings: RequestHistory
     watch: Watch
     jobs: Jobs | None
     """Without it there are no batch API and no stored responses."""

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import MediaShape, MediaSize
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import StepTrace
 from openai_cpu_server.errors import ConstraintFailed, EngineUnavailable, ServerError
@@ -125,9 +125,9 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, str] = {}
     """Instruction set of each of our kernels, or the reason why it is off; `weights` has their layout in
     memory. Empty until the model is loaded."""
-    placement: Placement | None = None
+    placement: DevicePlacement | None = None
     """Part of the model on a device, or None if there is none or the model is not loaded."""
-    draft_placement: Placement | None = None
+    draft_placement: DevicePlacement | None = None
     deaths: tuple[LastDeath, ...] = ()
     """Most recent ones, the oldest first."""
     threads: int = 0

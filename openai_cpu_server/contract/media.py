@@ -83,7 +83,7 @@ def _digest(head: str, content: bytes) -> str:
     return digest.hexdigest()
 
 
-class MediaRows(msgspec.Struct, frozen=True):
+class MediaEmbeddings(msgspec.Struct, frozen=True):
     """Rows that an encoder makes of a media item or a part of it."""
 
     num_rows: int
@@ -95,7 +95,7 @@ class MediaRows(msgspec.Struct, frozen=True):
     """True if each row attends to all of them, so that they are computed in one step."""
 
 
-MediaShape = tuple[Union[tuple[int, ...], MediaRows], ...]
+MediaShape = tuple[Union[tuple[int, ...], MediaEmbeddings], ...]
 """Tokens and rows of one media item in a prompt, in order."""
 
 
@@ -117,15 +117,15 @@ def not_taken(size: MediaSize) -> MeasuredMedia:
     return MeasuredMedia(size, why_not=BLIND if isinstance(size, PictureSize) else DEAF)
 
 
-class Medium(msgspec.Struct, frozen=True):
+class PlaceholderRange(msgspec.Struct, frozen=True):
     """Rows in a request's prompt from `start` on."""
 
     start: int
-    rows: MediaRows
+    rows: MediaEmbeddings
     item: int
     """Index into the request's media items."""
     part: int = 0
-    """Index of the `MediaRows` in the item's shape."""
+    """Index of the `MediaEmbeddings` in the item's shape."""
 
     @property
     def end(self) -> int:
@@ -147,7 +147,7 @@ def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
     return tuple(FIRST_ROW | (int.from_bytes(word, "little") >> 2) for word in words)
 
 
-def are_rows(tokens: Sequence[int], media: Sequence[Medium], items: Sequence[MediaItem]) -> bool:
+def are_rows(tokens: Sequence[int], media: Sequence[PlaceholderRange], items: Sequence[MediaItem]) -> bool:
     """Return True if the prompt has the rows of these media in order, with tokens behind the last."""
     end = 0
     for medium in media:
@@ -163,7 +163,7 @@ def are_rows(tokens: Sequence[int], media: Sequence[Medium], items: Sequence[Med
 def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
     tokens, part = list[int](), 0
     for piece in shape:
-        if isinstance(piece, MediaRows):
+        if isinstance(piece, MediaEmbeddings):
             tokens += row_numbers(item.digest, part, piece.num_rows)
             part += 1
         else:
@@ -173,16 +173,16 @@ def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
 
 def media_in(
     tokens: Sequence[int], items: Sequence[MediaItem], shapes: Sequence[MediaShape]
-) -> tuple[Medium, ...]:
-    known: dict[int, tuple[MediaRows, int, int]] = {}
+) -> tuple[PlaceholderRange, ...]:
+    known: dict[int, tuple[MediaEmbeddings, int, int]] = {}
     for number, (item, shape) in enumerate(zip(items, shapes, strict=True)):
-        rows = [piece for piece in shape if isinstance(piece, MediaRows)]
+        rows = [piece for piece in shape if isinstance(piece, MediaEmbeddings)]
         for part, piece in enumerate(rows):
             known[row_numbers(item.digest, part, 1)[0]] = piece, number, part
-    media, at = list[Medium](), 0
+    media, at = list[PlaceholderRange](), 0
     while at < len(tokens):
         if is_row(tokens[at]):
-            media.append(Medium(at, *known[tokens[at]]))
+            media.append(PlaceholderRange(at, *known[tokens[at]]))
             at = media[-1].end
         else:
             at += 1
@@ -191,7 +191,7 @@ def media_in(
 
 def placed(
     items: Sequence[MediaItem], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
+) -> tuple[tuple[int, ...], tuple[PlaceholderRange, ...]]:
     """Join texts, with an item between each two, into a prompt and its media."""
     assert len(texts) == len(items) + 1 == len(shapes) + 1
     tokens = [*texts[0]]

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,9 +189,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
-    placement: Placement | None = None
+    placement: DevicePlacement | None = None
     """Unset if the CPU computes everything."""
-    draft_placement: Placement | None = None
+    draft_placement: DevicePlacement | None = None
     adapters: tuple[LoadedAdapter, ...] = ()
     kind: ModelKind = ModelKind.GENERATES
     embedding_size: int = 0

@@ -53,7 +53,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """0 if unknown."""
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a model on a device, and their memory."""
 
     device: Union[Device, None]
@@ -73,7 +73,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     why: Union[str, None] = None
 
     @classmethod
-    def nowhere(cls, why: str, device: Device | None = None) -> Placement:
+    def nowhere(cls, why: str, device: Device | None = None) -> DevicePlacement:
         return cls(
             device=device,
             layers=0,

@@ -5,7 +5,7 @@ Bounds keep values, and results computed from them, within native float32 or int
 become 0 there, and a divisor.
 
 Only the engine looks for the marks, to label text and to decide which tokens are allowed. Both follow the
-output with `Thoughts`, so that they agree.
+output with `ReasoningTracker`, so that they agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.contract.media import MediaItem, Medium, are_rows, is_row
+from openai_cpu_server.contract.media import MediaItem, PlaceholderRange, are_rows, is_row
 
 MOST_INT = 2**31 - 1
 
@@ -113,7 +113,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens that end the reasoning when due: they spell `end`, possibly behind closing words."""
 
 
-class Thoughts:
+class ReasoningTracker:
     """Tracker of an output from its first token to the end of its reasoning. Its state depends on the
     tokens alone; a shallow copy is independent."""
 
@@ -304,7 +304,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     tokens: tuple[int, ...]
     """Prompt of at least one token. Rows of media are in it as `media.row_numbers`."""
     media_items: tuple[MediaItem, ...] = ()
-    media: tuple[Medium, ...] = ()
+    media: tuple[PlaceholderRange, ...] = ()
     """Places of the media rows in the prompt, in order. Tokens follow the last one."""
     borders: tuple[int, ...] = ()
     """Prefix boundaries: ascending lengths of prefixes behind which other prompts are likely to differ.

@@ -8,7 +8,7 @@ from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.contract.media import MediaItem, Medium, Sound
+from openai_cpu_server.contract.media import MediaItem, PlaceholderRange, Sound
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, NativeModel
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
@@ -26,7 +26,7 @@ class Open(msgspec.Struct, frozen=True):
     top_logprobs: int | None = None
     constraint: Constraint | None = None
     media_items: tuple[MediaItem, ...] = ()
-    media: tuple[Medium, ...] = ()
+    media: tuple[PlaceholderRange, ...] = ()
     """Rows of the media, as in `GenerationRequest`."""
 
 

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
-from openai_cpu_server.engine.parts import OutputParts, StopShield, overlap
+from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer, overlap
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence, take_over
 from openai_cpu_server.scheduler.spans import SequenceAdvance
@@ -376,11 +376,11 @@ def _has_failed(advance: SequenceAdvance) -> bool:
     return advance.failure is not None or advance.fault is not None
 
 
-def _shield(sequence: Sequence) -> StopShield | None:
+def _shield(sequence: Sequence) -> StopStringBuffer | None:
     constraint = sequence.request.constraint
     if constraint is None or constraint.thinking is None:
         return None
-    return StopShield(constraint.thinking)
+    return StopStringBuffer(constraint.thinking)
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

@@ -10,10 +10,10 @@ from typing import AnyStr, NamedTuple
 from msgspec.structs import replace
 
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking, Thoughts
+from openai_cpu_server.contract.request import OutputMarks, OutputPart, ReasoningTracker, Thinking
 
 _BLANKS = string.whitespace
-"""White space that may precede the reasoning, as in `Thoughts`, which reads bytes."""
+"""White space that may precede the reasoning, as in `ReasoningTracker`, which reads bytes."""
 _HEADER = b"<|"
 """Beginning of every header in a format with channels."""
 
@@ -70,7 +70,7 @@ class OutputParts:
 
 class AnswerSearch:
     def __init__(self, marks: OutputMarks) -> None:
-        self._thoughts = Thoughts(marks.begin, marks.end)
+        self._thoughts = ReasoningTracker(marks.begin, marks.end)
         self._are_over = False
         self._mark = marks.answer_begin.encode()
         self._read: list[bytes] = []
@@ -224,11 +224,11 @@ class PartReader:
         return []
 
 
-class StopShield:
+class StopStringBuffer:
     """Search for the text for the user in an output, from which stop strings count."""
 
     def __init__(self, thinking: Thinking) -> None:
-        self._thoughts: Thoughts | None = Thoughts(thinking.begin, thinking.end)
+        self._thoughts: ReasoningTracker | None = ReasoningTracker(thinking.begin, thinking.end)
         """Reasoning that has not ended, or None."""
         self._mark = thinking.shown_behind.encode()
         self._text = b""

@@ -30,7 +30,7 @@ def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
     return expected_s[-1] * num / len(expected_s)
 
 
-class RequestCarrier(Protocol):
+class RequestProxy(Protocol):
     """Transport of live requests to an engine or a replica, and of its events back."""
 
     @property
@@ -56,7 +56,7 @@ class RequestAdmission:
 
     def __init__(
         self,
-        carrier: RequestCarrier,
+        carrier: RequestProxy,
         culprits: CulpritLedger,
         adapters: Callable[[], Iterable[AdapterStatus]],
         *,
@@ -144,7 +144,7 @@ class RequestAdmission:
         return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
 
 
-def end_cancelled(carrier: RequestCarrier, call: Sequence[AcceptedRequest]) -> None:
+def end_cancelled(carrier: RequestProxy, call: Sequence[AcceptedRequest]) -> None:
     if call:
         carrier.cancel(*[live.request.id for live in call])
     for live in call:

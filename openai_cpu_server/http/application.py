@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Lifespan
 
-from openai_cpu_server.http.context import EndedRequests, ticket_of
+from openai_cpu_server.http.context import RequestHistory, ticket_of
 from openai_cpu_server.http.errors import ErrorShape, shape_at
-from openai_cpu_server.http.gate import Entrance, HostGate, RouteGuard, canonical_origin
+from openai_cpu_server.http.gate import AuthMiddleware, ErrorMiddleware, HostGate, canonical_origin
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.openapi import ROW as DOCUMENT
 from openai_cpu_server.http.openapi import OpenApiRoute
@@ -28,9 +28,9 @@ _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 
 def application(
     served: Sequence[ServedRoute],
-    guard: RouteGuard,
+    guard: AuthMiddleware,
     *,
-    endings: EndedRequests,
+    endings: RequestHistory,
     options: ApiOptions,
     headers: Sequence[str],
     lifespan: Lifespan[Starlette] | None,
@@ -43,7 +43,7 @@ def application(
         middleware=[
             Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
             *_cors(options.cors_origins, headers),
-            Middleware(Entrance, endings=endings, shapes=shapes),
+            Middleware(ErrorMiddleware, endings=endings, shapes=shapes),
         ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
         lifespan=lifespan,

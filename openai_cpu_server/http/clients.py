@@ -168,7 +168,7 @@ _ADMIN_IS_LOCAL = (
 )
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Credentials(msgspec.Struct, frozen=True):
     """Credentials of a request and the access that it needs. Keys may change before the check is repeated."""
 
     digest: str | None
@@ -186,7 +186,7 @@ class Claim(msgspec.Struct, frozen=True):
         trusted_proxies: Collection[Network],
         *,
         is_administrator: bool,
-    ) -> Claim:
+    ) -> Credentials:
         """`is_administrator`: has an effect only on a server without keys."""
         given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
         return cls(

@@ -17,11 +17,11 @@ from starlette.types import Scope
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
-from openai_cpu_server.http.clients import Claim
+from openai_cpu_server.http.clients import Credentials
 from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_ours
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import ANYBODY, Identity
-from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.observe.ended import (
     AnswerUse,
     EndedCall,
@@ -45,7 +45,7 @@ _OTHER_METHOD = OTHER_ROUTE = "other"
 
 
 @dataclass
-class Ticket:
+class RequestLog:
     """Log record of one request. Any part of the server may add `notes`."""
 
     id: str
@@ -114,9 +114,9 @@ class Ticket:
         id: str | None = None,
         path: str | None = None,
         has_headers: bool = False,
-    ) -> Ticket:
+    ) -> RequestLog:
         """Return the ticket of a call within this request, with its own log line in the same trace."""
-        return Ticket(
+        return RequestLog(
             id or new_request_id(),
             "POST",
             path or self.path,
@@ -144,14 +144,14 @@ class Ticket:
         )
 
 
-def open_ticket(scope: Scope) -> Ticket:
+def open_ticket(scope: Scope) -> RequestLog:
     """Create the ticket, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
     request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
     origin = RequestOrigin.HTTP if scope["type"] == "http" else RequestOrigin.WEBSOCKET
     method = scope.get("method", "GET")  # which a WebSocket's handshake is
-    ticket = Ticket(request_id, method, scope["path"], origin=origin, trace=_trace(headers))
+    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=_trace(headers))
     scope[_SCOPE_KEY] = ticket
     return ticket
 
@@ -168,19 +168,19 @@ def _trace(headers: Headers) -> TraceParent | None:
     return TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
 
 
-def ticket_of(scope: Scope) -> Ticket:
+def ticket_of(scope: Scope) -> RequestLog:
     ticket = scope[_SCOPE_KEY]
-    assert isinstance(ticket, Ticket)
+    assert isinstance(ticket, RequestLog)
     return ticket
 
 
-class EndedRequests:
+class RequestHistory:
     """Common end of all requests. `end` is called once for each."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: RequestLog) -> None:
         ended_s = time.monotonic()
         ticket.log(ended_s - ticket.started_s)
         self._watch.ended(
@@ -221,7 +221,7 @@ _BY_TIER = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 _CONTEXT = "openai_cpu_server.context"
 
 
-class Sender(msgspec.Struct, frozen=True):
+class Caller(msgspec.Struct, frozen=True):
     identity: Identity = ANYBODY
     priority_header: str | None = None
     """Overrides the body."""
@@ -231,7 +231,7 @@ class Sender(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls, identity: Identity, *, header: str | None, default: Priority, progress: str | None = None
-    ) -> Sender:
+    ) -> Caller:
         """`default`: priority of the server, which the key's own overrides."""
         own = identity.key.priority if identity.key else None
         return cls(identity, header, default if own is None else own, progress)
@@ -273,11 +273,11 @@ def _named(label: str | None, param: str) -> Priority | None:
 class RequestContext:
     """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
 
-    ticket: Ticket
-    sender: Sender
-    lease: Lease | None = None
+    ticket: RequestLog
+    sender: Caller
+    lease: Reservation | None = None
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
-    claim: Claim | None = None
+    claim: Credentials | None = None
     """Credentials accepted by the gate, or None for a message or row."""
     timeout_s: float | None = None
     """Limit for a call, waiting included, or None."""
@@ -343,7 +343,7 @@ class ServedRequest:
 
 @asynccontextmanager
 async def served(
-    ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = lambda: False
+    ticket: RequestLog, end: Callable[[RequestLog], None], *, has_left: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[ServedRequest]:
     """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
     stored, and a cancellation propagates. `end` is called once, after the lease has ended. `has_left`:

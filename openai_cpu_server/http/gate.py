@@ -24,15 +24,15 @@ from openai_cpu_server.errors import (
     TooManyConnections,
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
-from openai_cpu_server.http.clients import Claim, is_local, works_for
+from openai_cpu_server.http.clients import Credentials, is_local, works_for
 from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
-    EndedRequests,
+    Caller,
     RequestContext,
-    Sender,
-    Ticket,
+    RequestHistory,
+    RequestLog,
     limit_headers_of,
     open_ticket,
     put_context,
@@ -41,7 +41,7 @@ from openai_cpu_server.http.context import (
 from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Access, Callers, Identity, Metering
-from openai_cpu_server.http.limits import Lease, RateLimits
+from openai_cpu_server.http.limits import RateLimits, Reservation
 from openai_cpu_server.http.options import ApiOptions
 
 ANY = "*"
@@ -142,10 +142,10 @@ _SOCKET_REFUSED = 403
 _SWITCHING_PROTOCOLS = 101
 
 
-class Entrance:
+class ErrorMiddleware:
     """Opens the ticket of each request, turns failures into responses, and ends the ticket."""
 
-    def __init__(self, app: ASGIApp, *, endings: EndedRequests, shapes: Sequence[ErrorShape] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, endings: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
         self._app = app
         self._endings = endings
         self._shapes = shapes
@@ -191,14 +191,14 @@ class HostGate:
         self,
         app: ASGIApp,
         *,
-        endings: EndedRequests,
+        endings: RequestHistory,
         hosts: Collection[str] | None,
         shapes: Sequence[ErrorShape],
     ) -> None:
         """`hosts`: accepted names beside addresses, or None for any."""
         self._app = app
         self._hosts = hosts
-        self._refusing = Entrance(self._refuse, endings=endings, shapes=shapes)
+        self._refusing = ErrorMiddleware(self._refuse, endings=endings, shapes=shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")
@@ -240,7 +240,7 @@ _SPOOLED_BYTES = 1024 * 1024
 """Bytes of a file that Starlette's form parser keeps in memory."""
 
 
-class RouteGuard:
+class AuthMiddleware:
     """Authenticates requests and enforces the limits of keys and bodies while they are served."""
 
     def __init__(self, *, keys: KeyRing, limits: RateLimits, bodies: BodyBudget, options: ApiOptions) -> None:
@@ -278,17 +278,17 @@ class RouteGuard:
             finally:
                 context.body.release()
 
-    def _context(self, access: Access, scope: Scope, ticket: Ticket) -> RequestContext:
+    def _context(self, access: Access, scope: Scope, ticket: RequestLog) -> RequestContext:
         is_administrator = self._options.is_admin_open or self._is_called_locally(scope)
         proxies = self._options.trusted_proxies
-        claim = Claim.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
+        claim = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = claim.identity(self._keys)
         ticket.client = identity.holder
         headers = Headers(scope=scope)
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
         return RequestContext(
             ticket,
-            Sender.of(
+            Caller.of(
                 identity,
                 header=headers.get(PRIORITY_HEADER),
                 default=self._options.default_priority,
@@ -300,7 +300,7 @@ class RouteGuard:
             timeout_s=self._options.request_timeout_s,
         )
 
-    def _lease(self, access: Access, identity: Identity) -> Lease | None:
+    def _lease(self, access: Access, identity: Identity) -> Reservation | None:
         if access.metering is Metering.NONE:
             return None
         return self._limits.lease(identity.key, takes_place=access.metering is not Metering.REQUESTS)

@@ -62,24 +62,24 @@ class RateLimits:
         self._meter = meter
         self._accounts: dict[str, _Account] = {}
 
-    def lease(self, key: Key | None, *, takes_place: bool = True) -> Lease:
+    def lease(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
         """`takes_place`: the request counts in `concurrent`."""
         name = key.name if key else ""
         allowance = key.allowance if key else _UNLIMITED
         if not takes_place:
             allowance = msgspec.structs.replace(allowance, concurrent=None)
         account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
-        return Lease(name, allowance, account, self._meter)
+        return Reservation(name, allowance, account, self._meter)
 
-    def row_lease(self, key: Key | None) -> Lease:
+    def row_lease(self, key: Key | None) -> Reservation:
         """Return a lease for a batch row, which counts only against the limit for rows."""
         if key is None or key.allowance.batch_tokens_per_day is None:
             return self.lease(None)
         name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
-        return Lease(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
+        return Reservation(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
 
 
-class Lease:
+class Reservation:
     """One call's use of its key's limits. The output is counted when the context ends."""
 
     def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
@@ -94,7 +94,7 @@ class Lease:
         self._held_tokens = 0
         self._taken: dict[Quota, int] = {}
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Reservation:
         """Count the request. Raises RequestsLimited."""
         self._begin()
         try:

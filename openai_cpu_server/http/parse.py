@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.unheeded import Hints, Refusal, Refusals, is_one_of
+from openai_cpu_server.http.ignored_params import Hints, Refusals, UnsupportedParam, is_one_of
 from openai_cpu_server.json_size import MOST_NUMBERS, check_size
 
 _KINDS = {
@@ -135,10 +135,10 @@ class Unheeded(NamedTuple):
     kind: str
     """`messages[].colour`, the same for all elements of a list."""
     is_harmless: bool
-    refusal: Refusal | None
+    refusal: UnsupportedParam | None
 
 
-def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
+def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
     """Yield the fields, at any depth, that are outside the schema or have no effect with their value."""
     for name, value in body.extra.items():
         if not _has_no_effect(body, name, value):
@@ -149,11 +149,11 @@ def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
         if name in body.hints and value is not None and not _has_no_effect(body, name, value):
             yield Unheeded(at + name, kind + name, is_harmless=True, refusal=None)
         elif isinstance(value, Body):
-            yield from unheeded(value, f"{at}{name}.", f"{kind}{name}.")
+            yield from ignored_params(value, f"{at}{name}.", f"{kind}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
             for index, item in enumerate(value):
                 if isinstance(item, Body):  # beside texts, too
-                    yield from unheeded(item, f"{at}{name}[{index}].", f"{kind}{name}[].")
+                    yield from ignored_params(item, f"{at}{name}[{index}].", f"{kind}{name}[].")
 
 
 def _has_no_effect(body: Body, name: str, value: object) -> bool:
@@ -236,7 +236,7 @@ def _checked(validated: Callable[[], B], given: Callable[[], object], *, lenient
         raise _invalid(error.errors(include_url=False)[0], given) from None
     kinds: dict[str, None] = {}
     unknown: list[str] = []
-    for field in unheeded(body):
+    for field in ignored_params(body):
         if field.refusal is not None:
             raise _not_supported(field.path, field.refusal)
         if not field.is_harmless:
@@ -290,7 +290,7 @@ def header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:128])
 
 
-def _not_supported(path: str, refusal: Refusal) -> InvalidRequest:
+def _not_supported(path: str, refusal: UnsupportedParam) -> InvalidRequest:
     values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
     but = f" (accepted is only {' or '.join(values)})" if values else ""
     message = f"'{path[:128]}' is not supported: {refusal.why}{but}."

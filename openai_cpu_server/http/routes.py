@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from openai_cpu_server.http.context import RequestContext, ticket_of
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
-from openai_cpu_server.http.gate import RouteGuard
+from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
 from openai_cpu_server.http.parse import Body
 
@@ -34,7 +34,7 @@ _CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on
 
 
 @dataclass(frozen=True)
-class RouteRow(Generic[R]):
+class ApiRoute(Generic[R]):
     method: str
     path: str
     handler: Callable[[R], Handler]
@@ -72,15 +72,15 @@ class RouteRow(Generic[R]):
     def name(self) -> str:
         return f"{self.method} {self.shown_path}"
 
-    def at(self, path: str) -> RouteRow[R]:
+    def at(self, path: str) -> ApiRoute[R]:
         return replace(self, path=path)
 
 
 @dataclass(frozen=True)
-class RouteRoom(Generic[P, R]):
+class ApiRouter(Generic[P, R]):
     make: Callable[[P], R | None]
     """Returns None if the server lacks these routes."""
-    rows: tuple[RouteRow[R], ...]
+    rows: tuple[ApiRoute[R], ...]
     _: KW_ONLY
     is_hidden: Callable[[P], bool] = lambda _: False
     shape: ErrorShape | None = None
@@ -89,12 +89,12 @@ class RouteRoom(Generic[P, R]):
 
 @dataclass(frozen=True)
 class ServedRoute:
-    row: RouteRow[Any]
+    row: ApiRoute[Any]
     of: Any
     is_hidden: bool = False
     shape: ErrorShape | None = None
 
-    def guarded(self, guard: RouteGuard) -> BaseRoute:
+    def guarded(self, guard: AuthMiddleware) -> BaseRoute:
         handler = self.row.handler(self.of)
         if self.row.method == WEBSOCKET:
             return GuardedSocket(self.row, handler, guard)
@@ -105,7 +105,7 @@ class ServedRoute:
         return None if self.row.batched is None else self.row.batched(self.of)
 
 
-def served_routes(rooms: Iterable[RouteRoom[P, Any]], parts: P) -> Iterator[ServedRoute]:
+def served_routes(rooms: Iterable[ApiRouter[P, Any]], parts: P) -> Iterator[ServedRoute]:
     for room in rooms:
         made = room.make(parts)
         if made is not None:
@@ -116,7 +116,7 @@ def served_routes(rooms: Iterable[RouteRoom[P, Any]], parts: P) -> Iterator[Serv
 class GuardedRoute(Route):
     """Runs its guard after the router's match, so that the checked route is the served one."""
 
-    def __init__(self, row: RouteRow[Any], handler: Handler, guard: RouteGuard) -> None:
+    def __init__(self, row: ApiRoute[Any], handler: Handler, guard: AuthMiddleware) -> None:
         super().__init__(row.path, handler, methods=[row.method])
         self._row = row
         self._guard = guard
@@ -130,7 +130,7 @@ class GuardedRoute(Route):
 
 
 class GuardedSocket(WebSocketRoute):
-    def __init__(self, row: RouteRow[Any], handler: Handler, guard: RouteGuard) -> None:
+    def __init__(self, row: ApiRoute[Any], handler: Handler, guard: AuthMiddleware) -> None:
         super().__init__(row.path, handler)
         self._row = row
         self._guard = guard
@@ -140,7 +140,7 @@ class GuardedSocket(WebSocketRoute):
         await self._guard.admit(self._row.access, super().handle, scope, receive, send)
 
 
-def guarded_nowhere(not_found: ASGIApp, guard: RouteGuard) -> ASGIApp:
+def guarded_nowhere(not_found: ASGIApp, guard: AuthMiddleware) -> ASGIApp:
     """Require a key for unknown paths too, so that strangers cannot discover routes."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,11 +17,11 @@ from openai_cpu_server.http.clients import works_for
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
-    EndedRequests,
+    Caller,
     RequestContext,
-    Sender,
+    RequestHistory,
+    RequestLog,
     ServedRequest,
-    Ticket,
     context_of,
     served,
 )
@@ -46,7 +46,7 @@ class SocketParts(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: EndedRequests
+    endings: RequestHistory
     options: ApiOptions
 
 
@@ -120,14 +120,14 @@ class OpenSocket:
         held.has_grown(num_bytes)
         return held
 
-    def ticket(self, *, has_headers: bool = False) -> Ticket:
+    def ticket(self, *, has_headers: bool = False) -> RequestLog:
         """`has_headers`: the last message contains the headers of a response."""
         return self._handshake.ticket.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
-    def serving(self, ticket: Ticket) -> AbstractAsyncContextManager[ServedRequest]:
+    def serving(self, ticket: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
         return served(ticket, self._parts.endings.end, has_left=lambda: not self._is_open)
 
-    def context(self, ticket: Ticket) -> RequestContext:
+    def context(self, ticket: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""
         identity = self._handshake.identity_now(self._parts.keys)
         sender = self.sender(identity)
@@ -138,13 +138,13 @@ class OpenSocket:
             ticket, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s
         )
 
-    def sender(self, identity: Identity) -> Sender:
+    def sender(self, identity: Identity) -> Caller:
         """Return the sender of messages. The handshake's priority is their default. Raises InvalidRequest."""
         headers, default = self._websocket.headers, self.options.default_priority
         progress = headers.get(PROGRESS_HEADER)
-        said = Sender.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
+        said = Caller.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
         said.wants_progress()
-        return Sender(identity, default_priority=said.priority(), progress_header=progress)
+        return Caller(identity, default_priority=said.priority(), progress_header=progress)
 
     async def _received(self) -> AsyncIterator[bytes]:
         while (message := await self._websocket.receive())["type"] == "websocket.receive":

@@ -25,8 +25,8 @@ from openai_cpu_server.contract.media import (
     BLIND,
     DEAF,
     MeasuredMedia,
+    MediaEmbeddings,
     MediaItem,
-    MediaRows,
     MediaSize,
     PictureSize,
     Sound,
@@ -192,7 +192,7 @@ class Projector(NativeObject):
                 shape = tuple(self._shown(chunks, chunk) for chunk in chunks.all)
         except EncodingFailed as error:
             return MeasuredMedia(size, why_not=str(error))
-        rows = [part.num_rows for part in shape if isinstance(part, MediaRows)]
+        rows = [part.num_rows for part in shape if isinstance(part, MediaEmbeddings)]
         if isinstance(size, SoundSize) and max(rows) > _MOST_SOUND_ROWS:
             why = f"This model cannot hear {size.num_samples / self.sound_rate:,.1f} seconds at once."
             return MeasuredMedia(size, why_not=why)
@@ -218,7 +218,8 @@ class Projector(NativeObject):
         sizes = (_LARGE, PictureSize(4096, 1024), PictureSize(1024, 4096), PictureSize(512, 512))
         parts = (part for size in sizes for part in self.measure(size).shape)
         return max(
-            (part.num_rows for part in parts if isinstance(part, MediaRows) and part.is_whole), default=0
+            (part.num_rows for part in parts if isinstance(part, MediaEmbeddings) and part.is_whole),
+            default=0,
         )
 
     def encode(self, item: MediaItem, part: int, turns: _Turns) -> EncodedRows | None:
@@ -259,14 +260,14 @@ class Projector(NativeObject):
             self._cut[1].close()
         self._cut = None
 
-    def _shown(self, chunks: _Chunks, chunk: object) -> tuple[int, ...] | MediaRows:
+    def _shown(self, chunks: _Chunks, chunk: object) -> tuple[int, ...] | MediaEmbeddings:
         if not chunks.is_medium(chunk):
             return chunks.tokens(chunk)
         mtmd = self._mtmd
         num_rows = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
         num_positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
         is_whole = bool(mtmd.mtmd_decode_use_non_causal(self.handle, chunk))
-        return MediaRows(num_rows, num_positions, self._has_one_place(chunk), is_whole)
+        return MediaEmbeddings(num_rows, num_positions, self._has_one_place(chunk), is_whole)
 
     def _has_one_place(self, chunk: object) -> bool:
         is_seen = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk) is not None

@@ -49,7 +49,7 @@ class ChosenModel(NamedTuple):
         return status.adapter.key if status is not None else None
 
 
-class ShelvedModel(NamedTuple):
+class AvailableModel(NamedTuple):
     """A model in the models folder that has not been requested yet."""
 
     name: str
@@ -62,11 +62,11 @@ class ShelvedModel(NamedTuple):
     quantisation: str | None
 
 
-class ModelShelf(Protocol):
+class ModelCatalog(Protocol):
     """Source of models that are served on request."""
 
     @property
-    def known(self) -> Sequence[ShelvedModel]:
+    def known(self) -> Sequence[AvailableModel]:
         """Return the models of the last scan that are not served yet."""
         ...
 
@@ -105,7 +105,7 @@ class ModelRegistry:
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.names}
         self._presets: dict[str, Preset] = {}
-        self.shelf: ModelShelf | None = None
+        self.shelf: ModelCatalog | None = None
         """Source of further models, or None."""
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -294,7 +294,7 @@ class ModelRegistry:
 _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
 
 
-async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[ShelvedModel]:
+async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
     """Return models of the folder that are not served yet."""
     if models.shelf is None:
         return ()
@@ -315,7 +315,7 @@ async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str
         await shelf.bring(there[0].name)
 
 
-def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[ShelvedModel]:
+def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
     there = () if models.shelf is None else models.shelf.known
     return [one for one in there if allowed is None or one.name in allowed]
 

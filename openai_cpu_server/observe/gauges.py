@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import KVStats
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.llama.host import Machine
@@ -117,7 +117,7 @@ def _node_gauge(
     return family
 
 
-_OF_DEVICES: tuple[tuple[str, str, Callable[[Placement], float]], ...] = (
+_OF_DEVICES: tuple[tuple[str, str, Callable[[DevicePlacement], float]], ...] = (
     (
         "ocs_device_layers",
         "Layers of the model on a device beside the CPU, the output included; 0: it was to have some.",
@@ -137,7 +137,7 @@ _OF_DEVICES: tuple[tuple[str, str, Callable[[Placement], float]], ...] = (
 
 
 def _device_gauge(
-    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[Placement], float]
+    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[DevicePlacement], float]
 ) -> Metric:
     family = GaugeMetricFamily(name, documentation, labels=("model", "role", "device"))
     for labels, placed in _placements(readings):
@@ -162,7 +162,7 @@ def _device_bytes(readings: list[GaugeReading]) -> Metric:
     return family
 
 
-def _placements(readings: list[GaugeReading]) -> Iterator[tuple[list[str], Placement]]:
+def _placements(readings: list[GaugeReading]) -> Iterator[tuple[list[str], DevicePlacement]]:
     for one in readings:
         for role, placed in (("model", one.status.placement), ("draft", one.status.draft_placement)):
             if placed is not None:

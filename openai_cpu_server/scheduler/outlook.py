@@ -141,7 +141,7 @@ _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the cost of one pair is found."""
 
 
-class Expectations:
+class EtaEstimator:
     def __init__(
         self,
         sequences: LiveSequences,

@@ -26,7 +26,7 @@ from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
-from openai_cpu_server.scheduler.outlook import Expectations
+from openai_cpu_server.scheduler.outlook import EtaEstimator
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan, StepRoom
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
@@ -122,7 +122,7 @@ class Scheduler:
             state_tokens=limits.state_tokens,
         )
         self._pictures = EncodingTurns(options)
-        self.expectations = Expectations(
+        self.expectations = EtaEstimator(
             self.sequences,
             self._waiting,
             self._memory.running,

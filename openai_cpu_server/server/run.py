@@ -19,7 +19,7 @@ import uvicorn
 from openai_cpu_server.answers.cache import AnswerCache, AnswerObserver, open_answers
 from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.api.parts import ModelKeeping, ModelStore
 from openai_cpu_server.config.folders import tune_engines, user_data_dir
 from openai_cpu_server.config.settings import Settings, revealed
@@ -54,7 +54,7 @@ from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.model_builder import reader_pool
 from openai_cpu_server.server.options import adapter_files, api_options, is_on_loopback, job_options
 from openai_cpu_server.server.plans import ModelPlan, planned_models
-from openai_cpu_server.server.store import FleetStore, FolderShelf
+from openai_cpu_server.server.store import FleetStore, ModelDir
 
 _MIB = 1024 * 1024
 
@@ -124,7 +124,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         fleet = ModelFleet(settings, plans, watch, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
         if settings.models_dir is not None:
-            fleet.registry.shelf = FolderShelf(settings, plans, fleet)
+            fleet.registry.shelf = ModelDir(settings, plans, fleet)
         served = open_api(settings, fleet.registry, watch, keeping=fleet, store=store)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()

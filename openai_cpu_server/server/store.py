@@ -28,7 +28,7 @@ from openai_cpu_server.errors import (
 from openai_cpu_server.model_source import hub_name
 from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
 from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import LATEST, ChosenModel, ShelvedModel, fetch
+from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, fetch
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.kept_models import KeptModels, PulledModel
 from openai_cpu_server.server.plans import ModelPlan, kept_file, models_folder, plan_in_folder, plan_of_pulled
@@ -254,8 +254,8 @@ _LOOK_S = 0.5
 """Minimum interval of folder scans for unknown names."""
 
 
-class FolderShelf:
-    """`ModelShelf` of a folder. All methods belong to the event loop's thread."""
+class ModelDir:
+    """`ModelCatalog` of a folder. All methods belong to the event loop's thread."""
 
     def __init__(self, settings: Settings, plans: Sequence[ModelPlan], fleet: ModelFleet) -> None:
         self._settings = settings
@@ -275,7 +275,7 @@ class FolderShelf:
         self._brought: dict[str, Path] = {}
 
     @property
-    def known(self) -> Sequence[ShelvedModel]:
+    def known(self) -> Sequence[AvailableModel]:
         registry = self._fleet.registry
         return [self._shown(one) for one in self._there.values() if not registry.has(one.name)]
 
@@ -322,9 +322,9 @@ class FolderShelf:
         state, why = self._refused.get(model.name, (None, ""))
         return why if state == model.state else None
 
-    def _shown(self, model: FolderModel) -> ShelvedModel:
+    def _shown(self, model: FolderModel) -> AvailableModel:
         facts = None if isinstance(model.facts, str) else model.facts
-        return ShelvedModel(
+        return AvailableModel(
             name=model.name,
             num_bytes=model.state.num_bytes,
             changed_s=int(model.state.changed_s),

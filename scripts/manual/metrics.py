@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from manual.table import table
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.ended import AnswerUse, Distribution, EndedCall, EndedRequest, RequestOrigin
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
@@ -57,7 +57,7 @@ class _IdleEngine:
             restarts=0,
             last_death=None,
             rss_bytes=0,
-            placement=Placement(
+            placement=DevicePlacement(
                 device=None,
                 layers=0,
                 num_layers=1,

@@ -8,12 +8,12 @@ from itertools import chain
 
 import msgspec
 
-from openai_cpu_server.api.asking.call import Call, CallThinking, Prompt, ToolCallStyle
-from openai_cpu_server.api.asking.renderer import GatheredAnswer
-from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.asking.running import Tally
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.completions.render import CompletionRenderer
+from openai_cpu_server.api.generation.call import CallThinking, Prompt, ResolvedRequest, ToolCallStyle
+from openai_cpu_server.api.generation.renderer import GatheredAnswer
+from openai_cpu_server.api.generation.route import events
+from openai_cpu_server.api.generation.running import Tally
 from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
@@ -72,7 +72,7 @@ def call(
     metadata: dict[str, str] | None = None,
     tool_calls: ToolCallStyle | None = None,
     thinking: CallThinking | None = None,
-) -> Call:
+) -> ResolvedRequest:
     prompts = prompts or (Prompt((0, *tokens_of("hi"))),)
     best_of = best_of or n
     requests = [
@@ -85,7 +85,7 @@ def call(
         )
         for i, p in enumerate(p for p in prompts for _ in range(best_of))
     ]
-    return Call(
+    return ResolvedRequest(
         id="c",
         model="m",
         created=7,
@@ -104,20 +104,20 @@ def call(
     )
 
 
-def told(of: Call, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
+def told(of: ResolvedRequest, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
     """Events of whole outputs, each as the engine tells it: one for each part of the output."""
     name = FakeTokenizer().piece
     parts = {one.id: OutputParts(one.marks, name) for one in of.requests if one.marks is not None}
     return [[*parts[event.id].cut(event)] if event.id in parts else [event] for event in events]
 
 
-def streamed(renderer: Renders, of: Call, *steps: TokenEvent) -> list[str]:
+def streamed(renderer: Renders, of: ResolvedRequest, *steps: TokenEvent) -> list[str]:
     """What a stream says of each event."""
     stream = renderer.stream(of, PIECES)
     return [b"".join(events(stream.event(one)) for one in step).decode() for step in told(of, steps)]
 
 
-def whole(renderer: Renders, of: Call, *steps: TokenEvent) -> bytes:
+def whole(renderer: Renders, of: ResolvedRequest, *steps: TokenEvent) -> bytes:
     answers = {request.id: GatheredAnswer() for request in of.requests}
     for event in chain.from_iterable(told(of, steps)):
         answers[event.id].add(event)
@@ -125,7 +125,7 @@ def whole(renderer: Renders, of: Call, *steps: TokenEvent) -> bytes:
     return renderer.whole(of, PIECES, answers, figures(of, finishes))
 
 
-def figures(of: Call, finishes: Mapping[str, Finish]) -> Figures:
+def figures(of: ResolvedRequest, finishes: Mapping[str, Finish]) -> Figures:
     """What the call came to, if its requests have ended like this."""
     tally = Tally(of)
     for request_id, finish in finishes.items():

@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, SeeStep, unavailable
-from openai_cpu_server.contract.media import MediaRows, MediaShape, MediaSize, require_senses
+from openai_cpu_server.contract.media import MediaEmbeddings, MediaShape, MediaSize, require_senses
 from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, TokenEvent
 from openai_cpu_server.contract.model_info import (
     Adapter,
@@ -108,7 +108,7 @@ class FakeEngine:
         """Four rows of each."""
         assert self.info is not None
         require_senses(sizes, sees=self.info.sees, hears=self.info.hears)
-        return tuple((MediaRows(4, 4),) for _ in sizes)
+        return tuple((MediaEmbeddings(4, 4),) for _ in sizes)
 
     def cancel(self, name: str) -> bool:
         call = {name} | {f"{name.partition('/')[0]}/{index}" for index in range(1024)}

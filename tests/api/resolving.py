@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.asking.call import Call, ModelContext
-from openai_cpu_server.api.asking.resolve import resolve
-from openai_cpu_server.api.asking.route import Family
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.api.generation.call import ResolveContext, ResolvedRequest
+from openai_cpu_server.api.generation.resolve import resolve
+from openai_cpu_server.api.generation.route import ApiAdapter
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.context import Sender
+from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ModelThinking, ServedModel
@@ -33,7 +33,7 @@ OPTIONS = ApiOptions(max_choices=8)
 
 def chat(
     *,
-    sender: Sender = Sender(),  # noqa: B008 (frozen)
+    sender: Caller = Caller(),  # noqa: B008 (frozen)
     template: str | None = FakeTokenizer.chat_template,
     form: str = "demo",
     tokenizer: FakeTokenizer | None = None,
@@ -41,7 +41,7 @@ def chat(
     thinks: ModelThinking | None = None,
     info: ModelInfo = FAKE_INFO,
     **fields: object,
-) -> Call:
+) -> ResolvedRequest:
     """`form`: the tool format."""
     compiled = ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None
     model = model_read_here(
@@ -57,21 +57,21 @@ def chat(
     return resolved(CHAT, model, body, sender, info)
 
 
-def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Call:
+def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> ResolvedRequest:
     models = served(FakeEngine(), tokenizer=tokenizer)
-    return resolved(COMPLETIONS, models.default, {"prompt": "hi", **fields}, Sender())
+    return resolved(COMPLETIONS, models.default, {"prompt": "hi", **fields}, Caller())
 
 
 def resolved(
-    family: Family[Any],
+    family: ApiAdapter[Any],
     model: ServedModel,
     fields: Mapping[str, object],
-    sender: Sender,
+    sender: Caller,
     info: ModelInfo = FAKE_INFO,
-) -> Call:
+) -> ResolvedRequest:
     ask = family.reader.read(json.dumps(fields).encode(), lenient=False)
     chosen = ModelRegistry([model]).choose(ask.model, None)
-    return resolve(ask, ModelContext(chosen, info, sender, OPTIONS))
+    return resolve(ask, ResolveContext(chosen, info, sender, OPTIONS))
 
 
 def refused(ask: Callable[..., object] = chat, **fields: object) -> InvalidRequest:

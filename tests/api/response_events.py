@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import Chunk
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import Chunk
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.items import PREFIXES
 from openai_cpu_server.api.responses.objects import new_response
@@ -19,7 +19,9 @@ from tests.api.calls import PIECES, call, figures
 
 
 def stream(
-    one: Call, status: ResponseStatus = ResponseStatus.IN_PROGRESS, body: dict[str, object] | None = None
+    one: ResolvedRequest,
+    status: ResponseStatus = ResponseStatus.IN_PROGRESS,
+    body: dict[str, object] | None = None,
 ) -> ResponseStream:
     numbers = itertools.count(1)
     return ResponseStream(

@@ -15,7 +15,7 @@ from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ModelRegistry

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.generation.params import GenerationParams
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from tests.api.resolving import chat, complete, refused
@@ -133,7 +133,7 @@ def test_words_of_a_prompt_make_nothing_slow() -> None:
     assert not asked(response_format={"type": "text"}).is_slow
 
 
-def asked(**fields: object) -> Ask:
+def asked(**fields: object) -> GenerationParams:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     return CHAT.reader.read(json.dumps(body).encode(), lenient=False)
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.asking.kept_streams import EventLog
+from openai_cpu_server.api.generation.resumable_streams import EventLog
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.asking.ask import AskedMessage
-from openai_cpu_server.api.asking.call import Call, PartsReader
-from openai_cpu_server.api.responses.as_ask import left_out, response_ask
+from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
+from openai_cpu_server.api.generation.params import MessageParam
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import turns
 from openai_cpu_server.api.responses.sent_items import new_items, told_in_words
+from openai_cpu_server.api.responses.to_params import left_out, response_ask
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallBegin,
@@ -39,7 +39,7 @@ FUNCTION = {"type": "function", "function": {"name": "now"}}
 TOOLS = [PATCHES, PLAIN, FUNCTION]
 
 
-def accepts(of: Call, output: str) -> bool:
+def accepts(of: ResolvedRequest, output: str) -> bool:
     constraint = of.requests[0].constraint
     assert constraint is not None
     return FOLLOWER.accepts(constraint, output)
@@ -172,7 +172,7 @@ def test_summaries_of_ours_are_shown_and_others_left_out() -> None:
     assert shown == ["This is a summary of the conversation so far:\nWe wrote a.py.", "go on"]
     assert told_in_words(given.input) == ["input[1] (compaction)"]
     summing = response_ask(
-        body(input=[COMPACTED, {"type": "compaction_trigger"}]), [AskedMessage({"role": "user"})]
+        body(input=[COMPACTED, {"type": "compaction_trigger"}]), [MessageParam({"role": "user"})]
     )
     assert summing.tools is not None
     assert (summing.tools.use, summing.tools.is_shown) == (None, True)

@@ -19,8 +19,8 @@ from openai_cpu_server.api.events.hub import (
     MOST_OF_ADMINISTRATOR,
     MOST_OF_ONE,
     RateWindow,
-    StepFeed,
-    Watcher,
+    StepBroadcaster,
+    Subscriber,
 )
 from openai_cpu_server.api.events.stream import EventListener, EventSchedule
 from openai_cpu_server.api.events.view import MOST_STEPS, EventFilter
@@ -69,7 +69,7 @@ class Feed:
     def __init__(self) -> None:
         self.engine, self.clock = FakeEngine(), Clock(100.0)
         self.models = served(self.engine)
-        self.hub = StepFeed(self.models, clock=self.clock)
+        self.hub = StepBroadcaster(self.models, clock=self.clock)
 
     def step(self, *parts: ShownPart, figures: StepFigures = FIGURES) -> None:
         assert self.engine.see is not None
@@ -88,7 +88,7 @@ def told(listener: EventListener) -> Event:
 @pytest.fixture
 def feed() -> Iterator[Feed]:
     feed = Feed()
-    with feed.hub.listening(Watcher(client="", is_administrator=True)):
+    with feed.hub.listening(Subscriber(client="", is_administrator=True)):
         yield feed
 
 

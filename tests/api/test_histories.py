@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation
-from openai_cpu_server.api.asking.attachments import untaken
-from openai_cpu_server.api.asking.call import Call, PartsReader
-from openai_cpu_server.api.asking.output import tool_plan
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.generation.attachments import untaken
+from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
+from openai_cpu_server.api.generation.output import tool_plan
+from openai_cpu_server.api.generation.params import ConversationParam, GenerationParams
 from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.api.messages.routes import MESSAGES_API
-from openai_cpu_server.api.responses.as_ask import response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import turns, with_instructions
 from openai_cpu_server.api.responses.sent_items import new_items
+from openai_cpu_server.api.responses.to_params import response_ask
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
@@ -56,14 +56,14 @@ ANSWERS: dict[str, tuple[tuple[Part, ...], FinishReason]] = {
 }
 
 
-class ScriptedCall(Call, frozen=True, kw_only=True):
+class ScriptedCall(ResolvedRequest, frozen=True, kw_only=True):
     script: tuple[Part, ...]
 
     def reader(self) -> PartsReader:
         return PartsReader(ScriptedReader(self.script))
 
 
-def chat_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
+def chat_history(of: ResolvedRequest, *events: Any) -> tuple[Json, list[str]]:
     """The body that goes on from the answer, and the ids of its calls."""
     message = json.loads(whole(ChatRenderer(), of, *events))["choices"][0]["message"]
     ids = [each["id"] for each in message.get("tool_calls", [])]
@@ -71,7 +71,7 @@ def chat_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
     return {"messages": [USER, message, *results, USER]}, ids
 
 
-def messages_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
+def messages_history(of: ResolvedRequest, *events: Any) -> tuple[Json, list[str]]:
     content = json.loads(whole(MessagesRenderer(), of, *events))["content"]
     ids = [each["id"] for each in content if each["type"] == "tool_use"]
     kind = "tool_result"
@@ -80,7 +80,7 @@ def messages_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
     return {"max_tokens": 9, "messages": [USER, {"role": "assistant", "content": content}, said]}, ids
 
 
-def responses_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
+def responses_history(of: ResolvedRequest, *events: Any) -> tuple[Json, list[str]]:
     output = objects(told(stream(of), events))[-1]["response"]["output"]
     ids = [each["call_id"] for each in output if each["type"] == "function_call"]
     kind = "function_call_output"
@@ -92,7 +92,7 @@ USER: Json = {"role": "user", "content": "on"}
 HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": responses_history}
 
 
-def asked(family: str, body: Mapping[str, object]) -> Ask:
+def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
     data = json.dumps(body).encode()
     if family != "responses":
         return untaken((CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False))
@@ -101,14 +101,14 @@ def asked(family: str, body: Mapping[str, object]) -> Ask:
     return response_ask(parsed, messages)
 
 
-def prompt_of(name: str, ask: Ask) -> str:
-    assert isinstance(ask.prompt, AskedConversation)
+def prompt_of(name: str, ask: GenerationParams) -> str:
+    assert isinstance(ask.prompt, ConversationParam)
     plan = tool_plan(ask.tools)
     return rendered(name, [one.fields for one in ask.prompt.messages], plan.shown if plan else ())
 
 
 @functools.cache
-def history(family: str, answer: str) -> tuple[Ask, int]:
+def history(family: str, answer: str) -> tuple[GenerationParams, int]:
     """The conversation behind an answer, and how many results it has."""
     parts, reason = ANSWERS[answer]
     scripted = ScriptedCall(**msgspec.structs.asdict(call()), script=parts)

@@ -16,8 +16,8 @@ from dirty_equals import IsFloat, IsPartialDict
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.asking.route import comment
-from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, SETTLING_S, QueueNews
+from openai_cpu_server.api.generation.route import comment
+from openai_cpu_server.api.generation.running import NEWS_INTERVAL_S, SETTLING_S, QueueNews
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.models.registry import ModelRegistry

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedLimit,
-    AskedThinking,
-    AskedTools,
+from openai_cpu_server.api.generation.attachments import untaken
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    GenerationParams,
+    LimitParam,
+    ReasoningParam,
+    ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.asking.attachments import untaken
 from openai_cpu_server.api.messages.routes import COUNTED as COUNTED_MESSAGES
 from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
 from tests.prompt.test_conversation import short
@@ -49,7 +49,7 @@ def assistant(*blocks: object) -> Json:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def read(**fields: object) -> Ask:
+def read(**fields: object) -> GenerationParams:
     """As it is for a model without eyes."""
     body = {"max_tokens": 9, "messages": [HI], **fields}
     return untaken(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
@@ -59,8 +59,8 @@ def ignored(**fields: object) -> str | None:
     return read(**fields).ignored.headers.get("x-ignored-parameters")
 
 
-def messages_of(ask: Ask) -> list[Json]:
-    assert isinstance(ask.prompt, AskedConversation)
+def messages_of(ask: GenerationParams) -> list[Json]:
+    assert isinstance(ask.prompt, ConversationParam)
     return [dict(message.fields) for message in ask.prompt.messages]
 
 
@@ -68,7 +68,7 @@ def told(*messages: object, **fields: object) -> list[Json]:
     return messages_of(read(messages=list(messages), **fields))
 
 
-def tools_of(**fields: object) -> AskedTools:
+def tools_of(**fields: object) -> ToolsParam:
     tools = read(**fields).tools
     assert tools is not None
     return tools
@@ -175,7 +175,7 @@ def test_what_is_alike_has_other_names() -> None:
         service_tier="standard_only",
     )
     assert (ask.model, ask.stream, ask.stop) == ("m", True, ("a", "b"))
-    assert ask.max_tokens == AskedLimit(9, "max_tokens", is_ceiling=True)
+    assert ask.max_tokens == LimitParam(9, "max_tokens", is_ceiling=True)
     sampling = ask.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, ask.user) == (0.5, 0.9, 40, "ann")
     assert ask.service_tier is None
@@ -232,21 +232,21 @@ def test_who_only_counts_names_no_limit() -> None:
 
 
 EFFORT = ("output_config.effort",)
-BUDGET = AskedThinking(is_on=True, budget=1024, said=("thinking.budget_tokens",))
+BUDGET = ReasoningParam(is_on=True, budget=1024, said=("thinking.budget_tokens",))
 
 
 @pytest.mark.parametrize(
     ("thinking", "effort", "said"),
     [
         ({"type": "enabled", "budget_tokens": 1024}, None, BUDGET),
-        ({"type": "adaptive"}, "max", AskedThinking(is_on=True, effort="xhigh", said=EFFORT)),
-        ({"type": "disabled"}, "low", AskedThinking(is_on=False)),
-        (None, "low", AskedThinking(is_on=True, effort="low", said=EFFORT)),
-        ({"type": "adaptive", "display": "omitted"}, None, AskedThinking(is_hidden=True)),
-        ({"type": "adaptive", "display": "summarized"}, None, AskedThinking()),
-        (None, None, AskedThinking()),
+        ({"type": "adaptive"}, "max", ReasoningParam(is_on=True, effort="xhigh", said=EFFORT)),
+        ({"type": "disabled"}, "low", ReasoningParam(is_on=False)),
+        (None, "low", ReasoningParam(is_on=True, effort="low", said=EFFORT)),
+        ({"type": "adaptive", "display": "omitted"}, None, ReasoningParam(is_hidden=True)),
+        ({"type": "adaptive", "display": "summarized"}, None, ReasoningParam()),
+        (None, None, ReasoningParam()),
     ],
 )
-def test_how_long_to_think(thinking: Json | None, effort: str | None, said: AskedThinking) -> None:
+def test_how_long_to_think(thinking: Json | None, effort: str | None, said: ReasoningParam) -> None:
     fields = {"thinking": thinking, "output_config": effort and {"effort": effort}}
     assert read(**{name: value for name, value in fields.items() if value}).thinking == said

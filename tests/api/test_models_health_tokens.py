@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.offload import Device, Placement
+from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
@@ -67,7 +67,7 @@ async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
 GPU = Device(
     name="Vulkan0", backend="Vulkan", description="Some GPU", kind="gpu", free_bytes=8000, total_bytes=8192
 )
-PARTLY = Placement(
+PARTLY = DevicePlacement(
     device=GPU,
     layers=9,
     num_layers=33,
@@ -77,7 +77,7 @@ PARTLY = Placement(
     compute_bytes=30,
     cells_on_cpu=True,
 )
-ABSENT = Placement.nowhere("there is no device")
+ABSENT = DevicePlacement.nowhere("there is no device")
 DEVICE = 'device="Vulkan0",model="fake"'
 
 
@@ -91,7 +91,9 @@ DEVICE = 'device="Vulkan0",model="fake"'
         ("model", None, []),
     ],
 )  # fmt: skip
-async def test_what_is_on_a_device_is_told(role: str, placed: Placement | None, counted: list[str]) -> None:
+async def test_what_is_on_a_device_is_told(
+    role: str, placed: DevicePlacement | None, counted: list[str]
+) -> None:
     """Also of the draft model, and that the CPU serves in place of a device."""
     field = {"model": "placement", "draft": "draft_placement"}[role]
     async with client(api(FakeEngine(told=msgspec.structs.replace(READY, **{field: placed})))) as http:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.models.presets import Preset
 from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
@@ -94,7 +94,7 @@ async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str
 async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:
     """Its clients show the share of it."""
     placed = msgspec.structs.replace(
-        Placement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
+        DevicePlacement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
     )
     told = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=placed, draft_placement=placed)
     async with client(api(FakeEngine(told=told))) as http:

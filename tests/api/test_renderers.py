@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from openai_cpu_server.api.asking.ask import AskedDetails
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.running import RunningCall, RunningCalls, Said, Tally
 from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.params import DetailsParam
+from openai_cpu_server.api.generation.running import RunningCall, RunningCalls, StreamItem, Tally
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.engine_client.answers import GenerationAnswer
-from openai_cpu_server.http.context import Ticket
+from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.models.served import ServedModel
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
@@ -25,14 +25,14 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 
-def begun(one: Call, model: ServedModel, ticket: Ticket | None = None) -> RunningCall:
+def begun(one: ResolvedRequest, model: ServedModel, ticket: RequestLog | None = None) -> RunningCall:
     generation = model.engine.generate(one.requests)
-    ticket = ticket or Ticket("r", "POST", "/")
+    ticket = ticket or RequestLog("r", "POST", "/")
     return RunningCall(one, generation, model, ticket=ticket, calls=RunningCalls())
 
 
 async def test_what_was_told_is_counted_for_the_log() -> None:
-    model, one, ticket = served(FakeEngine()).default, call(), Ticket("r", "POST", "/")
+    model, one, ticket = served(FakeEngine()).default, call(), RequestLog("r", "POST", "/")
     async with begun(one, model, ticket) as running:
         told = [said async for said in running.tell(CHAT.renderer.stream(one, model.pieces))]
     assert told
@@ -43,10 +43,10 @@ async def test_what_was_told_is_counted_for_the_log() -> None:
 async def test_who_waits_is_told_the_place() -> None:
     """In the shape of any progress, which test_generation.py shows for each family."""
     model, engine = served(FakeEngine()).default, FakeEngine(is_held=True)
-    one = msgspec.structs.replace(call(), details=AskedDetails(progress=True))
+    one = msgspec.structs.replace(call(), details=DetailsParam(progress=True))
     generation = engine.generate(one.requests)
     async with RunningCall(
-        one, generation, model, ticket=Ticket("r", "POST", "/"), calls=RunningCalls()
+        one, generation, model, ticket=RequestLog("r", "POST", "/"), calls=RunningCalls()
     ) as it:
         told = it.tell(CHAT.renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
@@ -61,7 +61,7 @@ async def test_who_waits_is_told_the_place() -> None:
     assert json.loads(await coming)["prompt_progress"] == expected
 
 
-async def first_with(told: AsyncIterator[Said], word: bytes) -> bytes:
+async def first_with(told: AsyncIterator[StreamItem], word: bytes) -> bytes:
     async for said in told:
         assert not isinstance(said, (QueuePlace, ModelLoading))
         for chunk in said:

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 from inline_snapshot import external_file
 
-from openai_cpu_server.api.asking.call import Call, CallThinking, Prompt, ToolCallStyle
-from openai_cpu_server.api.asking.generation import judged
-from openai_cpu_server.api.asking.renderer import new_tool_call_id
-from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.asking.running import TimedEvent
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.completions.render import CompletionRenderer, LegacyWriter
+from openai_cpu_server.api.generation.call import CallThinking, Prompt, ResolvedRequest, ToolCallStyle
+from openai_cpu_server.api.generation.generation import judged
+from openai_cpu_server.api.generation.renderer import new_tool_call_id
+from openai_cpu_server.api.generation.route import events
+from openai_cpu_server.api.generation.running import TimedEvent
 from openai_cpu_server.api.messages.render import MessagesRenderer, new_tool_use_id
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
@@ -52,7 +52,7 @@ OF_SEVERAL = (CHAT, COMPLETIONS)
 
 
 class Scenario(NamedTuple):
-    call: Call
+    call: ResolvedRequest
     steps: tuple[TokenEvent, ...]
     families: tuple[str, ...] = FAMILIES
 
@@ -169,7 +169,7 @@ SCENARIOS = {
 }
 
 
-def stream_and_renderer(family: str, of: Call) -> tuple[Any, Any]:
+def stream_and_renderer(family: str, of: ResolvedRequest) -> tuple[Any, Any]:
     """A renderer is for whole answers; responses have none, for their streams end with the whole."""
     numbers = itertools.count(1)
     renderer = {
@@ -180,7 +180,7 @@ def stream_and_renderer(family: str, of: Call) -> tuple[Any, Any]:
     return (response_events.stream(of) if renderer is None else renderer.stream(of, PIECES)), renderer
 
 
-def rendered(family: str, of: Call, *steps: TokenEvent) -> str:
+def rendered(family: str, of: ResolvedRequest, *steps: TokenEvent) -> str:
     """Each event's chunks on lines of their own, and the whole answer behind them."""
     stream, _ = stream_and_renderer(family, of)
     shown, finishes = [stream.begin()], dict[str, Finish]()

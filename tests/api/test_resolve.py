@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from openai_cpu_server.api.asking.ask import AskedConversation, AskedMessage, TakenMedia, mark_of
-from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.asking.prompts import last_turn
-from openai_cpu_server.api.asking.resolve import fingerprint, resolve
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.contract.media import MediaRows, Sound
+from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.generation.params import ConversationParam, MessageParam, TakenMedia, mark_of
+from openai_cpu_server.api.generation.prompts import last_turn
+from openai_cpu_server.api.generation.resolve import fingerprint, resolve
+from openai_cpu_server.contract.media import MediaEmbeddings, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
-from openai_cpu_server.http.context import Sender
+from openai_cpu_server.http.context import Caller
 from openai_cpu_server.models.served import ServedTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.calls import tokens_of
@@ -39,8 +39,8 @@ def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
     ask = CHAT.reader.read(json.dumps(body).encode(), lenient=False)
     hearing = msgspec.structs.replace(FAKE_INFO, sound_rate=16_000)
     options = msgspec.structs.replace(OPTIONS, compares_turns=True)
-    asking = ModelContext(served(FakeEngine()).choose(None, None), hearing, Sender(), options)
-    told = msgspec.structs.replace(ask, media=(TakenMedia(mark, sound, (MediaRows(3, 3),)),))
+    asking = ResolveContext(served(FakeEngine()).choose(None, None), hearing, Caller(), options)
+    told = msgspec.structs.replace(ask, media=(TakenMedia(mark, sound, (MediaEmbeddings(3, 3),)),))
     (words,), (heard,) = resolve(ask, asking).prompts, resolve(told, asking).prompts
     assert words.turn is not None
     assert heard.turn is None
@@ -216,13 +216,13 @@ def test_best_of_needs_logprobs_that_nobody_sees() -> None:
     ],
 )
 def test_priorities(header: str | None, field: str | None, tier: str | None, expected: Priority) -> None:
-    assert Sender(priority_header=header).priority(field=field, tier=tier) == expected
+    assert Caller(priority_header=header).priority(field=field, tier=tier) == expected
     if header is field is None and tier in (None, "auto", "default"):
-        assert Sender(default_priority=Priority.BATCH).priority(field=None, tier=tier) == Priority.BATCH
+        assert Caller(default_priority=Priority.BATCH).priority(field=None, tier=tier) == Priority.BATCH
 
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
-    call = chat(sender=Sender(priority_header="batch"), n=2, service_tier="priority")
+    call = chat(sender=Caller(priority_header="batch"), n=2, service_tier="priority")
     assert (call.priority, call.service_tier) == (Priority.BATCH, "flex")
     assert {request.priority for request in call.requests} == {Priority.BATCH}
 
@@ -271,7 +271,7 @@ def test_a_completion_is_refused_by_its_field(fields: dict[str, object], param: 
     ],
 )
 def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
-    assert refused(Sender(priority_header=header).priority, field=field).param == param
+    assert refused(Caller(priority_header=header).priority, field=field).param == param
 
 
 # -- conversations ---------------------------------------------------------------------------------------
@@ -300,11 +300,11 @@ def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:
 
 def test_a_shortened_conversation_has_borders_of_its_own() -> None:
     turns = [user("x" * CONTEXT), {"role": "assistant", "content": "y"}]
-    said = [AskedMessage(message) for message in [*turns, user("now")]]
+    said = [MessageParam(message) for message in [*turns, user("now")]]
     ask = CHAT.reader.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
-    forgetful = msgspec.structs.replace(ask, prompt=AskedConversation(said, "messages", may_forget=True))
+    forgetful = msgspec.structs.replace(ask, prompt=ConversationParam(said, "messages", may_forget=True))
     chosen = served(FakeEngine()).choose(None, None)
-    call = resolve(forgetful, ModelContext(chosen, STATEFUL_INFO, Sender(), OPTIONS))
+    call = resolve(forgetful, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))
     (request,) = call.requests
     assert (request.tokens, request.borders) == ((0, 300, *tokens_of("now"), 301), (2, 6))
 
@@ -323,7 +323,7 @@ def test_a_template_for_tools_is_taken_where_there_are_any_or_by_name() -> None:
     )
 
     def form(**fields: object) -> str:
-        call = resolved(CHAT, model, {"messages": [{"role": "user", "content": "hi"}], **fields}, Sender())
+        call = resolved(CHAT, model, {"messages": [{"role": "user", "content": "hi"}], **fields}, Caller())
         return call.tool_calls.form.name if call.tool_calls else ""
 
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -385,12 +385,12 @@ def test_a_suffix_is_filled_in_by_models_that_can() -> None:
 # -- the last turn, and what is around it ----------------------------------------------------------------
 
 
-def as_bytes(messages: Sequence[AskedMessage]) -> tuple[int, ...]:
+def as_bytes(messages: Sequence[MessageParam]) -> tuple[int, ...]:
     return tuple("|".join(f"{m.role}:{m.text}" for m in messages).encode())
 
 
 def around(*messages: Mapping[str, object]) -> str:
-    turn = last_turn([AskedMessage(fields) for fields in messages], as_bytes)
+    turn = last_turn([MessageParam(fields) for fields in messages], as_bytes)
     assert turn is not None
     return bytes(turn.around).decode()
 
@@ -402,7 +402,7 @@ def test_the_last_turn_is_blanked_and_nothing_else_is() -> None:
     assert around(SYSTEM, user("a"), user("b")) == "system:s|user:a|user:..."
     assert around(user("a"), DONE) == "user:...|tool:42"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    turn = last_turn([AskedMessage(user(parts))], as_bytes)
+    turn = last_turn([MessageParam(user(parts))], as_bytes)
     assert turn is not None
     assert turn.text == "a\nb"
-    assert last_turn([AskedMessage(SYSTEM)], as_bytes) is None
+    assert last_turn([MessageParam(SYSTEM)], as_bytes) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import Constraint, Thinking
 from openai_cpu_server.models.served import ModelThinking
@@ -34,7 +34,9 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type":
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def asked(template: str, *, on: bool | None = None, budget: int | None = None, **fields: object) -> Call:
+def asked(
+    template: str, *, on: bool | None = None, budget: int | None = None, **fields: object
+) -> ResolvedRequest:
     """`on` and `budget` are the server's."""
     reasoning = template_reasoning(ChatTemplate(template, bos_text="", eos_text=""))
     model = ModelThinking(reasoning, is_on=on, budget=budget) if reasoning is not None else None
@@ -45,23 +47,23 @@ def text(tokens: tuple[int, ...]) -> str:
     return FakeTokenizer().decode(list(tokens), special=True)
 
 
-def prompt(call: Call) -> str:
+def prompt(call: ResolvedRequest) -> str:
     return text(call.prompts[0].tokens).removeprefix("<s>")
 
 
-def constraint(call: Call) -> Constraint:
+def constraint(call: ResolvedRequest) -> Constraint:
     found = call.requests[0].constraint
     assert found is not None
     return found
 
 
-def thoughts(call: Call) -> Thinking:
+def thoughts(call: ResolvedRequest) -> Thinking:
     found = constraint(call).thinking
     assert found is not None
     return found
 
 
-def parts(call: Call, said: str) -> list[Part]:
+def parts(call: ResolvedRequest, said: str) -> list[Part]:
     """What is read of an output that goes on behind this text."""
     events = told(call, [TokenEvent(id=call.requests[0].id, tokens=tokens_of(said), text=said)])
     reader = call.reader()
@@ -236,7 +238,7 @@ def test_wishes_are_named_where_a_model_does_not_think() -> None:
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_harmonys_thoughts_and_answer_go_on_where_the_prompt_has_begun_them(tools: object) -> None:
-    def goes_on(**begun: str) -> Call:
+    def goes_on(**begun: str) -> ResolvedRequest:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", **begun}]
         return asked(HARMONY, form="harmony", tools=tools, messages=messages)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.api.asking.call import Call, PartsReader
-from openai_cpu_server.api.asking.resolve import UNENFORCED
+from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
+from openai_cpu_server.api.generation.resolve import UNENFORCED
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
@@ -75,16 +75,16 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-def asked(form: str, follower: Follower = TAUGHT, **fields: object) -> Call:
+def asked(form: str, follower: Follower = TAUGHT, **fields: object) -> ResolvedRequest:
     return resolved(form, follower, json.dumps(fields))
 
 
 @functools.cache
-def resolved(form: str, follower: Follower, fields: str) -> Call:
+def resolved(form: str, follower: Follower, fields: str) -> ResolvedRequest:
     return chat(**{"form": form, "tokenizer": follower.tokenizer, "tools": TOOLS, **json.loads(fields)})
 
 
-def accepts(call: Call, follower: Follower, text: str) -> bool:
+def accepts(call: ResolvedRequest, follower: Follower, text: str) -> bool:
     constraint = call.requests[0].constraint
     assert constraint is not None
     return follower.accepts(constraint, text)
@@ -254,7 +254,7 @@ def test_names_and_texts_of_arguments_are_written_as_they_are() -> None:
     assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == '{"größe":"zoë"}'
 
 
-def split(parameters: object, *, form: str = "qwen3-coder", strict: bool | None = None) -> Call:
+def split(parameters: object, *, form: str = "qwen3-coder", strict: bool | None = None) -> ResolvedRequest:
     function = {"name": "f", "parameters": parameters, "strict": strict}
     return chat(form=form, tools=[{"type": "function", "function": function}], tool_choice="required")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.resolve import UNENFORCED
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.resolve import UNENFORCED
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -53,7 +53,7 @@ def accepts(of: Constraint, text: str) -> bool:
     return FOLLOWER.accepts(of, text)
 
 
-def shown_prompt(call: Call) -> str:
+def shown_prompt(call: ResolvedRequest) -> str:
     return FakeTokenizer().decode(list(call.prompts[0].tokens), special=True)
 
 

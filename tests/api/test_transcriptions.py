@@ -14,7 +14,7 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.asking.call import Prompt
+from openai_cpu_server.api.generation.call import Prompt
 from openai_cpu_server.api.transcriptions.render import TranscriptForm, TranscriptRenderer
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority

@@ -16,7 +16,7 @@ from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs

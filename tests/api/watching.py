@@ -29,7 +29,7 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(
+async def cancel_on_disconnect(
     *flags: str, tracing: Tracing | None = None, max_queue: int = 1000, max_seqs: int = 16
 ) -> AsyncIterator[Watched]:
     watch = Watch.new(model="fake", tracing=tracing)

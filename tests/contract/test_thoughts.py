@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.request import Thinking, Thoughts
+from openai_cpu_server.contract.request import ReasoningTracker, Thinking
 
 WITHIN = Thinking(end="</t>")
 BEFORE = Thinking(begin="<t>", end="</t>")
 
 
-def follow(thinking: Thinking) -> Thoughts:
-    return Thoughts(thinking.begin, thinking.end, budget=thinking.budget)
+def follow(thinking: Thinking) -> ReasoningTracker:
+    return ReasoningTracker(thinking.begin, thinking.end, budget=thinking.budget)
 
 
-def answer(thoughts: Thoughts, pieces: Iterable[bytes]) -> bytes | None:
+def answer(thoughts: ReasoningTracker, pieces: Iterable[bytes]) -> bytes | None:
     """The answer in the pieces; None if it has not begun."""
     begun = None
     for piece in pieces:
@@ -57,7 +57,7 @@ def test_how_the_bytes_are_cut_into_tokens_changes_nothing(
 
 def used_up(pieces: list[bytes], *, budget: int, thinking: Thinking = WITHIN) -> int | None:
     """How many tokens there are when the budget is used up."""
-    thoughts = Thoughts(thinking.begin, thinking.end, budget=budget)
+    thoughts = ReasoningTracker(thinking.begin, thinking.end, budget=budget)
     for index, piece in enumerate([*pieces, b""]):
         if thoughts.is_used_up:
             return index

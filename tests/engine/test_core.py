@@ -24,7 +24,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
 )
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
-from openai_cpu_server.contract.offload import Device, Placement
+from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import ShownPart, ShownState, Step, StepResult
@@ -299,7 +299,7 @@ def test_batch_steps_on_a_device_are_short(cpu_expert_layers: int, in_one_go: bo
     gpu = Device(name="Vulkan0", backend="V", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
     placed = {"layers": 9, "num_layers": 9, "weights_bytes": 1000, "cells_bytes": 1000}
     placement = msgspec.structs.replace(
-        Placement.nowhere("", gpu), cpu_expert_layers=cpu_expert_layers, **placed
+        DevicePlacement.nowhere("", gpu), cpu_expert_layers=cpu_expert_layers, **placed
     )
     engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, placement=placement)))
     engine.submit(request("one", prompt=200, priority=BATCH))
@@ -403,7 +403,7 @@ def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
     assert sum(f.preemptions for f in crowded.all_figures) > 0
 
 
-def watched(
+def cancel_on_disconnect(
     *requests: GenerationRequest, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off"
 ) -> EngineCore:
     options = EngineOptions(model_path="", **SPECULATION[speculation], cache_bytes=cache_bytes)
@@ -435,7 +435,7 @@ def states(told: list[StepDone]) -> list[ShownState]:
 
 
 def test_nobody_watches_or_does_any_more_and_nothing_is_told() -> None:
-    engine = watched(request("a", output=4))
+    engine = cancel_on_disconnect(request("a", output=4))
     assert parts(step(engine))
     engine.handle(HideSteps())
     told = steps(engine)
@@ -448,8 +448,8 @@ JOB = request("job", prompt=4, output=1, priority=Priority.BATCH)
 
 
 def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
-    told = parts(steps(watched(CHAT, JOB)))
-    for step in steps(watched(CHAT)):
+    told = parts(steps(cancel_on_disconnect(CHAT, JOB)))
+    for step in steps(cancel_on_disconnect(CHAT)):
         assert read_event(frame(step)[LENGTH.size :]) == step
     assert [part for part in told if part.id == "chat"] == [
         ShownPart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
@@ -458,16 +458,16 @@ def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
 
 
 def test_forced_tokens_are_told_apart_and_drafts_with_how_many_were_right() -> None:
-    told = parts(steps(watched(request("a", output=9, constraint=Constraint(grammar="?abc?")))))
+    told = parts(steps(cancel_on_disconnect(request("a", output=9, constraint=Constraint(grammar="?abc?")))))
     assert sum(part.forced for part in told) == 3
     assert sum(part.output for part in told) == 6  # the last one ends it
-    told = parts(steps(watched(request("a", prompt=60, output=40), speculation="always")))
+    told = parts(steps(cancel_on_disconnect(request("a", prompt=60, output=40), speculation="always")))
     assert sum(part.output for part in told) == 40
     assert all(0 <= part.accepted <= part.draft for part in told)
 
 
 def test_who_begins_to_watch_an_idle_engine_is_told_how_the_memory_stands_and_it_rests_again() -> None:
-    engine = watched(cache_bytes=6400)
+    engine = cancel_on_disconnect(cache_bytes=6400)
     (state,) = states(steps(engine))
     assert (state.pool_tiles, state.tile_blocks, state.holdings) == (256, 1, ())
     assert not engine.has_work
@@ -475,7 +475,7 @@ def test_who_begins_to_watch_an_idle_engine_is_told_how_the_memory_stands_and_it
 
 def test_shared_cells_are_held_by_all_who_share_them() -> None:
     long = request("a", prompt=100, output=30)
-    engine = watched(long)
+    engine = cancel_on_disconnect(long)
     engine.handle(HideSteps())
     step(engine)
     step(engine)
@@ -489,7 +489,7 @@ def test_shared_cells_are_held_by_all_who_share_them() -> None:
 
 
 def test_those_who_wait_are_told_why() -> None:
-    engine = watched(request("a", output=3), request("b", output=3), max_seqs=1)
+    engine = cancel_on_disconnect(request("a", output=3), request("b", output=3), max_seqs=1)
     (state, *_) = states(step(engine))
     assert [(wait.id, wait.why) for wait in state.waits] == [("b", "slot")]
     last = states(steps(engine))[-1]
@@ -505,10 +505,10 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
 
 def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.trace")
-    steps(watched(CHAT, JOB))
+    steps(cancel_on_disconnect(CHAT, JOB))
     assert caplog.records == []
     caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.trace")
-    steps(watched(CHAT, JOB))
+    steps(cancel_on_disconnect(CHAT, JOB))
     logged = [record.fields for record in caplog.records]
     keys = ("id", "priority", "tokens", "decodes")
     spans = [(*map(part.get, keys), *part["why"].items()) for step in logged for part in step["spans"]]

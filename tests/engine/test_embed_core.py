@@ -19,7 +19,7 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     Submit,
 )
-from openai_cpu_server.contract.offload import Device, Placement
+from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
@@ -102,7 +102,9 @@ def test_a_step_is_as_long_as_its_time_budget_allows(priority: Priority, sharing
 @pytest.mark.parametrize(("on_device", "tokens"), [(True, 32), (False, 64)])
 def test_a_device_gets_short_batch_steps_for_it_does_not_stop(on_device: bool, tokens: int) -> None:
     gpu = Device(name="GPU0", backend="Some", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
-    there = msgspec.structs.replace(Placement.nowhere("", gpu), layers=9, num_layers=9, weights_bytes=1000)
+    there = msgspec.structs.replace(
+        DevicePlacement.nowhere("", gpu), layers=9, num_layers=9, weights_bytes=1000
+    )
     assert there.split == "9 of 9 layers on GPU0"
     backend = FakeEmbedder(msgspec.structs.replace(FAKE_EMBEDDER, placement=there if on_device else None))
     threshold_ms = CostModel.guess(FAKE_EMBEDDER.num_parameters).predict_ms(32)

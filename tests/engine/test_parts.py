@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.api.asking.call import CallThinking
+from openai_cpu_server.api.generation.call import CallThinking
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking
 from openai_cpu_server.engine.output import ReleasedText, TextStream
-from openai_cpu_server.engine.parts import OutputParts, PartReader, StopShield
+from openai_cpu_server.engine.parts import OutputParts, PartReader, StopStringBuffer
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 
 BEFORE, WITHIN, BEHIND = ThinkingStage.BEFORE, ThinkingStage.WITHIN, ThinkingStage.BEHIND
@@ -114,7 +114,7 @@ FINAL = "<|final|>"
     ],
 )
 def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
-    one = StopShield(Thinking(end="</t>", shown_behind=FINAL))
+    one = StopStringBuffer(Thinking(end="</t>", shown_behind=FINAL))
     pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
     behind = next((n for n, piece in enumerate(pieces, 1) if one.ends_with(piece)), len(pieces))
     found = b"".join(pieces[behind:]).decode()

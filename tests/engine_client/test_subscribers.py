@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.media import MeasuredMedia, MediaRows, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaEmbeddings, PictureSize
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     Command,
@@ -150,7 +150,7 @@ def test_whoever_follows_knows_the_same(story: list[tuple[PrefixNews, bool, bool
 
 
 SMALL, LARGE = PictureSize(3, 2), PictureSize(300, 200)
-SHAPE = ((1,), MediaRows(4, 4), (2,))
+SHAPE = ((1,), MediaEmbeddings(4, 4), (2,))
 
 
 async def _asked(shapes: MediaShapes, *sizes: PictureSize) -> asyncio.Task[object]:

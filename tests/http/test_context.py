@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import InvalidRequest, RequestsLimited
-from openai_cpu_server.http.context import RequestContext, Sender, Ticket, served
+from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, served
 from openai_cpu_server.http.errors import CLIENT_GONE
 from openai_cpu_server.http.keys import Allowance, Identity, Key
 from openai_cpu_server.http.limits import RateLimits
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.anyio
 ANN = Identity(Key(name="ann", digest=b"", allowance=Allowance(concurrent=1)), digest=None)
 
 
-def one() -> tuple[Ticket, list[Ticket]]:
-    return Ticket("req_1", "POST", "/v1/chat/completions"), []
+def one() -> tuple[RequestLog, list[RequestLog]]:
+    return RequestLog("req_1", "POST", "/v1/chat/completions"), []
 
 
 async def test_what_went_well_ends_with_200() -> None:
@@ -75,7 +75,7 @@ async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
     limits = RateLimits(Meter.open(None))
 
     def context() -> RequestContext:
-        return RequestContext(one()[0], Sender(ANN), limits.lease(ANN.key))
+        return RequestContext(one()[0], Caller(ANN), limits.lease(ANN.key))
 
     ticket, ended = one()
     async with served(ticket, ended.append) as first:
@@ -89,7 +89,7 @@ async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
 
 
 async def test_a_row_or_a_message_has_a_context_that_costs_nothing() -> None:
-    context = RequestContext(one()[0], Sender())
+    context = RequestContext(one()[0], Caller())
     await context.reserve(prompt_tokens=10, output_tokens=10)
     await context.refund()
     context.body.has_grown(1_000_000)
@@ -98,7 +98,9 @@ async def test_a_row_or_a_message_has_a_context_that_costs_nothing() -> None:
 
 
 def test_a_call_that_came_with_a_request_has_a_ticket_of_its_own() -> None:
-    outer = Ticket("req_1", "GET", "/v1/responses", "/v1/responses", client="ann", priority=Priority.BATCH)
+    outer = RequestLog(
+        "req_1", "GET", "/v1/responses", "/v1/responses", client="ann", priority=Priority.BATCH
+    )
     inner = outer.inner(RequestOrigin.WEBSOCKET)
     assert (inner.method, inner.path, inner.route) == ("POST", outer.path, outer.route)
     assert inner.origin is RequestOrigin.WEBSOCKET

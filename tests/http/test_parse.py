@@ -11,15 +11,20 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import TokenizeBody
-from openai_cpu_server.api.asking.ask import AskedPicture
 from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
+from openai_cpu_server.api.generation.params import PictureParam
 from openai_cpu_server.api.llama_server.body import LlamaCompletionBody
 from openai_cpu_server.api.ollama.body import OllamaChatBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.ignored_params import (
+    GENERATION_HINTS,
+    GENERATION_REFUSALS,
+    IgnoredParam,
+    UnsupportedParam,
+)
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored, parse, parse_form, path_of
-from openai_cpu_server.http.unheeded import GENERATION_HINTS, GENERATION_REFUSALS, Hint, Refusal
 from tests.waiting import DEADLINE_S
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -195,8 +200,8 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
     checked_messages(body.messages)
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
     earlier, asked = attached_in(body.messages)
-    assert isinstance(earlier, AskedPicture)
-    assert isinstance(asked, AskedPicture)
+    assert isinstance(earlier, PictureParam)
+    assert isinstance(asked, PictureParam)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
     refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
     assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)
@@ -306,13 +311,15 @@ def ignored_of(**fields: object) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("name", "hint"), GENERATION_HINTS.items())
-def test_hints_are_accepted_and_named(name: str, hint: Hint) -> None:
+def test_hints_are_accepted_and_named(name: str, hint: IgnoredParam) -> None:
     assert ignored_of(**{name: "any-name"}) == (name,)
     assert [value for value in hint.heeded if ignored_of(**{name: value})] == []
 
 
 @pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
-def test_what_is_not_done_is_refused_but_for_values_that_ask_for_nothing(name: str, refusal: Refusal) -> None:
+def test_what_is_not_done_is_refused_but_for_values_that_ask_for_nothing(
+    name: str, refusal: UnsupportedParam
+) -> None:
     for is_lenient in (True, False):
         with pytest.raises(InvalidRequest, match=re.escape(refusal.why)) as caught:
             parse(ChatBody, chat(**{name: {"type": "json_object"}}), lenient=is_lenient)

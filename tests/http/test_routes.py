@@ -12,15 +12,15 @@ from starlette.responses import PlainTextResponse, Response
 from openai_cpu_server.api.application import ROWS
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
-from openai_cpu_server.http.context import EndedRequests, context_of
+from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.errors import ErrorShape
-from openai_cpu_server.http.gate import RouteGuard
+from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import ADMIN, OPEN, WORK
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.routes import WEBSOCKET, RouteRoom, RouteRow, served_routes
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import client
 
@@ -43,24 +43,26 @@ class Greeting:
         return self._word.encode()
 
 
-GREETINGS = RouteRoom[str, Greeting](
+GREETINGS = ApiRouter[str, Greeting](
     lambda word: Greeting(word) if word else None,
     (
-        RouteRow("GET", "/hello/{name:path}", lambda at: at.greet, OPEN, "Words", "Greets"),
-        RouteRow("POST", "/echo", lambda at: at.echo, WORK, "Words", "Counts", batched=lambda at: at.row),
-        RouteRow("DELETE", "/echo", lambda at: at.echo, ADMIN, "Words", "Forgets"),
+        ApiRoute("GET", "/hello/{name:path}", lambda at: at.greet, OPEN, "Words", "Greets"),
+        ApiRoute("POST", "/echo", lambda at: at.echo, WORK, "Words", "Counts", batched=lambda at: at.row),
+        ApiRoute("DELETE", "/echo", lambda at: at.echo, ADMIN, "Words", "Forgets"),
     ),
     is_hidden=lambda word: word == "psst",
 )
 
 
 def greeting(
-    word: str, options: ApiOptions | None = None, room: RouteRoom[str, Greeting] = GREETINGS
+    word: str, options: ApiOptions | None = None, room: ApiRouter[str, Greeting] = GREETINGS
 ) -> httpx.AsyncClient:
     options = options or ApiOptions()
     keys, limits = KeyRing("secret"), RateLimits(Meter.open(None))
-    guard = RouteGuard(keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options)
-    endings = EndedRequests(Watch.new(model="m"))
+    guard = AuthMiddleware(
+        keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options
+    )
+    endings = RequestHistory(Watch.new(model="m"))
     served = list(served_routes([room], word))
     return client(application(served, guard, endings=endings, options=options, headers=(), lifespan=None))
 

@@ -52,11 +52,11 @@ def restored(backend: LlamaBackend) -> Logprobs:
         return logprobs(backend, 3, 128, TEXT[128:129])
 
 
-Refusal = Callable[..., str]
+UnsupportedParam = Callable[..., str]
 
 
 @pytest.fixture
-def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> Refusal:
+def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> UnsupportedParam:
     def refusal(path: Path, backend: LlamaBackend = writer) -> str:
         caplog.set_level(logging.INFO)
         assert backend.import_cache(str(path)) == ()
@@ -120,7 +120,7 @@ def test_an_empty_cache(writer: LlamaBackend, path: Path, caplog: pytest.LogCapt
         (None, "[Errno 21]"),
     ],
 )
-def test_something_else(tmp_path: Path, refusal: Refusal, content: bytes | None, cause: str) -> None:
+def test_something_else(tmp_path: Path, refusal: UnsupportedParam, content: bytes | None, cause: str) -> None:
     path = tmp_path
     if content is not None:
         path = tmp_path / "other"
@@ -143,7 +143,7 @@ def flipped(data: bytes, at: int) -> bytes:
     ],
 )
 def test_a_file_cut_or_longer_or_with_a_flipped_bit_in_head_or_index(
-    path: Path, refusal: Refusal, spoilt: Callable[[bytes], bytes]
+    path: Path, refusal: UnsupportedParam, spoilt: Callable[[bytes], bytes]
 ) -> None:
     path.write_bytes(spoilt(path.read_bytes()))
     assert "is ignored: it" in refusal(path)
@@ -171,7 +171,7 @@ def test_damaged_cells_are_left_out_with_all_that_continues_them(
     ids=str,
 )
 def test_a_file_of_another_model(
-    tiny: Path, tmp_path: Path, path: Path, refusal: Refusal, other: dict[str, object]
+    tiny: Path, tmp_path: Path, path: Path, refusal: UnsupportedParam, other: dict[str, object]
 ) -> None:
     options, model = dict(other), tiny
     if name := options.pop("name", None):

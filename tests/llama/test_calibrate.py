@@ -18,7 +18,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
-from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
+from openai_cpu_server.contract.offload import ON_CPU, Device, DevicePlacement, Offload
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import OtherProcesses
@@ -223,7 +223,9 @@ def test_what_no_curve_can_be(step_ms: tuple[tuple[int, float], ...], attended_m
 def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
     gpu = Device(name="GPU0", backend="Some", description="one", kind="gpu", free_bytes=9, total_bytes=9)
     layers = {"num_layers": 3, "weights_bytes": 1, "cells_bytes": 1}
-    three, two = (msgspec.structs.replace(Placement.nowhere("", gpu), layers=n, **layers) for n in (3, 2))
+    three, two = (
+        msgspec.structs.replace(DevicePlacement.nowhere("", gpu), layers=n, **layers) for n in (3, 2)
+    )
     patterns, keys = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),)), []
     for placement, offload in ((None, ON_CPU), (three, ON_CPU), (two, ON_CPU), (three, patterns)):
         info = msgspec.structs.replace(fresh.info, placement=placement)

@@ -20,8 +20,8 @@ import pytest
 
 from openai_cpu_server.contract.media import (
     DEAF,
+    MediaEmbeddings,
     MediaItem,
-    MediaRows,
     Picture,
     PictureSize,
     Sound,
@@ -309,7 +309,7 @@ def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(one: Sensi
     for width, height in ((1, 1), (7, 700), (700, 7), (17, 31), (1024, 1024)):
         shape = one.backend.measure(PictureSize(width, height))
         assert not shape.why_not, shape
-        assert sum(part.num_rows for part in shape.shape if isinstance(part, MediaRows)) > 0
+        assert sum(part.num_rows for part in shape.shape if isinstance(part, MediaEmbeddings)) > 0
         assert len(one.answer(f"{width}x{height}", (1, 350), picture(width, height), BEHIND)) == LENGTH
     assert "narrow" in one.backend.measure(PictureSize(1, 700)).why_not
 
@@ -362,7 +362,7 @@ def test_sounds_of_any_length_have_rows_or_a_reason(one: Sensing) -> None:
     backend = one.backend
     for num_samples in (1_600, 1_601, 15_999, 480_000, 480_001):
         shape = backend.measure(SoundSize(num_samples)).shape
-        assert sum(part.num_rows for part in shape if isinstance(part, MediaRows)) > 0
+        assert sum(part.num_rows for part in shape if isinstance(part, MediaEmbeddings)) > 0
     for num_samples in (0, 1, 2, 1_599, 1800 * RATE + 1, 2**40):
         assert "0.1 to 1,800 seconds" in backend.measure(SoundSize(num_samples)).why_not
 

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from openai_cpu_server.contract.media import MediaRows, Picture, PictureSize, placed
+from openai_cpu_server.contract.media import MediaEmbeddings, Picture, PictureSize, placed
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from tests.scheduler.driver import Driver, request
 
 KINDS = {
-    "causal": MediaRows(40, 40),
-    "whole": MediaRows(40, 40, is_whole=True),
-    "in one place": MediaRows(40, 8, has_one_place=True),
+    "causal": MediaEmbeddings(40, 40),
+    "whole": MediaEmbeddings(40, 40, is_whole=True),
+    "in one place": MediaEmbeddings(40, 8, has_one_place=True),
 }
 LONG_MS, SHORT_MS = 300, 50
 
@@ -26,7 +26,7 @@ def picture(ms: int, shade: int = 0, *, height: int = 1) -> Picture:
 def seeing(
     name: str,
     *pictures: Picture,
-    rows: MediaRows = KINDS["causal"],
+    rows: MediaEmbeddings = KINDS["causal"],
     before: int = 10,
     behind: int = 10,
     **more: object,

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import FindAdapter, ServerParts
+from openai_cpu_server.api.parts import AppState, FindAdapter
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
@@ -19,7 +19,7 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry, fetch
 from openai_cpu_server.models.served import ServedModel
 
@@ -138,7 +138,7 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     )
 
 
-_row = partial(RouteRow[AdapterRoutes], access=ADMIN, tag="Models")
+_row = partial(ApiRoute[AdapterRoutes], access=ADMIN, tag="Models")
 _rows = (
     _row(
         "POST",
@@ -154,6 +154,6 @@ _rows = (
         "DELETE", "/v1/adapters/{id:path}", lambda at: at.unload, summary="Unload one", answer=AdapterDeleted
     ),
 )
-ROOM = RouteRoom[ServerParts, AdapterRoutes](
+ROOM = ApiRouter[AppState, AdapterRoutes](
     lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient), _rows
 )

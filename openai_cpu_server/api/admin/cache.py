@@ -11,15 +11,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import EngineUnavailable, wrong_value
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -195,7 +195,7 @@ def _amount(
     return Amount(sum(blocks), sum(tokens), sum(sizes))
 
 
-_row = partial(RouteRow[CacheRoutes], access=ADMIN, tag="Cache")
+_row = partial(ApiRoute[CacheRoutes], access=ADMIN, tag="Cache")
 _rows = (
     _row(
         "DELETE",
@@ -215,4 +215,4 @@ _rows = (
         errors=(503,),
     ),
 )
-ROOM = RouteRoom[ServerParts, CacheRoutes](lambda parts: CacheRoutes(parts.models, parts.recall), _rows)
+ROOM = ApiRouter[AppState, CacheRoutes](lambda parts: CacheRoutes(parts.models, parts.recall), _rows)

@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, error_object, json_response
 from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
@@ -77,9 +77,9 @@ class ModelHealth(msgspec.Struct, frozen=True):
     """Threads of the last step, fewer if others use the cores."""
     nodes: dict[str, NodeHealth]
     """By NUMA node, with `--numa`."""
-    placement: Placement | None
+    placement: DevicePlacement | None
     """Parts on a device beside the CPU, or null."""
-    draft_placement: Placement | None
+    draft_placement: DevicePlacement | None
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ def _response(text: bytes) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-_row = partial(RouteRow[HealthRoutes], access=PROBES, tag="Operation")
+_row = partial(ApiRoute[HealthRoutes], access=PROBES, tag="Operation")
 _gateway_row = partial(_row, access=GATEWAY_METRICS, media="text/plain")
 _FOR_GATEWAYS = "What gateways in front of several servers choose by"
 _rows = (
@@ -197,6 +197,4 @@ _rows = (
     _gateway_row("GET", "/metrics", lambda at: at.metrics, summary="For Prometheus"),
     _gateway_row("GET", GATEWAY_METRICS_PATH, lambda at: at.gateway_metrics, summary=_FOR_GATEWAYS),
 )
-ROOM = RouteRoom[ServerParts, HealthRoutes](
-    lambda parts: HealthRoutes(parts.models, parts.watch.metrics), _rows
-)
+ROOM = ApiRouter[AppState, HealthRoutes](lambda parts: HealthRoutes(parts.models, parts.watch.metrics), _rows)

@@ -10,13 +10,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.mcp import McpServer, McpServers, McpServerStatus, McpUnavailable
 from openai_cpu_server.errors import McpServerNotFound
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import REQUESTS, Identity
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 
 
 class McpToolCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     )
 
 
-_row = partial(RouteRow[McpRoutes], access=REQUESTS, tag="MCP servers")
+_row = partial(ApiRoute[McpRoutes], access=REQUESTS, tag="MCP servers")
 _rows = (
     _row(
         "GET",
@@ -102,4 +102,4 @@ _rows = (
         answer=McpServerCard,
     ),
 )
-ROOM = RouteRoom[ServerParts, McpRoutes](lambda parts: McpRoutes(parts.mcp), _rows)
+ROOM = ApiRouter[AppState, McpRoutes](lambda parts: McpRoutes(parts.mcp), _rows)

@@ -11,15 +11,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import ModelKeeping, ServerParts
+from openai_cpu_server.api.parts import AppState, ModelKeeping
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
-from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, ShelvedModel, fetch, shelved
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel, ModelRegistry, fetch, shelved
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -158,7 +158,7 @@ class ModelRoutes:
         return json_response(ModelList(cards))
 
     def _codex_models(
-        self, allowed: Collection[str] | None, lying: Sequence[ShelvedModel]
+        self, allowed: Collection[str] | None, lying: Sequence[AvailableModel]
     ) -> Sequence[CodexModel]:
         chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         able = [each for each in chosen if each.model.kind is ModelKind.GENERATES]
@@ -230,7 +230,7 @@ def model_card(chosen: ChosenModel) -> ModelCard:
     )
 
 
-def shelved_card(model: ShelvedModel) -> ModelCard:
+def shelved_card(model: AvailableModel) -> ModelCard:
     is_sound = model.why_not is None
     return ModelCard(
         id=model.name,
@@ -321,7 +321,7 @@ def _flag(name: str, text: str | None) -> bool | None:
     return _WORDS[text]
 
 
-_row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
+_row = partial(ApiRoute[ModelRoutes], access=INFERENCE, tag="Models")
 _LIST = _row(
     "GET",
     "/v1/models",
@@ -357,4 +357,4 @@ _rows = (
         errors=(409,),
     ),
 )
-ROOM = RouteRoom[ServerParts, ModelRoutes](lambda parts: ModelRoutes(parts.models, parts.keeping), _rows)
+ROOM = ApiRouter[AppState, ModelRoutes](lambda parts: ModelRoutes(parts.models, parts.keeping), _rows)

@@ -9,9 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.keys import OPEN
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.page.bundle import Bundle, PageFile, read_bundle
 
 _POLICY = "; ".join(
@@ -102,7 +102,7 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-_row = partial(RouteRow[PageRoutes | NoPage], access=OPEN, tag="Page")
+_row = partial(ApiRoute[PageRoutes | NoPage], access=OPEN, tag="Page")
 _rows = (
     _row(
         "GET",
@@ -119,7 +119,7 @@ _rows = (
         media="text/javascript",
     ),
 )
-ROOM = RouteRoom[ServerParts, PageRoutes | NoPage](
+ROOM = ApiRouter[AppState, PageRoutes | NoPage](
     lambda parts: PageRoutes() if parts.options.page else NoPage(),
     _rows,
     is_hidden=lambda parts: not parts.options.page,

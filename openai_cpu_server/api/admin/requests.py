@@ -16,10 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.kept_streams import LAST_EVENT_HEADER, KeptStream, StreamState, events_lost
-from openai_cpu_server.api.asking.route import kept_stream
-from openai_cpu_server.api.asking.running import ControllableCall
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.resumable_streams import (
+    LAST_EVENT_HEADER,
+    ResumableStream,
+    StreamState,
+    events_lost,
+)
+from openai_cpu_server.api.generation.route import kept_stream
+from openai_cpu_server.api.generation.running import ControllableCall
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
     NotThinking,
@@ -35,7 +40,7 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import INFERENCE, Identity
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +149,7 @@ def _counted_bytes(given: str | None) -> int:
 
 
 class RequestRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._models = parts.models
         self._calls = parts.generation.calls
         self._streams = parts.generation.streams
@@ -223,7 +228,7 @@ class RequestRoutes:
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 
-    def _told(self, kept: KeptStream, told: AsyncIterator[bytes]) -> ASGIApp:
+    def _told(self, kept: ResumableStream, told: AsyncIterator[bytes]) -> ASGIApp:
         self._metrics.taken_up()
         return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
 
@@ -254,7 +259,7 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
     )
 
 
-_row = partial(RouteRow[RequestRoutes], access=INFERENCE, tag="Requests")
+_row = partial(ApiRoute[RequestRoutes], access=INFERENCE, tag="Requests")
 _CONVERSATION: Mapping[str, JsonSchema] = {
     "conv_id": {"type": "string", "description": "the client's name for it"}
 }
@@ -325,4 +330,4 @@ _rows = (
         lists=(True,),
     ),
 )
-ROOM = RouteRoom[ServerParts, RequestRoutes](RequestRoutes, _rows)
+ROOM = ApiRouter[AppState, RequestRoutes](RequestRoutes, _rows)

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.admin.cache import cache_stats, held_by
 from openai_cpu_server.api.admin.health import QueueSizes, queue_sizes
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import METRICS
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.ended import Distribution
 from openai_cpu_server.observe.recent import RecentActivity, TimeSpan
@@ -175,10 +175,10 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-ROOM = RouteRoom[ServerParts, StatsRoutes](
+ROOM = ApiRouter[AppState, StatsRoutes](
     lambda parts: StatsRoutes(parts.models, parts.watch.recent),
     (
-        RouteRow(
+        ApiRoute(
             "GET",
             "/v1/stats",
             lambda at: at.stats,

@@ -13,16 +13,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
-from openai_cpu_server.api.asking.renderer import Chunk, events
-from openai_cpu_server.api.asking.route import UNKEPT, event_source, while_connected
-from openai_cpu_server.api.parts import ModelStore, ServerParts
+from openai_cpu_server.api.generation.renderer import Chunk, events
+from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
+from openai_cpu_server.api.parts import AppState, ModelStore
 from openai_cpu_server.errors import ModelNotFound, PullNotAllowed
 from openai_cpu_server.http.body import small_body
 from openai_cpu_server.http.context import context_of, ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
 
 
@@ -54,7 +54,7 @@ async def to_its_end(store: ModelStore, name: str) -> None:
 
 
 class StoreRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._models: ModelRegistry = parts.models
         self._store = parts.store
         self._options = parts.options
@@ -64,7 +64,7 @@ class StoreRoutes:
         store = store_for(self._store, body.model, request)
         if body.stream:
             told = self._told(store, body.model, request)
-            headers = {**UNKEPT, **ignored.headers}
+            headers = {**NO_STORE_HEADERS, **ignored.headers}
             return event_source(told, headers, keep_alive_s=self._options.keep_alive_s)
         await while_connected(request.receive, partial(to_its_end, store, body.model))
         return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
@@ -85,7 +85,7 @@ class StoreRoutes:
             yield events([Chunk(msgspec.json.encode(error_object(error, request_id=ticket.id)))])
 
 
-_row = partial(RouteRow[StoreRoutes], access=ADMIN, tag="Models")
+_row = partial(ApiRoute[StoreRoutes], access=ADMIN, tag="Models")
 _rows = (
     _row(
         "POST",
@@ -107,4 +107,4 @@ _rows = (
         errors=(404, 409),
     ),
 )
-ROOM = RouteRoom[ServerParts, StoreRoutes](StoreRoutes, _rows)
+ROOM = ApiRouter[AppState, StoreRoutes](StoreRoutes, _rows)

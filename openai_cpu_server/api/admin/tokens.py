@@ -12,15 +12,15 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.ask import LONG_BODY, Ask, JsonObject
-from openai_cpu_server.api.asking.body import TEXT_OR_LIST
-from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.asking.prompts import PromptEnds
-from openai_cpu_server.api.asking.resolve import tokens_of
-from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
 from openai_cpu_server.api.chat.routes import chat_ask
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.body import TEXT_OR_LIST
+from openai_cpu_server.api.generation.generation import GenerationService
+from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
+from openai_cpu_server.api.generation.prompts import PromptEnds
+from openai_cpu_server.api.generation.resolve import tokens_of
+from openai_cpu_server.api.generation.sampling import check_tokens
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
@@ -28,7 +28,7 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.registry import fetch
 from openai_cpu_server.models.served import ServedModel
@@ -183,7 +183,9 @@ class TokenRoutes:
         return self._models.choose(name, allowed).model
 
 
-def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None, ask: Ask | None) -> bytes:
+def _tokenized(
+    body: TokenizeBody, model: ServedModel, limit: int | None, ask: GenerationParams | None
+) -> bytes:
     """Encoded in the same thread, because the pieces can be many times larger than the body."""
     tokens, tokenizer = _tokens(body, model, limit, ask), model.tokenizer
     shown = _written(tokens, lambda token: _piece(token, tokenizer) if body.with_pieces else token)
@@ -198,7 +200,7 @@ def _written(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Ra
 
 
 def _tokens(
-    body: TokenizeBody, model: ServedModel, limit: int | None, asked_chat: Ask | None
+    body: TokenizeBody, model: ServedModel, limit: int | None, asked_chat: GenerationParams | None
 ) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
         raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
@@ -228,7 +230,7 @@ def _tokens_of_text(
     return model.tokenizer.encode(text, add_special=add_special, parse_special=False)
 
 
-def _ask(body: TokenizeBody, messages: Messages) -> Ask:
+def _ask(body: TokenizeBody, messages: Messages) -> GenerationParams:
     return chat_ask(
         ChatBody(
             messages=messages,
@@ -240,7 +242,12 @@ def _ask(body: TokenizeBody, messages: Messages) -> Ask:
 
 
 def _tokens_of_messages(
-    body: TokenizeBody, messages: Messages, ask: Ask, model: ServedModel, *, has_marks: bool | None
+    body: TokenizeBody,
+    messages: Messages,
+    ask: GenerationParams,
+    model: ServedModel,
+    *,
+    has_marks: bool | None,
 ) -> tuple[int, ...]:
     if body.parse_special is not None:
         raise wrong("Contents of messages are text always.", "parse_special")
@@ -252,7 +259,7 @@ def _tokens_of_messages(
     return tokens_of(ask, model, ends)
 
 
-def _applied(body: ApplyTemplateBody, ask: Ask, model: ServedModel) -> AppliedTemplate:
+def _applied(body: ApplyTemplateBody, ask: GenerationParams, model: ServedModel) -> AppliedTemplate:
     """The first token that the tokenizer adds to any prompt is left out."""
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
     tokens, tokenizer = tokens_of(ask, model, ends), model.tokenizer
@@ -278,7 +285,7 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     return msgspec.json.encode(Detokenized(text, text))
 
 
-_row = partial(RouteRow[TokenRoutes], access=WORK, tag="Tokens")
+_row = partial(ApiRoute[TokenRoutes], access=WORK, tag="Tokens")
 _rows = (
     _row(
         "POST",
@@ -317,6 +324,6 @@ _rows = (
         errors=(404,),
     ),
 )
-ROOM = RouteRoom[ServerParts, TokenRoutes](
+ROOM = ApiRouter[AppState, TokenRoutes](
     lambda parts: TokenRoutes(parts.generation, lenient=parts.options.lenient), _rows
 )

@@ -11,13 +11,13 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import ServerParts, page_ends
+from openai_cpu_server.api.parts import AppState, page_ends
 from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.store.database import storable
 from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
@@ -164,10 +164,10 @@ def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
     return (values[name] or "" for name in by)
 
 
-ROOM = RouteRoom[ServerParts, UsageRoutes](
+ROOM = ApiRouter[AppState, UsageRoutes](
     lambda parts: UsageRoutes(parts.jobs, parts.options) if parts.jobs is not None else None,
     (
-        RouteRow(
+        ApiRoute(
             "GET",
             "/v1/usage",
             lambda at: at.list,

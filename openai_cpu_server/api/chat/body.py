@@ -8,20 +8,18 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.as_ask import LastTokens, PredictionBody
-from openai_cpu_server.api.asking.ask import Attached
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
     AnyText,
     ForeignKind,
     GenerationBody,
     JsonObject,
-    Listed,
+    ListOf,
     Name,
+    NonEmptyList,
     OpenBody,
     OutputLimit,
-    Some,
     Syntax,
     TextOrList,
     TopLogprobs,
@@ -29,10 +27,12 @@ from openai_cpu_server.api.asking.body import (
     text_or_object,
     words_in,
 )
-from openai_cpu_server.api.asking.thinking import ReasoningBody
+from openai_cpu_server.api.generation.params import Attached
+from openai_cpu_server.api.generation.thinking import ReasoningBody
+from openai_cpu_server.api.generation.to_params import LastTokens, PredictionBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
+from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.http.parse import Body
-from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.prompt.template import to_json
 
 
@@ -107,7 +107,7 @@ class NamedCustom(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: Some[
+    tools: NonEmptyList[
         Annotated[
             Union[
                 Annotated[NamedTool, Tag("<function>")],
@@ -178,7 +178,7 @@ Part = Annotated[
     Union[Annotated[TextPart, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
     by_type("text", "input_text", "output_text", "refusal", tag="text"),
 ]
-Content = TextOrList[Listed[Part]]
+Content = TextOrList[ListOf[Part]]
 
 
 class SentFunction(OpenBody):
@@ -213,7 +213,7 @@ class Message(OpenBody):
     content: Content | None = None
     refusal: str | None = None
     name: str | None = None
-    tool_calls: Listed[SentToolCall] | None = None
+    tool_calls: ListOf[SentToolCall] | None = None
     tool_call_id: str | None = None
     function_call: SentFunction | None = None
     """Deprecated, like the role `function`."""
@@ -224,7 +224,7 @@ class Message(OpenBody):
     """Name of gpt-oss and Ollama."""
 
 
-Messages = Some[Message]
+Messages = NonEmptyList[Message]
 
 
 class ChatBody(GenerationBody, ReasoningBody, PredictionBody):

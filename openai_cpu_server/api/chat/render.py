@@ -9,8 +9,8 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest, ToolCallStyle
+from openai_cpu_server.api.generation.renderer import (
     ChatLogprobs,
     ChoiceStream,
     ChunkStream,
@@ -113,13 +113,17 @@ class ChatRenderer:
         self._new_id = new_id
 
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         ranked = enumerate(shown(call, answers))
         choices = [self._choice(call, pieces, index, answer) for index, (_, answer) in ranked]
         return completion(ChatCompletion, call, choices, figures)
 
-    def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
         scores = _no_scores if call.shown_logprobs is None else partial(_scores, pieces)
         choices = {
             request.id: _choice(index, scores, call, self._new_id)
@@ -127,7 +131,9 @@ class ChatRenderer:
         }
         return ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
 
-    def _choice(self, call: Call, pieces: ShownPieces, index: int, answer: GatheredAnswer) -> ChatChoice:
+    def _choice(
+        self, call: ResolvedRequest, pieces: ShownPieces, index: int, answer: GatheredAnswer
+    ) -> ChatChoice:
         logprobs = None
         if call.shown_logprobs is not None:
             logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
@@ -162,7 +168,7 @@ def _no_scores(entries: Sequence[TokenLogprob]) -> bytes:
     return _NO_LOGPROBS
 
 
-def _choice(index: int, scores: _Scores, call: Call, new_id: NewId) -> ChoiceStream:
+def _choice(index: int, scores: _Scores, call: ResolvedRequest, new_id: NewId) -> ChoiceStream:
     if call.tool_calls is None and call.thinking is None:
         return _TextChoice(index, scores).choices
     return _PartsChoice(index, scores, call, new_id).choices
@@ -197,7 +203,7 @@ class _PartsChoice:
     """Choice with reasoning, content and calls. Text that may begin another part is held back with its
     scores."""
 
-    def __init__(self, index: int, scores: _Scores, call: Call, new_id: NewId) -> None:
+    def __init__(self, index: int, scores: _Scores, call: ResolvedRequest, new_id: NewId) -> None:
         self._index = index
         self._scores = scores
         self._style = call.tool_calls

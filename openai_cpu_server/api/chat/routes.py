@@ -1,4 +1,4 @@
-"""Routes of `/v1/chat/completions`, and conversion of a body to an `Ask`."""
+"""Routes of `/v1/chat/completions`, and conversion of a body to a `GenerationParams`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,6 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import (
-    adapted_names,
-    asked_details,
-    custom_tool,
-    generation_ask,
-    prediction,
-)
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedFunction,
-    AskedLimit,
-    AskedMessage,
-    AskedTools,
-    ToolUse,
-)
-from openai_cpu_server.api.asking.body import ForeignKind
-from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
-from openai_cpu_server.api.asking.sampling import left_out, with_samplers
-from openai_cpu_server.api.asking.thinking import thinking_of
 from openai_cpu_server.api.chat.body import (
     AllowedChoice,
     ChatBody,
@@ -45,19 +24,46 @@ from openai_cpu_server.api.chat.body import (
 )
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.body import ForeignKind
+from openai_cpu_server.api.generation.output import check_no_choice
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    FunctionParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    ToolsParam,
+    ToolUse,
+)
+from openai_cpu_server.api.generation.route import (
+    ApiAdapter,
+    BodyReader,
+    CountRoute,
+    GenerationRoute,
+    InputTokens,
+)
+from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.thinking import thinking_of
+from openai_cpu_server.api.generation.to_params import (
+    adapted_names,
+    asked_details,
+    custom_tool,
+    generation_ask,
+    prediction,
+)
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.http.clients import SUBPROTOCOL
 from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
-from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 
 
-def chat_ask(body: ChatBody) -> Ask:
+def chat_ask(body: ChatBody) -> GenerationParams:
     _check_continues(body)
     told = enumerate(checked_messages(body.messages))
-    messages = [AskedMessage(fields, path=f"messages[{index}]") for index, fields in told]
-    ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
+    messages = [MessageParam(fields, path=f"messages[{index}]") for index, fields in told]
+    ask = generation_ask(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
     return msgspec.structs.replace(
         ask,
         ignored=adapted_names(
@@ -94,17 +100,17 @@ def _logprobs(body: ChatBody) -> int | None:
     return None
 
 
-def _max_tokens(body: ChatBody) -> AskedLimit | None:
+def _max_tokens(body: ChatBody) -> LimitParam | None:
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "'max_tokens' and 'max_completion_tokens' name the same limit but differ; give one of them."
         raise wrong(message, "max_tokens")
     if new is not None:
-        return AskedLimit(new, "max_completion_tokens")
-    return prediction(body) if old is None else AskedLimit(old, "max_tokens")
+        return LimitParam(new, "max_completion_tokens")
+    return prediction(body) if old is None else LimitParam(old, "max_tokens")
 
 
-def _tools(body: ChatBody) -> AskedTools | None:
+def _tools(body: ChatBody) -> ToolsParam | None:
     if body.functions:
         return _legacy_tools(body, body.functions)
     check_no_choice(body.function_call, without="functions", path="function_call")
@@ -121,7 +127,7 @@ def _tools(body: ChatBody) -> AskedTools | None:
         return None
     use, chosen = _choice(body)
     several = body.parallel_tool_calls is not False
-    return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
+    return ToolsParam(functions=tuple(functions), use=use, chosen=chosen, several=several)
 
 
 def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
@@ -146,7 +152,7 @@ def _name(tool: NamedTool | NamedCustom) -> str:
     return tool.function.name if isinstance(tool, NamedTool) else tool.custom.name
 
 
-def _asked_tool(tool: Tool | ChatTextTool, path: str) -> AskedFunction:
+def _asked_tool(tool: Tool | ChatTextTool, path: str) -> FunctionParam:
     if isinstance(tool, Tool):
         return _asked(tool.function, f"{path}.function")
     given, at = tool.custom, f"{path}.custom"
@@ -166,14 +172,14 @@ def _other_tools(body: ChatBody) -> list[str]:
     return [tool.named(at) for at, tool in others]
 
 
-def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools:
+def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> ToolsParam:
     for name in ("tools", "tool_choice", "parallel_tool_calls"):
         if getattr(body, name) is not None:
             message = f"'{name}' and 'functions' cannot be combined; 'functions' is deprecated."
             raise wrong(message, "functions")
     chosen = (body.function_call.name,) if isinstance(body.function_call, FunctionName) else None
     use = None if body.function_call == "none" else ToolUse.AUTO
-    return AskedTools(
+    return ToolsParam(
         functions=tuple(_asked(each, f"functions[{index}]") for index, each in enumerate(functions)),
         use=use if chosen is None else ToolUse.NAMED,
         chosen=chosen,
@@ -184,26 +190,26 @@ def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools
     )
 
 
-def _asked(function: LegacyFunction, path: str) -> AskedFunction:
+def _asked(function: LegacyFunction, path: str) -> FunctionParam:
     is_strict = isinstance(function, Function) and bool(function.strict)
     at = f"{path}.parameters"
-    return AskedFunction(
+    return FunctionParam(
         function.name, path, at, function.description, function.parameters, is_strict=is_strict
     )
 
 
-CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())
+CHAT = ApiAdapter(BodyReader(ChatBody, chat_ask), ChatRenderer())
 
 
 class ChatRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self.route = GenerationRoute(CHAT, parts.generation, parts.options)
         self.counting = CountRoute(CHAT.reader, parts.generation, lenient=parts.options.lenient)
         exchange = partial(ChatExchange, self.route)
         self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 
 
-_row = partial(RouteRow[ChatRoutes], access=CALLS, tag="Generation")
+_row = partial(ApiRoute[ChatRoutes], access=CALLS, tag="Generation")
 _CHAT_ROW = _row(
     "POST",
     "/v1/chat/completions",
@@ -239,4 +245,4 @@ _rows = (
     _COUNT_ROW,
     _COUNT_ROW.at("/chat/completions/input_tokens"),
 )
-ROOM = RouteRoom[ServerParts, ChatRoutes](ChatRoutes, _rows)
+ROOM = ApiRouter[AppState, ChatRoutes](ChatRoutes, _rows)

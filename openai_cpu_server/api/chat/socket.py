@@ -10,9 +10,9 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.generation import CascadeAttempt
-from openai_cpu_server.api.asking.route import GenerationRoute, HeldBody
-from openai_cpu_server.api.asking.running import RunningCall
+from openai_cpu_server.api.generation.generation import CascadeAttempt
+from openai_cpu_server.api.generation.route import BufferedBody, GenerationRoute
+from openai_cpu_server.api.generation.running import RunningCall
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import (
     BodyTooLarge,
@@ -23,7 +23,7 @@ from openai_cpu_server.errors import (
     wrong_value,
 )
 from openai_cpu_server.http.body import BodyQuota, off_loop
-from openai_cpu_server.http.context import RequestContext, Ticket
+from openai_cpu_server.http.context import RequestContext, RequestLog
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import MOST_TOKENS, check_size
@@ -130,7 +130,7 @@ def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> byte
 
 
 class _Request:
-    def __init__(self, name: str, ticket: Ticket, body: HeldBody) -> None:
+    def __init__(self, name: str, ticket: RequestLog, body: BufferedBody) -> None:
         self.name = name
         self.ticket = ticket
         self.body = body
@@ -207,7 +207,7 @@ class ChatExchange:
             message = f"A request with the request_id '{ask.name}' is running on this socket."
             raise wrong(message, "request_id")
         ticket = self._socket.ticket(has_headers=True)
-        request = _Request(ask.name or ticket.id, ticket, HeldBody(ask.body, held))
+        request = _Request(ask.name or ticket.id, ticket, BufferedBody(ask.body, held))
         self._running[request.name] = request
         self._socket.start(partial(self._serve, request))
 
@@ -252,7 +252,7 @@ class ChatExchange:
                     await self._socket.send(about(name, chunk.json))
 
 
-def _failed(name: str | None, ticket: Ticket, error: Exception, headers: Mapping[str, str]) -> bytes:
+def _failed(name: str | None, ticket: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
     body = error_object(error, request_id=ticket.id).error
     said = {"x-request-id": ticket.id, **headers, **headers_of(error)}
     return msgspec.json.encode(SocketFailed(name, failure_of(error).status, body, said))

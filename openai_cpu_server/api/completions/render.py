@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.api.asking.call import Call, Prompt
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     ChunkStream,
     Completion,
     GatheredAnswer,
@@ -114,13 +114,17 @@ class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
 
 class CompletionRenderer:
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         ranked = enumerate(shown(call, answers))
         choices = [_choice(call, pieces, position, *found) for position, found in ranked]
         return completion(TextCompletion, call, choices, figures)
 
-    def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
         choices = {
             request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
@@ -130,7 +134,7 @@ class CompletionRenderer:
 
 
 def _choice(
-    call: Call, pieces: ShownPieces, position: int, request_index: int, answer: GatheredAnswer
+    call: ResolvedRequest, pieces: ShownPieces, position: int, request_index: int, answer: GatheredAnswer
 ) -> TextChoice:
     prompt = call.prompt_of(request_index)
     logprobs = None if call.shown_logprobs is None else _logprobs(prompt, answer, pieces)

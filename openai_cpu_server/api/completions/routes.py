@@ -1,4 +1,4 @@
-"""Body and route of `/v1/completions`, and conversion of the body to an `Ask`."""
+"""Body and route of `/v1/completions`, and conversion of the body to a `GenerationParams`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Annotated, ClassVar, Union
 import msgspec
 from pydantic import Field
 
-from openai_cpu_server.api.asking.as_ask import (
+from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
+from openai_cpu_server.api.generation.body import GenerationBody, Prompt, ScoringLimit, Several
+from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
+from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.to_params import (
     LastTokens,
     PredictionBody,
     asked_details,
     generation_ask,
     prediction,
 )
-from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
-from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.asking.sampling import left_out, with_samplers
-from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import Ignored
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
 
 
@@ -41,11 +41,11 @@ class CompletionBody(GenerationBody, PredictionBody):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
-def completion_ask(body: CompletionBody) -> Ask:
+def completion_ask(body: CompletionBody) -> GenerationParams:
     if body.echo and body.truncate_prompt_tokens is not None:
         message = "'echo' and 'truncate_prompt_tokens' cannot be combined: all of the prompt is echoed."
         raise wrong(message, "truncate_prompt_tokens")
-    prompt = AskedTexts(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
+    prompt = PromptsParam(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
     ask = generation_ask(body, prompt, id_prefix="cmpl-")
     return msgspec.structs.replace(
         ask,
@@ -57,7 +57,7 @@ def completion_ask(body: CompletionBody) -> Ask:
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,
         score_end=body.logprobs is not None,
-        max_tokens=prediction(body) if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
+        max_tokens=prediction(body) if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
     )
 
 
@@ -69,11 +69,11 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Unio
     return [item for item in prompt if not isinstance(item, int)]
 
 
-COMPLETIONS = Family(BodyReader(CompletionBody, completion_ask), CompletionRenderer())
-ROOM = RouteRoom[ServerParts, GenerationRoute](
+COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_ask), CompletionRenderer())
+ROOM = ApiRouter[AppState, GenerationRoute](
     lambda parts: GenerationRoute(COMPLETIONS, parts.generation, parts.options),
     (
-        RouteRow(
+        ApiRoute(
             "POST",
             "/v1/completions",
             lambda at: at.create,

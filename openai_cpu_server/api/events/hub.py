@@ -104,7 +104,7 @@ class SeenStep(NamedTuple):
     shown: StepTrace
 
 
-class Watcher(NamedTuple):
+class Subscriber(NamedTuple):
     client: str
     is_administrator: bool
 
@@ -121,13 +121,13 @@ class FeedNews(NamedTuple):
     next: int
 
 
-class StepFeed:
+class StepBroadcaster:
     """Owned by one event loop's thread."""
 
     def __init__(self, models: ModelRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._models = models
         self._clock = clock
-        self._listeners: list[Watcher] = []
+        self._listeners: list[Subscriber] = []
         self._watched: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
         self.position = 0
@@ -140,7 +140,7 @@ class StepFeed:
         self._looked_s = 0.0
         self._live: dict[str, _LiveRequests] = {}
 
-    def check_room(self, watcher: Watcher) -> None:
+    def check_room(self, watcher: Subscriber) -> None:
         """Check the limits for listeners. Raises TooManyWatchers."""
         num_own = self._listeners.count(watcher)
         if num_own >= (MOST_OF_ADMINISTRATOR if watcher.is_administrator else MOST_OF_ONE):
@@ -151,7 +151,7 @@ class StepFeed:
             raise TooManyWatchers
 
     @contextmanager
-    def listening(self, watcher: Watcher) -> Iterator[None]:
+    def listening(self, watcher: Subscriber) -> Iterator[None]:
         """Record steps while the context is entered. Raises TooManyWatchers."""
         self.check_room(watcher)
         if not self._listeners:

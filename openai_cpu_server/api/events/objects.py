@@ -7,7 +7,7 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.contract.offload import Placement
+from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.http.options import SchedulingOptions
 
 VERSION = 1
@@ -47,9 +47,9 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_used: int
     memory_bytes: int
     """Resident memory of the process with the mapped model file, or 0."""
-    placement: Placement | None
+    placement: DevicePlacement | None
     """Parts on a device beside the CPU, or null."""
-    draft_placement: Placement | None
+    draft_placement: DevicePlacement | None
     restarts: int
 
 

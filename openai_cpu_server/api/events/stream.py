@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.asking.renderer import Chunk, events
-from openai_cpu_server.api.asking.route import event_source
-from openai_cpu_server.api.events.hub import StepFeed, Watcher
+from openai_cpu_server.api.events.hub import StepBroadcaster, Subscriber
 from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
 from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.renderer import Chunk, events
+from openai_cpu_server.api.generation.route import event_source
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
@@ -28,7 +28,7 @@ from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.keys import INFERENCE, Identity
 from openai_cpu_server.http.keys import Scope as AccessScope
 from openai_cpu_server.http.options import SchedulingOptions
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.recent import RecentActivity
 
@@ -63,7 +63,7 @@ PERIODS_S = {
 class EventListener:
     def __init__(
         self,
-        hub: StepFeed,
+        hub: StepBroadcaster,
         models: ModelRegistry,
         recent: RecentActivity,
         identity: Identity,
@@ -149,9 +149,9 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._parts = parts
-        self._hub = StepFeed(parts.models)
+        self._hub = StepBroadcaster(parts.models)
 
     async def stream(self, request: Request) -> ASGIApp:
         """Stream events, only some kinds with `?types=`. Raises InvalidRequest, TooManyWatchers."""
@@ -206,18 +206,18 @@ def _kinds(request: Request) -> frozenset[str]:
     return kinds
 
 
-def _watcher(identity: Identity) -> Watcher:
-    return Watcher(Client.of(identity, None).label, identity.may(AccessScope.ADMIN))
+def _watcher(identity: Identity) -> Subscriber:
+    return Subscriber(Client.of(identity, None).label, identity.may(AccessScope.ADMIN))
 
 
 def _encoded(event: Event) -> bytes:
     return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
-ROOM = RouteRoom[ServerParts, EventRoutes](
+ROOM = ApiRouter[AppState, EventRoutes](
     EventRoutes,
     (
-        RouteRow(
+        ApiRoute(
             "GET",
             "/v1/events",
             lambda at: at.stream,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.events.hub import SeenStep, StepFeed
+from openai_cpu_server.api.events.hub import SeenStep, StepBroadcaster
 from openai_cpu_server.api.events.objects import (
     Answers,
     Caches,
@@ -202,7 +202,7 @@ _NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache
 
 class Snapshots:
     def __init__(
-        self, models: ModelRegistry, recent: RecentActivity, hub: StepFeed, event_filter: EventFilter
+        self, models: ModelRegistry, recent: RecentActivity, hub: StepBroadcaster, event_filter: EventFilter
     ) -> None:
         self._models = models
         self._recent = recent

@@ -11,8 +11,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.body import Notes
-from openai_cpu_server.api.parts import ListPage, ServerParts, page_ends
+from openai_cpu_server.api.generation.body import Notes
+from openai_cpu_server.api.parts import AppState, ListPage, page_ends
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     CulpritsLimited,
@@ -26,10 +26,10 @@ from openai_cpu_server.errors import (
 from openai_cpu_server.http.body import off_loop, small_body
 from openai_cpu_server.http.clients import works_for
 from openai_cpu_server.http.context import (
-    EndedRequests,
+    Caller,
     RequestContext,
-    Sender,
-    Ticket,
+    RequestHistory,
+    RequestLog,
     context_of,
     new_request_id,
 )
@@ -39,7 +39,7 @@ from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, Key
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.http.routes import BatchHandler, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, BatchHandler
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import NO_LIMITS, BatchRecord, LineError, StoredAmount
 from openai_cpu_server.jobs.run.rows import RowAnswer
@@ -60,7 +60,7 @@ class RowRunner:
         keys: KeyRing,
         limits: RateLimits,
         storage: StorageRoom | None,
-        endings: EndedRequests,
+        endings: RequestHistory,
     ) -> None:
         self._routes = routes
         self._limits = limits
@@ -69,7 +69,7 @@ class RowRunner:
         self._endings = endings
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
-        ticket = Ticket(
+        ticket = RequestLog(
             new_request_id(),
             "POST",
             url,
@@ -92,7 +92,7 @@ class RowRunner:
             self._endings.row_left()
         return answer
 
-    async def _answer(self, ticket: Ticket, body: bytes, owner: str) -> RowAnswer:
+    async def _answer(self, ticket: RequestLog, body: bytes, owner: str) -> RowAnswer:
         try:
             key = self._key_of(owner)
             if self._storage is not None:
@@ -114,13 +114,13 @@ class RowRunner:
         return key
 
 
-def _sender(key: Key | None) -> Sender:
+def _sender(key: Key | None) -> Caller:
     """The priority header overrides the row's body."""
     # On a server without keys nobody knows any more from which machine the batch came.
-    return Sender(Identity(key or VISITOR, key.digest.hex() if key else None), Priority.BATCH.label)
+    return Caller(Identity(key or VISITOR, key.digest.hex() if key else None), Priority.BATCH.label)
 
 
-def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
+def _failed(error: Exception, ticket: RequestLog) -> RowAnswer:
     failure = failure_of(error)
     ticket.failed(error)
     ticket.status = failure.status
@@ -284,7 +284,7 @@ def _batch_object(batch: BatchRecord) -> BatchObject:
     return BatchObject(**{**alike, **changed})
 
 
-_row = partial(RouteRow[BatchJobRoutes], access=INFERENCE, tag="Batches")
+_row = partial(ApiRoute[BatchJobRoutes], access=INFERENCE, tag="Batches")
 _rows = (
     _row(
         "POST",
@@ -314,7 +314,7 @@ _rows = (
         errors=(409,),
     ),
 )
-ROOM = RouteRoom[ServerParts, BatchJobRoutes](
+ROOM = ApiRouter[AppState, BatchJobRoutes](
     lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
     _rows,
 )

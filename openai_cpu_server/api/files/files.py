@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.files.batches import ExpiresAfter
-from openai_cpu_server.api.parts import ListPage, ServerParts, page_ends
+from openai_cpu_server.api.parts import AppState, ListPage, page_ends
 from openai_cpu_server.errors import (
     InvalidRequest,
     JobObjectNotFound,
@@ -27,7 +27,7 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FilePurpose, FileRecord, StoredAmount
 from openai_cpu_server.models.registry import ModelRegistry
@@ -212,7 +212,7 @@ _UPLOAD: JsonSchema = {
     "required": ["file", "purpose"],
     "additionalProperties": False,
 }
-_row = partial(RouteRow[FileRoutes], access=INFERENCE, tag="Batches")
+_row = partial(ApiRoute[FileRoutes], access=INFERENCE, tag="Batches")
 _rows = (
     _row(
         "POST",
@@ -250,6 +250,6 @@ _rows = (
         media="application/octet-stream",
     ),
 )
-ROOM = RouteRoom[ServerParts, FileRoutes](
+ROOM = ApiRouter[AppState, FileRoutes](
     lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None, _rows
 )

@@ -8,8 +8,8 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     Chunk,
     GatheredAnswer,
     Renderer,
@@ -86,7 +86,7 @@ class GeneratedBatch(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
 
 
-def _generated(call: Call, text: str, finish: Finish, figures: Figures) -> Generated:
+def _generated(call: ResolvedRequest, text: str, finish: Finish, figures: Figures) -> Generated:
     return Generated(
         id=call.id,
         model=call.model,
@@ -99,21 +99,25 @@ def _generated(call: Call, text: str, finish: Finish, figures: Figures) -> Gener
 
 class GenerateRenderer:
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         answer = answers[call.requests[0].id]
         parts = answer.parts(call.reader())
         generated = _generated(call, content_of(parts), answer.ended, figures)
         return msgspec.json.encode(msgspec.structs.replace(generated, reasoning=reasoning_of(parts) or UNSET))
 
-    def stream(self, call: Call, pieces: ShownPieces) -> GenerateStream:
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> GenerateStream:
         return GenerateStream(call)
 
 
 class GenerateStream(Renderer):
     """Stream of texts. The last object has the metrics, and the whole text as JSON."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ResolvedRequest) -> None:
         self._call = call
         self._reader = call.reader()
         self._texts: list[str] = []

@@ -1,4 +1,5 @@
-"""Bodies and routes of `/generate`, `/v1/generate` and `/v1/generate/batch`, and conversion to an `Ask`."""
+"""Bodies and routes of `/generate`, `/v1/generate` and `/v1/generate/batch`, and conversion to a
+`GenerationParams`."""
 
 from __future__ import annotations
 
@@ -14,16 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
-from openai_cpu_server.api.asking.as_ask import any_object, generation_ask
-from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, OutputLimit
-from openai_cpu_server.api.asking.route import (
-    BodyReader,
-    Family,
-    GenerationRoute,
-    not_in_batches,
-    while_connected,
-)
 from openai_cpu_server.api.generate.render import (
     Generated,
     GeneratedBatch,
@@ -32,7 +23,17 @@ from openai_cpu_server.api.generate.render import (
     batch_bytes,
     refused,
 )
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.body import GenerationBody, JsonObject, OutputLimit
+from openai_cpu_server.api.generation.params import FormParam, GenerationParams, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.route import (
+    ApiAdapter,
+    BodyReader,
+    GenerationRoute,
+    not_in_batches,
+    while_connected,
+)
+from openai_cpu_server.api.generation.to_params import any_object, generation_ask
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
@@ -40,7 +41,7 @@ from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of,
 from openai_cpu_server.http.keys import CALLS, INFERENCE
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import fetch
 
 MAX_ITEMS = 1024
@@ -74,19 +75,19 @@ class GenerateBatchBody(GenerateFields):
     ) = None
 
 
-def generate_ask(body: GenerateBody) -> Ask:
+def generate_ask(body: GenerateBody) -> GenerationParams:
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
-    ask = generation_ask(body, AskedTexts([body.prompt], is_said=not body.raw), id_prefix="gen-")
+    ask = generation_ask(body, PromptsParam([body.prompt], is_said=not body.raw), id_prefix="gen-")
     return msgspec.structs.replace(
         ask,
         form=_form(body, ask.form),
         details=msgspec.structs.replace(ask.details, as_json=body.format == "json" or _names_schema(body)),
-        max_tokens=None if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
+        max_tokens=None if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
     )
 
 
-def _form(body: GenerateBody, given: AskedForm | None) -> AskedForm | None:
+def _form(body: GenerateBody, given: FormParam | None) -> FormParam | None:
     names_schema = _names_schema(body)
     if body.format == "text" and names_schema:
         raise wrong("'format' is 'text', but a JSON schema is given.", "format")
@@ -116,7 +117,7 @@ class PromptBatch(NamedTuple):
     size: int
     shared_size: int
 
-    def ask(self, index: int, *, lenient: bool) -> Ask:
+    def ask(self, index: int, *, lenient: bool) -> GenerationParams:
         """Convert one request as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
@@ -128,7 +129,7 @@ class PromptBatch(NamedTuple):
 class GenerateBatchRoute:
     """Route of `POST /v1/generate/batch`. Each request has its own limits and its own end."""
 
-    def __init__(self, one: GenerationRoute, parts: ServerParts) -> None:
+    def __init__(self, one: GenerationRoute, parts: AppState) -> None:
         self._one = one
         self._parts = parts
 
@@ -149,7 +150,7 @@ class _RunningBatch:
     """Live batch, cancelled with all its requests when its client leaves."""
 
     def __init__(
-        self, one: GenerationRoute, parts: ServerParts, outer: RequestContext, batch: PromptBatch
+        self, one: GenerationRoute, parts: AppState, outer: RequestContext, batch: PromptBatch
     ) -> None:
         self._one = one
         self._parts = parts
@@ -214,11 +215,11 @@ def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     return PromptBatch(shared, items, ignored, len(data), shared_size)
 
 
-GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
+GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
 
 
 class GenerateRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self.route = GenerationRoute(GENERATE, parts.generation, parts.options)
         self.batch = GenerateBatchRoute(self.route, parts)
         self._models = parts.models
@@ -230,7 +231,7 @@ class GenerateRoutes:
         return json_response(model_card(self._models.choose(name, allowed)))
 
 
-_ONE = RouteRow[GenerateRoutes](
+_ONE = ApiRoute[GenerateRoutes](
     "POST",
     "/generate",
     lambda at: at.route.create,
@@ -243,7 +244,7 @@ _ONE = RouteRow[GenerateRoutes](
     stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the `metrics`.",
     errors=GENERATION_ERRORS,
 )
-_row = partial(RouteRow[GenerateRoutes], access=INFERENCE, tag="Compatibility")
+_row = partial(ApiRoute[GenerateRoutes], access=INFERENCE, tag="Compatibility")
 _rows = (
     _ONE,
     _ONE.at("/v1/generate"),
@@ -266,4 +267,4 @@ _rows = (
         errors=(404,),
     ),
 )
-ROOM = RouteRoom[ServerParts, GenerateRoutes](GenerateRoutes, _rows)
+ROOM = ApiRouter[AppState, GenerateRoutes](GenerateRoutes, _rows)

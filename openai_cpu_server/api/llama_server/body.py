@@ -9,9 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.as_ask import Prediction, PredictionBody, Prompts, is_token_id
-from openai_cpu_server.api.asking.ask import AskedBias
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     JsonObject,
     LastN,
     NonEmpty,
@@ -23,14 +21,16 @@ from openai_cpu_server.api.asking.body import (
     TopK,
     Whole,
 )
+from openai_cpu_server.api.generation.params import LogitBiasParam
+from openai_cpu_server.api.generation.to_params import Prediction, PredictionBody, Prompts, is_token_id
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
-from openai_cpu_server.http.unheeded import (
+from openai_cpu_server.http.ignored_params import (
     LLAMA_SERVER_HINTS,
     LLAMA_SERVER_REFUSALS,
-    Hint,
     Hints,
-    Refusal,
+    IgnoredParam,
     Refusals,
+    UnsupportedParam,
 )
 from openai_cpu_server.json_size import MOST_TOKENS
 
@@ -43,7 +43,7 @@ _CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
 
 class Biases(NamedTuple):
     ids: dict[int, float]
-    texts: tuple[AskedBias, ...]
+    texts: tuple[LogitBiasParam, ...]
 
 
 def _biases(value: object) -> Biases:
@@ -54,7 +54,7 @@ def _biases(value: object) -> Biases:
     if not isinstance(value, (list, Mapping)):
         raise _wrong_bias()
     ids: dict[int, float] = {}
-    texts: list[AskedBias] = []
+    texts: list[LogitBiasParam] = []
     for pair in pairs:
         asked = _bias(pair)
         if isinstance(asked.token, int) and asked.amount is not None:
@@ -64,7 +64,7 @@ def _biases(value: object) -> Biases:
     return Biases(ids, tuple(texts))
 
 
-def _bias(pair: object) -> AskedBias:
+def _bias(pair: object) -> LogitBiasParam:
     if not isinstance(pair, (list, tuple)) or len(pair) != 2:
         raise _wrong_bias()
     token, amount = pair
@@ -72,7 +72,7 @@ def _bias(pair: object) -> AskedBias:
     if not (is_token_id(token) or isinstance(token, str)) or not is_number:
         raise _wrong_bias()
     is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= _LONGEST_ID)
-    return AskedBias(
+    return LogitBiasParam(
         int(token) if is_id else token, None if amount is False else float(LOGIT_BIAS.nearest(amount))
     )
 
@@ -108,15 +108,15 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     is_open: ClassVar[bool] = True
     hints: ClassVar[Hints] = {
         **LLAMA_SERVER_HINTS,
-        "reasoning_format": Hint(_CHATS),
-        "parse_tool_calls": Hint(_CHATS, (False,)),
-        "chat_format": Hint(_CHATS),
-        "stream_options": Hint("the last chunk has all counts in any case"),
+        "reasoning_format": IgnoredParam(_CHATS),
+        "parse_tool_calls": IgnoredParam(_CHATS, (False,)),
+        "chat_format": IgnoredParam(_CHATS),
+        "stream_options": IgnoredParam("the last chunk has all counts in any case"),
     }
     refusals: ClassVar[Refusals] = {
         **LLAMA_SERVER_REFUSALS,
-        "reasoning_budget_tokens": Refusal(_CHATS, (-1,)),
-        "echo": Refusal("the answer tells the prompt in 'prompt' in any case", (False,)),
+        "reasoning_budget_tokens": UnsupportedParam(_CHATS, (-1,)),
+        "echo": UnsupportedParam("the answer tells the prompt in 'prompt' in any case", (False,)),
     }
 
     max_tokens: Prediction | None = None

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple, Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     Chunk,
     GatheredAnswer,
+    ProgressChunk,
     Renderer,
-    ToldProgress,
     finish_reason,
     one_line,
     shown,
     timings,
 )
-from openai_cpu_server.api.asking.sampling import CHAIN
+from openai_cpu_server.api.generation.sampling import CHAIN
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
@@ -61,7 +61,7 @@ class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
     tokens_evaluated: int
     timings: Union[dict[str, float], UnsetType] = UNSET
     completion_probabilities: Probabilities = UNSET
-    prompt_progress: Union[ToldProgress, UnsetType] = UNSET
+    prompt_progress: Union[ProgressChunk, UnsetType] = UNSET
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings(
-    sampling: Sampling, request: GenerationRequest | None = None, call: Call | None = None
+    sampling: Sampling, request: GenerationRequest | None = None, call: ResolvedRequest | None = None
 ) -> dict[str, Any]:
     """Return the settings of an answer under llama-server's names. Unsupported ones have the value for
     off."""
@@ -141,7 +141,11 @@ def settings(
 
 class LlamaRenderer:
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         told = [
             _completion(call, index, at, _Told.of(call, answer, pieces), figures)
@@ -149,7 +153,7 @@ class LlamaRenderer:
         ]
         return told[0] if len(told) == 1 else b"[" + b",".join(told) + b"]"
 
-    def stream(self, call: Call, pieces: ShownPieces) -> LlamaStream:
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> LlamaStream:
         return LlamaStream(call, pieces)
 
 
@@ -161,13 +165,13 @@ class _Told(NamedTuple):
     finish: Finish
 
     @classmethod
-    def of(cls, call: Call, answer: GatheredAnswer, pieces: ShownPieces) -> _Told:
+    def of(cls, call: ResolvedRequest, answer: GatheredAnswer, pieces: ShownPieces) -> _Told:
         tokens = answer.tokens if call.details.tokens else []
         scores = UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces)
         return cls(answer.text, "\n" in answer.text, tokens, scores, answer.ended)
 
 
-def _completion(call: Call, index: int, at: int, told: _Told, figures: Figures) -> bytes:
+def _completion(call: ResolvedRequest, index: int, at: int, told: _Told, figures: Figures) -> bytes:
     request, finish = call.requests[at], told.finish
     own = msgspec.structs.replace(
         figures,
@@ -234,7 +238,7 @@ def _inner(value: object, names: Sequence[str]) -> object:
 class LlamaStream(Renderer):
     """Stream of chunks. The last one of each answer has its settings."""
 
-    def __init__(self, call: Call, pieces: ShownPieces) -> None:
+    def __init__(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
         self._call = call
         self._pieces = pieces
         self._places = {request.id: at for at, request in enumerate(call.requests)}
@@ -253,7 +257,7 @@ class LlamaStream(Renderer):
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         chunk = self._chunk(TokenEvent(id=request_id))
-        told = ToldProgress.of(progress, figures)
+        told = ProgressChunk.of(progress, figures)
         return (_line(msgspec.structs.replace(chunk, prompt_progress=told)),)
 
     def _chunk(self, event: TokenEvent) -> LlamaChunk:

@@ -1,4 +1,4 @@
-"""Routes of llama-server's own API, and conversion of bodies to an `Ask`."""
+"""Routes of llama-server's own API, and conversion of bodies to a `GenerationParams`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import (
+from openai_cpu_server.api.generation.params import (
+    FileParam,
+    FormParam,
+    GenerationParams,
+    LimitParam,
+    PromptsParam,
+)
+from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
+from openai_cpu_server.api.generation.sampling import left_out, sampling_sent, with_samplers
+from openai_cpu_server.api.generation.to_params import (
     any_object,
     asked_details,
     one_form,
@@ -16,9 +25,6 @@ from openai_cpu_server.api.asking.as_ask import (
     shared_ask,
     shared_forms,
 )
-from openai_cpu_server.api.asking.ask import Ask, AskedFile, AskedForm, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.asking.sampling import left_out, sampling_sent, with_samplers
 from openai_cpu_server.api.llama_server.body import (
     ANY_SEED,
     DEFAULTS,
@@ -28,27 +34,27 @@ from openai_cpu_server.api.llama_server.body import (
 )
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer
 from openai_cpu_server.api.llama_server.server import HealthWord, LlamaServerFacts, Props, Slot
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES
 from openai_cpu_server.http.parse import Ignored
-from openai_cpu_server.http.routes import GENERATION_ERRORS, JsonSchema, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter, JsonSchema
 
 _NO_NAME = "tmp"
 """llama-server's name of a file without one."""
 _ANSWER_ROOM = 256
 
 
-def completion_ask(body: LlamaCompletionBody) -> Ask:
+def completion_ask(body: LlamaCompletionBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
-    return llama_ask(body, AskedTexts(body.prompt, echo=True))
+    return llama_ask(body, PromptsParam(body.prompt, echo=True))
 
 
-def infill_ask(body: LlamaInfillBody) -> Ask:
+def infill_ask(body: LlamaInfillBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
-    files = [AskedFile(file.filename or _NO_NAME, file.text) for file in body.input_extra or ()]
+    files = [FileParam(file.filename or _NO_NAME, file.text) for file in body.input_extra or ()]
     limit = body.limit
-    prompt = AskedTexts(
+    prompt = PromptsParam(
         [(body.input_prefix, body.prompt or "")],
         "input_prefix",
         suffix=body.input_suffix,
@@ -60,7 +66,7 @@ def infill_ask(body: LlamaInfillBody) -> Ask:
     return llama_ask(body, prompt)
 
 
-def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
+def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     """Convert the shared fields. Raises InvalidRequest."""
     given = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
     biases = body.logit_bias
@@ -80,7 +86,7 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        max_tokens=None if limit is None else AskedLimit(limit[1], limit[0], is_ceiling=True),
+        max_tokens=None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True),
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
             asked_details(body),
@@ -90,19 +96,19 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
     )
 
 
-def _forms(body: LlamaServerBody) -> Iterator[AskedForm]:
+def _forms(body: LlamaServerBody) -> Iterator[FormParam]:
     yield from shared_forms(body)
     if body.json_schema is not None:
         yield schema_form(body.json_schema, "json_schema") if body.json_schema else any_object("json_schema")
 
 
 _RENDERER = LlamaRenderer()
-_COMPLETION = Family(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
-_INFILL = Family(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
+_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
+_INFILL = ApiAdapter(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
 
 
 class LlamaServerRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self.completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
         self.infill = GenerationRoute(_INFILL, parts.generation, parts.options)
         self.facts = LlamaServerFacts(parts.models)
@@ -110,7 +116,7 @@ class LlamaServerRoutes:
 
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
-    RouteRow[LlamaServerRoutes],
+    ApiRoute[LlamaServerRoutes],
     "POST",
     access=CALLS,
     tag="llama-server",
@@ -129,7 +135,7 @@ _COMPLETION_ROW = _generation(
 )
 _MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
 _fact = partial(
-    RouteRow[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503), error=NumberedErrorObject
+    ApiRoute[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503), error=NumberedErrorObject
 )
 _rows = (
     _COMPLETION_ROW,
@@ -161,7 +167,7 @@ _rows = (
         "/v1/health", lambda at: at.facts.health, access=PROBES, summary="It can generate", answer=HealthWord
     ),
 )
-ROOM = RouteRoom[ServerParts, LlamaServerRoutes](
+ROOM = ApiRouter[AppState, LlamaServerRoutes](
     LlamaServerRoutes,
     _rows,
     shape=numbered_at("/completion", "/completions", "/infill", "/props", "/slots", "/v1/health"),

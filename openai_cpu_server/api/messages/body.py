@@ -6,27 +6,27 @@ from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     Effort,
     ForeignKind,
     JsonObject,
-    Listed,
+    ListOf,
     NonEmpty,
+    NonEmptyList,
     OpenBody,
     ProgressBody,
     Several,
     Share,
-    Some,
     Temperature,
     TextOrList,
     TopK,
     by_type,
 )
-from openai_cpu_server.http.unheeded import Hint, Hints
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam
 
 MAX_TOOLS = 512
 """Above OpenAI's 128, because agents with many tool servers have more."""
-_SERVICE = Hint("it is for a service of Anthropic's that is not here")
+_SERVICE = IgnoredParam("it is for a service of Anthropic's that is not here")
 SERVICE_HINTS: Hints = dict.fromkeys(
     (
         "billing_policy",
@@ -44,7 +44,7 @@ SERVICE_HINTS: Hints = dict.fromkeys(
     ),
     _SERVICE,
 )
-_UNCOUNTED = Hint("it is for answers; here nothing is generated")
+_UNCOUNTED = IgnoredParam("it is for answers; here nothing is generated")
 
 
 class Cacheable(OpenBody):
@@ -100,8 +100,8 @@ OnlyText = Annotated[
     Union[Annotated[TextBlock, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
     by_type("text"),
 ]
-ResultContent = TextOrList[Listed[OnlyText]]
-Content = TextOrList[Listed[Block]]
+ResultContent = TextOrList[ListOf[OnlyText]]
+Content = TextOrList[ListOf[Block]]
 
 
 class InputMessage(OpenBody):
@@ -178,7 +178,7 @@ class CountBody(Cacheable):
     hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None
-    messages: Some[InputMessage]
+    messages: NonEmptyList[InputMessage]
     system: ResultContent | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None

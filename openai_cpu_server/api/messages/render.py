@@ -12,8 +12,8 @@ import pydantic_core
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.call import Call, PartsReader
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     Chunk,
     GatheredAnswer,
     NewId,
@@ -176,7 +176,11 @@ class MessagesRenderer:
         self._new_id = new_id
 
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         (answer,) = answers.values()
         reader = call.reader()
@@ -192,11 +196,11 @@ class MessagesRenderer:
         )
         return msgspec.json.encode(message)
 
-    def stream(self, call: Call, pieces: ShownPieces) -> MessageStream:
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> MessageStream:
         return MessageStream(call, self._new_id)
 
 
-def _ending(call: Call, reader: PartsReader, finish: Finish) -> _Ending:
+def _ending(call: ResolvedRequest, reader: PartsReader, finish: Finish) -> _Ending:
     finish_reason(finish)
     if finish.reason is FinishReason.LENGTH:
         return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)
@@ -255,7 +259,7 @@ def _object(arguments: str) -> bytes:
 
 
 class MessageStream(Renderer):
-    def __init__(self, call: Call, new_id: NewId) -> None:
+    def __init__(self, call: ResolvedRequest, new_id: NewId) -> None:
         self._call = call
         self._reader = call.reader()
         self._new_id = new_id

@@ -6,8 +6,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute
-from openai_cpu_server.api.messages.as_ask import messages_ask, prompt_ask
+from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, CountRoute, GenerationRoute
 from openai_cpu_server.api.messages.body import CountBody, MessagesBody
 from openai_cpu_server.api.messages.render import (
     COUNT_TOKENS,
@@ -17,11 +16,12 @@ from openai_cpu_server.api.messages.render import (
     MessagesError,
     MessagesRenderer,
 )
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.messages.to_params import messages_ask, prompt_ask
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.keys import CALLS, WORK
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 
-MESSAGES_API = Family(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
+MESSAGES_API = ApiAdapter(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
 COUNTED = BodyReader(CountBody, prompt_ask)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
@@ -34,14 +34,14 @@ class TokensCounted(msgspec.Struct, frozen=True):
 
 
 class MessagesRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
         self.counting = CountRoute(
             COUNTED, parts.generation, lenient=parts.options.lenient, answer=TokensCounted
         )
 
 
-_row = partial(RouteRow[MessagesRoutes], access=CALLS, tag="Generation")
+_row = partial(ApiRoute[MessagesRoutes], access=CALLS, tag="Generation")
 _rows = (
     _row(
         "POST",
@@ -68,4 +68,4 @@ _rows = (
         errors=(404,),
     ),
 )
-ROOM = RouteRoom[ServerParts, MessagesRoutes](MessagesRoutes, _rows, shape=SHAPE)
+ROOM = ApiRouter[AppState, MessagesRoutes](MessagesRoutes, _rows, shape=SHAPE)

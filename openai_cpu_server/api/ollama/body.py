@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field, Tag
 
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     Bias,
     JsonObject,
     LastN,
-    Listed,
+    ListOf,
     OpenBody,
     Penalty,
     ProgressBody,
@@ -26,13 +26,15 @@ from openai_cpu_server.api.asking.body import (
     Whole,
 )
 from openai_cpu_server.contract.request import COUNT
-from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
-_RUNNER = Hint("the server's own options decide it, for all requests alike")
-_KEPT = Hint("the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0"))
+_RUNNER = IgnoredParam("the server's own options decide it, for all requests alike")
+_KEPT = IgnoredParam(
+    "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
+)
 _NO_MIROSTAT = "this sampler is not built"
 
 
@@ -59,9 +61,9 @@ class OllamaOptions(OpenBody):
         _RUNNER,
     )
     refusals: ClassVar[Refusals] = {
-        "mirostat": Refusal(_NO_MIROSTAT, (0,)),
-        "tfs_z": Refusal(_NO_MIROSTAT, (1, 1.0)),
-        "penalize_newline": Refusal("line ends are tokens as any other", (True,)),
+        "mirostat": UnsupportedParam(_NO_MIROSTAT, (0,)),
+        "tfs_z": UnsupportedParam(_NO_MIROSTAT, (1, 1.0)),
+        "penalize_newline": UnsupportedParam("line ends are tokens as any other", (True,)),
     }
 
     num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), Whole] | None = None
@@ -99,7 +101,7 @@ class OllamaBody(ProgressBody, OpenBody):
 
     hints: ClassVar[Hints] = {"keep_alive": _KEPT}
     refusals: ClassVar[Refusals] = {
-        "shift": Refusal("an answer ends where the context does", (False,)),
+        "shift": UnsupportedParam("an answer ends where the context does", (False,)),
     }
 
     model: str
@@ -147,14 +149,14 @@ class OllamaMessage(OpenBody):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Listed[str] | None = None
-    tool_calls: Listed[OllamaSentCall] | None = None
+    images: ListOf[str] | None = None
+    tool_calls: ListOf[OllamaSentCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaChatBody(OllamaBody):
-    messages: Listed[OllamaMessage] | None = None
+    messages: ListOf[OllamaMessage] | None = None
     """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
@@ -167,9 +169,9 @@ class OllamaGenerateBody(OllamaBody):
     system: str | None = None
     template: str | None = None
     """Replacement of the model's own template, in Go's language."""
-    images: Listed[str] | None = None
+    images: ListOf[str] | None = None
     raw: bool | None = None
-    context: Listed[TokenId] | None = None
+    context: ListOf[TokenId] | None = None
     """Value from an earlier answer, which this prompt continues."""
 
 

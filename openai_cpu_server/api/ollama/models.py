@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from openai_cpu_server.api.asking.call import fingerprint
+from openai_cpu_server.api.generation.call import fingerprint
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import ChosenModel, ShelvedModel
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel
 from openai_cpu_server.models.served import ServedModel
 
 _NEVER = "9999-12-31T23:59:59Z"
@@ -90,7 +90,7 @@ def listed(chosen: ChosenModel) -> OllamaModel:
     )
 
 
-def lying(model: ShelvedModel) -> OllamaModel:
+def lying(model: AvailableModel) -> OllamaModel:
     """Describe a model that has not been requested yet. Only its size is known."""
     family = model.architecture
     return OllamaModel(

@@ -12,13 +12,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     Chunk,
     GatheredAnswer,
+    ProgressChunk,
     Renderer,
     TokenEntry,
-    ToldProgress,
     chat_logprobs,
     content_of,
     finish_reason,
@@ -26,8 +26,8 @@ from openai_cpu_server.api.asking.renderer import (
     one_line,
     reasoning_of,
 )
-from openai_cpu_server.api.asking.route import UNKEPT, while_connected
-from openai_cpu_server.api.asking.running import RunningCall, chunks_of
+from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
+from openai_cpu_server.api.generation.running import RunningCall, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
@@ -85,7 +85,7 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: Union[str, None] = None
     thinking: str = ""
     logprobs: tuple[TokenEntry, ...] = ()
-    prompt_progress: ToldProgress | None = None
+    prompt_progress: ProgressChunk | None = None
     done: bool
     done_reason: str = ""
     """`stop` or `length`, or `load` or `unload` for an empty request."""
@@ -124,7 +124,7 @@ def _scored(line: OllamaLine, scores: Sequence[TokenLogprob], pieces: ShownPiece
     return msgspec.structs.replace(line, logprobs=tuple(chat_logprobs(scores, pieces).content))
 
 
-def _with_context(line: OllamaLine, call: Call, answer: Sequence[int]) -> OllamaLine:
+def _with_context(line: OllamaLine, call: ResolvedRequest, answer: Sequence[int]) -> OllamaLine:
     if not call.details.tokens:
         return line
     return msgspec.structs.replace(line, context=(*call.requests[0].tokens, *answer))
@@ -168,7 +168,11 @@ class OllamaRenderer:
         self._is_chat = is_chat
 
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         answer = answers[call.requests[0].id]
         parts, calls = answer.parts(call.reader()), OpenCalls()
@@ -176,7 +180,7 @@ class OllamaRenderer:
         line = _scored(_ended(line, answer.ended, figures), answer.logprobs, pieces)
         return msgspec.json.encode(_with_context(line, call, answer.tokens))
 
-    def stream(self, call: Call, pieces: ShownPieces) -> OllamaStream:
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> OllamaStream:
         return OllamaStream(call, self, pieces)
 
     def line(
@@ -194,7 +198,7 @@ class OllamaRenderer:
 
 
 class OllamaStream(Renderer):
-    def __init__(self, call: Call, renderer: OllamaRenderer, pieces: ShownPieces) -> None:
+    def __init__(self, call: ResolvedRequest, renderer: OllamaRenderer, pieces: ShownPieces) -> None:
         self._call = call
         self._renderer = renderer
         self._pieces = pieces
@@ -226,7 +230,7 @@ class OllamaStream(Renderer):
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Send an empty text with the progress, which clients show as nothing."""
-        line, told = self._renderer.line(self._call.model), ToldProgress.of(progress, figures)
+        line, told = self._renderer.line(self._call.model), ProgressChunk.of(progress, figures)
         return (_chunk(msgspec.structs.replace(line, prompt_progress=told)),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
@@ -258,7 +262,7 @@ class JsonLines:
             ticket.client_gone()
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        headers = {**UNKEPT, **self._running.call.headers, "content-type": NDJSON}
+        headers = {**NO_STORE_HEADERS, **self._running.call.headers, "content-type": NDJSON}
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": encoded})
         try:

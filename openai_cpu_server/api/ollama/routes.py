@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.generation import CascadeAttempt
-from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute, while_connected
-from openai_cpu_server.api.ollama.as_ask import ollama_chat_ask, ollama_generate_ask
+from openai_cpu_server.api.generation.generation import CascadeAttempt
+from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
 from openai_cpu_server.api.ollama.body import (
     OllamaBody,
     OllamaChatBody,
@@ -37,7 +36,8 @@ from openai_cpu_server.api.ollama.render import (
     OllamaLine,
     OllamaRenderer,
 )
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, missing
 from openai_cpu_server.http.body import off_loop, unkept_body
@@ -45,7 +45,7 @@ from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, Scope
 from openai_cpu_server.http.parse import Ignored, parse
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import fetch, shelved
 
 B = TypeVar("B", bound=OllamaBody)
@@ -54,7 +54,7 @@ _API_VERSION = "0.13.0"
 
 
 class OllamaGeneration(Generic[B]):
-    def __init__(self, family: Family[B], renderer: OllamaRenderer, field: str, parts: ServerParts) -> None:
+    def __init__(self, family: ApiAdapter[B], renderer: OllamaRenderer, field: str, parts: AppState) -> None:
         """`field`: field that has the conversation or prompt."""
         self._reader = family.reader
         self._renderer = renderer
@@ -101,12 +101,12 @@ class OllamaGeneration(Generic[B]):
 
 _CHAT = OllamaRenderer(is_chat=True)
 _GENERATE = OllamaRenderer(is_chat=False)
-OLLAMA_CHAT = Family(BodyReader(OllamaChatBody, ollama_chat_ask), _CHAT)
-OLLAMA_GENERATE = Family(BodyReader(OllamaGenerateBody, ollama_generate_ask), _GENERATE)
+OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_ask), _CHAT)
+OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_ask), _GENERATE)
 
 
 class OllamaRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self.chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
         self.generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
         self._models = parts.models
@@ -140,7 +140,7 @@ class OllamaRoutes:
         return json_response(OllamaVersion(_API_VERSION))
 
 
-_row = partial(RouteRow[OllamaRoutes], tag="Ollama", error=OllamaError)
+_row = partial(ApiRoute[OllamaRoutes], tag="Ollama", error=OllamaError)
 _LINES = "Unless `stream` is false: an object on each line; the last one has `done` and the counts."
 _generation = partial(
     _row,
@@ -200,4 +200,4 @@ _rows = (
         answer=OllamaVersion,
     ),
 )
-ROOM = RouteRoom[ServerParts, OllamaRoutes](OllamaRoutes, _rows, shape=SHAPE)
+ROOM = ApiRouter[AppState, OllamaRoutes](OllamaRoutes, _rows, shape=SHAPE)

@@ -13,21 +13,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.api.admin.store import store_for, to_its_end
-from openai_cpu_server.api.asking.body import Listed, OpenBody
-from openai_cpu_server.api.asking.route import UNKEPT, while_connected
-from openai_cpu_server.api.asking.sampling import sampling_of, sampling_sent
+from openai_cpu_server.api.generation.body import ListOf, OpenBody
+from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
+from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.ollama.body import OllamaMessage, OllamaOptions
 from openai_cpu_server.api.ollama.render import NDJSON, OLLAMA, SHAPE, OllamaError
-from openai_cpu_server.api.parts import ModelStore, ServerParts
+from openai_cpu_server.api.parts import AppState, ModelStore
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.body import in_thread, unkept_body
 from openai_cpu_server.http.context import context_of, ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Ignored, parse
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
-from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.presets import Preset, PresetMessage
 from openai_cpu_server.models.registry import fetch
 
@@ -51,16 +51,18 @@ class OllamaNamed(OpenBody):
 
 
 class OllamaPullBody(OllamaNamed):
-    hints: ClassVar[Hints] = {"insecure": Hint("the hub is the one that HF_ENDPOINT names", (False,))}
+    hints: ClassVar[Hints] = {"insecure": IgnoredParam("the hub is the one that HF_ENDPOINT names", (False,))}
 
 
 class OllamaCreateBody(OllamaNamed):
-    hints: ClassVar[Hints] = {"license": Hint("it is that of the model")}
+    hints: ClassVar[Hints] = {"license": IgnoredParam("it is that of the model")}
     refusals: ClassVar[Refusals] = {
-        "files": Refusal(_NO_FILES, ({},)),
-        "adapters": Refusal("load it with POST /v1/adapters", ({},)),
-        "quantize": Refusal("the command `openai-cpu-server quantize` writes smaller files", ("",)),
-        "modelfile": Refusal("send 'from', 'system', 'template', 'parameters', 'messages' instead", ("",)),
+        "files": UnsupportedParam(_NO_FILES, ({},)),
+        "adapters": UnsupportedParam("load it with POST /v1/adapters", ({},)),
+        "quantize": UnsupportedParam("the command `openai-cpu-server quantize` writes smaller files", ("",)),
+        "modelfile": UnsupportedParam(
+            "send 'from', 'system', 'template', 'parameters', 'messages' instead", ("",)
+        ),
     }
 
     base: Annotated[ModelName | None, Field(alias="from")] = None
@@ -68,7 +70,7 @@ class OllamaCreateBody(OllamaNamed):
     template: str | None = None
     """Ollama template of prompts, or the model's own if absent."""
     parameters: OllamaOptions | None = None
-    messages: Listed[OllamaMessage] | None = None
+    messages: ListOf[OllamaMessage] | None = None
 
 
 class OllamaCopyBody(OpenBody):
@@ -143,7 +145,7 @@ class ProgressLines:
             ticket_of(scope).client_gone()
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        headers = {**UNKEPT, **self._ignored.headers, "content-type": NDJSON}
+        headers = {**NO_STORE_HEADERS, **self._ignored.headers, "content-type": NDJSON}
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": encoded})
         async for line in self._lines(scope):
@@ -164,7 +166,7 @@ class ProgressLines:
 
 
 class OllamaStoreRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._store = parts.store
         self._models = parts.models
         self._lenient = parts.options.lenient
@@ -214,7 +216,7 @@ class OllamaStoreRoutes:
         await store.derive(name, preset)
 
 
-_row = partial(RouteRow[OllamaStoreRoutes], access=ADMIN, tag="Ollama", error=OllamaError)
+_row = partial(ApiRoute[OllamaStoreRoutes], access=ADMIN, tag="Ollama", error=OllamaError)
 _LINES = "Unless `stream` is false: an object on each line; the last one is `success` or an error."
 _rows = (
     _row(
@@ -267,4 +269,4 @@ _rows = (
     ),
     _row("POST", f"{OLLAMA}/push", lambda at: at.push, summary="Refused: 400", errors=(400,)),
 )
-ROOM = RouteRoom[ServerParts, OllamaStoreRoutes](OllamaStoreRoutes, _rows, shape=SHAPE)
+ROOM = ApiRouter[AppState, OllamaStoreRoutes](OllamaStoreRoutes, _rows, shape=SHAPE)

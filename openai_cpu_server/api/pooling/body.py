@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, Tag
 
-from openai_cpu_server.api.asking.as_ask import LastTokens, Prompts
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     DOCUMENT_KIND,
     PROMPT_KIND,
     TEXT_OR_LIST,
@@ -22,6 +21,7 @@ from openai_cpu_server.api.asking.body import (
     Tier,
     Tokens,
 )
+from openai_cpu_server.api.generation.to_params import LastTokens, Prompts
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import Embedding, Engine, Generation
 from openai_cpu_server.contract.figures import Figures
@@ -29,8 +29,7 @@ from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError, wrong
-from openai_cpu_server.http.parse import Body
-from openai_cpu_server.http.unheeded import (
+from openai_cpu_server.http.ignored_params import (
     EMBEDDING_HINTS,
     EMBEDDING_REFUSALS,
     RERANK_HINTS,
@@ -38,6 +37,7 @@ from openai_cpu_server.http.unheeded import (
     Hints,
     Refusals,
 )
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_INPUTS = 2048

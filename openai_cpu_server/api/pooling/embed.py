@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import MixedText
-from openai_cpu_server.api.asking.call import ModelContext
+from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.generation.to_params import MixedText
 from openai_cpu_server.api.pooling.body import (
     MAX_INPUTS,
     Cut,
@@ -24,7 +24,7 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong, wrong
 from openai_cpu_server.http.clients import Client, account_of
-from openai_cpu_server.http.context import Sender
+from openai_cpu_server.http.context import Caller
 
 Tokens = tuple[int, ...]
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class InputReader(msgspec.Struct, frozen=True):
     keeps_end: bool = False
 
     @classmethod
-    def of(cls, asking: ModelContext, cut: Cut | None, *, room: int = 0) -> InputReader:
+    def of(cls, asking: ResolveContext, cut: Cut | None, *, room: int = 0) -> InputReader:
         """`room`: tokens reserved for an answer."""
         asked = None if cut is None or cut.most_tokens is None else cut.most_tokens
         limits = (asking.info.context_limit - room, asking.options.max_prompt_tokens, asked)
@@ -146,7 +146,7 @@ def _listed(tokens: Tokens) -> str:
     return ", ".join(map(str, tokens))
 
 
-def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
+def resolve_embeddings(body: EmbeddingBody, asking: ResolveContext) -> PoolingCall:
     dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
     inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
     request = embed_request(inputs, body, asking, id_prefix="embd-")
@@ -159,7 +159,7 @@ def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def resolve_llama_embedding(body: LlamaEmbedBody, asking: ModelContext) -> PoolingCall:
+def resolve_llama_embedding(body: LlamaEmbedBody, asking: ResolveContext) -> PoolingCall:
     if (body.content is None) == (body.input is None):
         raise wrong("Give exactly one of 'content' and 'input'.", "content")
     given, name = (body.input, "input") if body.content is None else (body.content, "content")
@@ -175,13 +175,13 @@ def resolve_llama_embedding(body: LlamaEmbedBody, asking: ModelContext) -> Pooli
 
 
 def embed_request(
-    inputs: tuple[Tokens, ...], body: PoolingBody, asking: ModelContext, *, id_prefix: str
+    inputs: tuple[Tokens, ...], body: PoolingBody, asking: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
     return EmbedRequest(id=call_id, inputs=inputs, **asked_by(body, asking.sender, id_prefix))
 
 
-def asked_by(body: PoolingBody, sender: Sender, id_prefix: str) -> dict[str, Any]:
+def asked_by(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any]:
     return {
         "priority": sender.priority(field=body.priority, tier=body.service_tier),
         "client": Client.of(sender.identity, body.user or body.safety_identifier).label,

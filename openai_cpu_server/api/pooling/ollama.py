@@ -7,23 +7,23 @@ from typing import Annotated, ClassVar, Union
 import msgspec
 from pydantic import Field, Tag
 
-from openai_cpu_server.api.asking.body import TEXT_OR_LIST, NonEmpty, Several
-from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.body import TEXT_OR_LIST, NonEmpty, Several
+from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.pooling.body import MAX_INPUTS, Cut, PoolingBody, PoolingCall, Rows
 from openai_cpu_server.api.pooling.embed import InputReader, dimensions_of, embed_request
 from openai_cpu_server.api.pooling.render import as_numbers, checked, normalised
 from openai_cpu_server.api.pooling.routes import PoolingFamily, PoolingRoute
 from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam
 from openai_cpu_server.http.keys import CALLS
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
-from openai_cpu_server.http.unheeded import Hint, Hints
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Ability
 
 _NS_PER_MS = 1e6
 _HINTS: Hints = {
-    "options": Hint("they are for answers and for Ollama's own runner"),
-    "keep_alive": Hint("the server decides how long models stay"),
+    "options": IgnoredParam("they are for answers and for Ollama's own runner"),
+    "keep_alive": IgnoredParam("the server decides how long models stay"),
 }
 
 
@@ -87,7 +87,7 @@ def _one_vector(rows: Rows, figures: Figures) -> bytes:
     return b'{"embedding":%b}' % (b"".join(as_numbers(checked(rows))) or b"[]")
 
 
-def _vectors(body: OllamaEmbedBody, asking: ModelContext) -> PoolingCall:
+def _vectors(body: OllamaEmbedBody, asking: ResolveContext) -> PoolingCall:
     dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
     texts = list(filter(None, [body.input])) if isinstance(body.input, str) else body.input
     params = (
@@ -101,7 +101,7 @@ def _vectors(body: OllamaEmbedBody, asking: ModelContext) -> PoolingCall:
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def _vector(body: OllamaOldEmbedBody, asking: ModelContext) -> PoolingCall:
+def _vector(body: OllamaOldEmbedBody, asking: ResolveContext) -> PoolingCall:
     texts = list(filter(None, [body.prompt]))
     inputs = InputReader.of(asking, _CUT).texts(texts, ["prompt"] * len(texts))
     request = embed_request(inputs, body, asking, id_prefix="ollama-")
@@ -109,7 +109,7 @@ def _vector(body: OllamaOldEmbedBody, asking: ModelContext) -> PoolingCall:
 
 
 class OllamaEmbedRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         new = PoolingFamily(OllamaEmbedBody, Ability.EMBED, _vectors)
         old = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, _vector)
         self.new = PoolingRoute(new, parts.models, parts.options)
@@ -121,7 +121,7 @@ class OllamaEmbedError(msgspec.Struct, frozen=True):
 
 
 _rows = (
-    RouteRow[OllamaEmbedRoutes](
+    ApiRoute[OllamaEmbedRoutes](
         "POST",
         "/api/embed",
         lambda at: at.new.create,
@@ -133,7 +133,7 @@ _rows = (
         error=OllamaEmbedError,
         errors=GENERATION_ERRORS,
     ),
-    RouteRow[OllamaEmbedRoutes](
+    ApiRoute[OllamaEmbedRoutes](
         "POST",
         "/api/embeddings",
         lambda at: at.old.create,
@@ -146,4 +146,4 @@ _rows = (
         errors=GENERATION_ERRORS,
     ),
 )
-OLLAMA_ROOM = RouteRoom[ServerParts, OllamaEmbedRoutes](OllamaEmbedRoutes, _rows)
+OLLAMA_ROOM = ApiRouter[AppState, OllamaEmbedRoutes](OllamaEmbedRoutes, _rows)

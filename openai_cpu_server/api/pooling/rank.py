@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from openai_cpu_server.api.asking.call import ModelContext
+from openai_cpu_server.api.generation.call import ResolveContext
 from openai_cpu_server.api.pooling.body import (
     ClassifyBody,
     PoolingCall,
@@ -75,7 +75,7 @@ class _Scoring(NamedTuple):
     scores_of: Callable[[Rows], Scores]
 
 
-def resolve_ranking(body: RerankBody, asking: ModelContext) -> PoolingCall:
+def resolve_ranking(body: RerankBody, asking: ResolveContext) -> PoolingCall:
     """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
     name, documents = _documents(body)
     pairs = _Pairs((body.query,), documents, "query", name)
@@ -115,7 +115,7 @@ def _of_the_other(body: RerankBody) -> str | None:
     return next((name for name in names if getattr(body, name) is not None), None)
 
 
-def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
+def resolve_scores(body: ScoreBody, asking: ResolveContext) -> PoolingCall:
     """Return the call. Raises as `resolve_ranking`."""
     first, second = _listed(body.text_1), _listed(body.text_2)
     if len(first) not in (1, len(second)):
@@ -128,7 +128,7 @@ def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
-def resolve_classes(body: ClassifyBody, asking: ModelContext) -> PoolingCall:
+def resolve_classes(body: ClassifyBody, asking: ResolveContext) -> PoolingCall:
     """Return the call. Raises as `resolve_ranking`."""
     inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
     request = embed_request(inputs, body, asking, id_prefix="classify-")
@@ -147,14 +147,14 @@ def _listed(given: str | list[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
+def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> _Scoring:
     reader = InputReader.of(asking, body.cut)
     read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     request = embed_request(read, body, asking, id_prefix=_PREFIX)
     return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
 
 
-def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
+def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> _Scoring:
     request = embed_request(_joined(pairs, body, asking), body, asking, id_prefix=_PREFIX)
     if asking.info.embedding_size > 1 and asking.info.architecture not in _SOFTMAX:
         message = (
@@ -165,7 +165,7 @@ def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext
     return _Scoring(request, probabilities if squeezes else first_numbers)
 
 
-def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
+def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> _Scoring:
     """The prompts of a query share a prefix, which is computed once."""
     model = asking.chosen.model
     assert model.rerank is not None, "a model without one cannot rerank"
@@ -218,7 +218,7 @@ def _answers(reader: InputReader, asked: RerankPrompts) -> tuple[int, int]:
 
 
 def _questions(
-    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, asking: ModelContext
+    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, asking: ResolveContext
 ) -> YesOrNo:
     sender, call_id = asking.sender, _PREFIX + secrets.token_hex(12)
     key = sender.identity.digest if asking.options.isolate_by_key else None
@@ -242,7 +242,7 @@ def _questions(
     return YesOrNo(requests=requests, yes=yes, no=no)
 
 
-def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> tuple[Tokens, ...]:
+def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> tuple[Tokens, ...]:
     reader = InputReader.of(asking, body.cut)
     asked = asking.chosen.model.rerank
     if asked is not None:

@@ -13,11 +13,11 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.ask import LONG_BODY
-from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.asking.route import while_connected
-from openai_cpu_server.api.asking.running import limit_time
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.generation.params import LONG_BODY
+from openai_cpu_server.api.generation.route import while_connected
+from openai_cpu_server.api.generation.running import limit_time
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.pooling.body import (
     ClassifyBody,
     EmbeddingBody,
@@ -43,12 +43,12 @@ from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, Sender, Ticket, context_of
+from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able, fetch
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
@@ -60,7 +60,7 @@ _CHEAPER = 16
 class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
     schema: type[B]
     ability: Ability
-    resolve: Callable[[B, ModelContext], PoolingCall]
+    resolve: Callable[[B, ResolveContext], PoolingCall]
     """Runs in any thread. Raises errors of `http/errors.py`."""
 
 
@@ -102,13 +102,13 @@ class PoolingRoute(Generic[B]):
             raise
         return await _written(call, rows, working.figures)
 
-    async def _resolved(self, data: bytes, sender: Sender) -> tuple[PoolingCall, ChosenModel]:
+    async def _resolved(self, data: bytes, sender: Caller) -> tuple[PoolingCall, ChosenModel]:
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
         await fetch(self._models, body.model, allowed)
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
-        asking = ModelContext(chosen, chosen.model.loaded(), sender, self._options)
+        asking = ResolveContext(chosen, chosen.model.loaded(), sender, self._options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
         is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
         resolving = partial(self._family.resolve, body, asking)
@@ -130,7 +130,7 @@ class PoolingRoute(Generic[B]):
                     raise
 
 
-async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Ticket) -> Rows:
+async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: RequestLog) -> Rows:
     num_inputs, num_done = len(call.work.inputs), 0
     try:
         async with working:
@@ -154,7 +154,7 @@ async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
 
 
 _embedding_rows = (
-    RouteRow[PoolingRoute[EmbeddingBody]](
+    ApiRoute[PoolingRoute[EmbeddingBody]](
         "POST",
         "/v1/embeddings",
         lambda at: at.create,
@@ -167,10 +167,10 @@ _embedding_rows = (
         batched=lambda at: at.answer,
     ),
 )
-EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
+EMBEDDING_ROOM = ApiRouter[AppState, PoolingRoute[EmbeddingBody]](
     lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options), _embedding_rows
 )
-_LLAMA_SERVER = RouteRow[PoolingRoute[LlamaEmbedBody]](
+_LLAMA_SERVER = ApiRoute[PoolingRoute[LlamaEmbedBody]](
     "POST",
     "/embedding",
     lambda at: at.create,
@@ -183,12 +183,12 @@ _LLAMA_SERVER = RouteRow[PoolingRoute[LlamaEmbedBody]](
     lists=(True,),
     errors=GENERATION_ERRORS,
 )
-LLAMA_SERVER_ROOM = RouteRoom[ServerParts, PoolingRoute[LlamaEmbedBody]](
+LLAMA_SERVER_ROOM = ApiRouter[AppState, PoolingRoute[LlamaEmbedBody]](
     lambda parts: PoolingRoute(LLAMA_SERVER, parts.models, parts.options),
     (_LLAMA_SERVER, _LLAMA_SERVER.at("/embeddings")),
     shape=numbered_at("/embedding", "/embeddings"),
 )
-_RERANK = RouteRow[PoolingRoute[RerankBody]](
+_RERANK = ApiRoute[PoolingRoute[RerankBody]](
     "POST",
     "/v1/rerank",
     lambda at: at.create,
@@ -200,7 +200,7 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
     or_list_of=RankedText,
     errors=GENERATION_ERRORS,
 )
-_SCORE = RouteRow[PoolingRoute[ScoreBody]](
+_SCORE = ApiRoute[PoolingRoute[ScoreBody]](
     "POST",
     "/score",
     lambda at: at.create,
@@ -211,10 +211,10 @@ _SCORE = RouteRow[PoolingRoute[ScoreBody]](
     answer=ScoreList,
     errors=GENERATION_ERRORS,
 )
-SCORING_ROOM = RouteRoom[ServerParts, PoolingRoute[ScoreBody]](
+SCORING_ROOM = ApiRouter[AppState, PoolingRoute[ScoreBody]](
     lambda parts: PoolingRoute(SCORING, parts.models, parts.options), (_SCORE, _SCORE.at("/v1/score"))
 )
-_CLASSIFY = RouteRow[PoolingRoute[ClassifyBody]](
+_CLASSIFY = ApiRoute[PoolingRoute[ClassifyBody]](
     "POST",
     "/classify",
     lambda at: at.create,
@@ -225,13 +225,13 @@ _CLASSIFY = RouteRow[PoolingRoute[ClassifyBody]](
     answer=ClassList,
     errors=GENERATION_ERRORS,
 )
-CLASSIFYING_ROOM = RouteRoom[ServerParts, PoolingRoute[ClassifyBody]](
+CLASSIFYING_ROOM = ApiRouter[AppState, PoolingRoute[ClassifyBody]](
     lambda parts: PoolingRoute(CLASSIFYING, parts.models, parts.options),
     (_CLASSIFY, _CLASSIFY.at("/v1/classify")),
 )
 _RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
 """Paths of Cohere, Jina and llama-server."""
-RERANKING_ROOM = RouteRoom[ServerParts, PoolingRoute[RerankBody]](
+RERANKING_ROOM = ApiRouter[AppState, PoolingRoute[RerankBody]](
     lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
     (replace(_RERANK, batched=lambda at: at.answer), *map(_RERANK.at, _RERANK_PATHS)),
 )

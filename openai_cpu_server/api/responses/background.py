@@ -7,15 +7,15 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from openai_cpu_server.api.asking.kept_streams import EventLog
-from openai_cpu_server.api.asking.renderer import Chunk, events
-from openai_cpu_server.api.asking.running import chunks_of
+from openai_cpu_server.api.generation.renderer import Chunk, events
+from openai_cpu_server.api.generation.resumable_streams import EventLog
+from openai_cpu_server.api.generation.running import chunks_of
 from openai_cpu_server.api.responses.making import RunningResponse
 from openai_cpu_server.api.responses.objects import ResponseObject
 from openai_cpu_server.errors import JobsUnavailable, RequestCancelled
-from openai_cpu_server.http.context import EndedRequests, Ticket
+from openai_cpu_server.http.context import RequestHistory, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of
-from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.jobs.responses import RENEW_S, KeptResponses
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _CLOSE_S = 5.0
 
 
 class LiveResponse:
-    def __init__(self, making: RunningResponse, ticket: Ticket, lease: Lease) -> None:
+    def __init__(self, making: RunningResponse, ticket: RequestLog, lease: Reservation) -> None:
         self.making = making
         self.ticket = ticket
         self.lease = lease
@@ -49,7 +49,7 @@ class LiveResponse:
 class Background:
     """Runs background responses. The owner must `close` it before the database."""
 
-    def __init__(self, kept: KeptResponses, endings: EndedRequests) -> None:
+    def __init__(self, kept: KeptResponses, endings: RequestHistory) -> None:
         self._kept = kept
         self._endings = endings
         self._live: dict[str, LiveResponse] = {}

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
     AdapterName,
@@ -16,7 +16,7 @@ from openai_cpu_server.api.asking.body import (
     Effort,
     ForeignKind,
     JsonObject,
-    Listed,
+    ListOf,
     Name,
     NonEmpty,
     OutputLimit,
@@ -34,14 +34,14 @@ from openai_cpu_server.api.responses.sent_items import (
     SentMessageItem,
     ToolName,
 )
-from openai_cpu_server.http.parse import Body
-from openai_cpu_server.http.unheeded import (
+from openai_cpu_server.http.ignored_params import (
     REASONING_REFUSALS,
     RESPONSES_HINTS,
     RESPONSES_REFUSALS,
     Hints,
     Refusals,
 )
+from openai_cpu_server.http.parse import Body
 
 
 class FunctionTool(EchoedBody):
@@ -89,7 +89,7 @@ class NamespaceTool(EchoedBody):
 class ToolFilter(EchoedBody):
     """Both conditions must hold if both are given."""
 
-    tool_names: Listed[ToolName] | None = None
+    tool_names: ListOf[ToolName] | None = None
     read_only: bool | None = None
 
 
@@ -99,7 +99,7 @@ class ApprovalRule(EchoedBody):
 
 
 AllowedMcpTools = Annotated[
-    Union[Annotated[Listed[ToolName], Tag("<list>")], Annotated[ToolFilter, Tag("<object>")]],
+    Union[Annotated[ListOf[ToolName], Tag("<list>")], Annotated[ToolFilter, Tag("<object>")]],
     Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
 ]
 RequiredApproval = Annotated[
@@ -125,7 +125,7 @@ class McpServerTool(EchoedBody):
     connector_id: str | None = None
     tunnel_id: str | None = None
     defer_loading: bool | None = None
-    allowed_callers: Listed[str] | None = None
+    allowed_callers: ListOf[str] | None = None
 
 
 Tool = Annotated[

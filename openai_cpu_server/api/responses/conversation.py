@@ -10,15 +10,15 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.asking.ask import (
-    AskedDocument,
-    AskedMessage,
-    AskedPicture,
-    AskedSound,
+from openai_cpu_server.api.generation.body import LACKS
+from openai_cpu_server.api.generation.params import (
     Attached,
+    DocumentParam,
     EarlierAnswer,
+    MessageParam,
+    PictureParam,
+    SoundParam,
 )
-from openai_cpu_server.api.asking.body import LACKS
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,
@@ -35,6 +35,7 @@ from openai_cpu_server.api.responses.items import (
     InputImage,
     InputText,
     Item,
+    ItemWithSource,
     McpCallItem,
     McpListItem,
     MessageItem,
@@ -42,7 +43,6 @@ from openai_cpu_server.api.responses.items import (
     Part,
     ReasoningItem,
     RefusalText,
-    SourcedItem,
     named_for_models,
     new_item_id,
 )
@@ -66,9 +66,9 @@ _CALLS = (FunctionCallItem, CustomCallItem)
 _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 
 
-def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
+def turns(items: Iterable[ItemWithSource]) -> list[MessageParam]:
     """Return the messages. Consecutive reasoning, text and calls of the assistant form one message."""
-    messages: list[AskedMessage] = []
+    messages: list[MessageParam] = []
     open_turn: _Turn | None = None
     for sourced in _as_functions(items):
         item = sourced.item
@@ -80,11 +80,11 @@ def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
             continue
         messages += _closed(open_turn)
         open_turn = None
-        messages.append(AskedMessage(_message(item), path=sourced.param))
+        messages.append(MessageParam(_message(item), path=sourced.param))
     return _once(messages + _closed(open_turn))
 
 
-def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[AskedMessage]:
+def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
     """Return the messages of one generation, with the results of its MCP calls."""
     calls = [item for item in items if isinstance(item, McpCallItem)]
     said = [
@@ -94,7 +94,10 @@ def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> li
     ]
     outputs: list[Item] = [_as_output(item) for item in calls]
     return turns(
-        [*(SourcedItem(item, _TOOLS, answer) for item in said), *(SourcedItem(o, _TOOLS) for o in outputs)]
+        [
+            *(ItemWithSource(item, _TOOLS, answer) for item in said),
+            *(ItemWithSource(o, _TOOLS) for o in outputs),
+        ]
     )
 
 
@@ -103,7 +106,7 @@ class ApprovedCall(NamedTuple):
     param: str
 
 
-def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem]) -> list[ApprovedCall]:
+def approved_calls(earlier: Sequence[ItemWithSource], items: Sequence[ItemWithSource]) -> list[ApprovedCall]:
     """Return calls that the body's own `items` approve and that were not made. Raises InvalidRequest."""
     everything = [one.item for one in (*earlier, *items)]
     requests = {one.id: one for one in everything if isinstance(one, ApprovalRequestItem)}
@@ -122,12 +125,12 @@ def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem])
     return list(approved.values())
 
 
-def listed_servers(items: Iterable[SourcedItem]) -> frozenset[str]:
+def listed_servers(items: Iterable[ItemWithSource]) -> frozenset[str]:
     lists = (one.item for one in items if isinstance(one.item, McpListItem))
     return frozenset(one.server_label for one in lists if one.error is None)
 
 
-def _as_functions(items: Iterable[SourcedItem]) -> Iterator[SourcedItem]:
+def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
     """A call that was not approved has an output with the reason. An approved one appears as the later
     call."""
     everything = list(items)
@@ -152,7 +155,7 @@ def _as_functions(items: Iterable[SourcedItem]) -> Iterator[SourcedItem]:
                 yield sourced
 
 
-def _unmade(sourced: SourcedItem, request: ApprovalRequestItem, why: str) -> Iterator[SourcedItem]:
+def _unmade(sourced: ItemWithSource, request: ApprovalRequestItem, why: str) -> Iterator[ItemWithSource]:
     call = McpCallItem(
         id=request.id,
         server_label=request.server_label,
@@ -160,8 +163,8 @@ def _unmade(sourced: SourcedItem, request: ApprovalRequestItem, why: str) -> Ite
         arguments=request.arguments,
         error=why,
     )
-    yield SourcedItem(_as_call(call), sourced.param)
-    yield SourcedItem(_as_output(call), sourced.param)
+    yield ItemWithSource(_as_call(call), sourced.param)
+    yield ItemWithSource(_as_output(call), sourced.param)
 
 
 def _as_call(item: McpCallItem) -> FunctionCallItem:
@@ -179,7 +182,7 @@ def _as_output(item: McpCallItem) -> FunctionCallOutputItem:
     return FunctionCallOutputItem(id=item.id, call_id=item.id, output=text)
 
 
-def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
+def _once(messages: Sequence[MessageParam]) -> list[MessageParam]:
     """An earlier answer that has become several messages is not the source of any of them alone."""
     seen = Counter(id(one.own) for one in messages if one.own is not None)
     is_part = [seen.get(id(one.own), 0) > 1 for one in messages]
@@ -189,7 +192,7 @@ def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
     ]
 
 
-def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
+def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
     """Return the items to show to the model, without those that the last summary replaces. If an answer
     follows the summary, the items that it answers stay. Otherwise the words of users stay."""
     found = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
@@ -201,13 +204,13 @@ def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
     return [*(one for one in before if _is_said(one.item)), summary, *after]
 
 
-def summed_up(items: Sequence[SourcedItem], summary: SourcedItem) -> list[SourcedItem]:
+def summed_up(items: Sequence[ItemWithSource], summary: ItemWithSource) -> list[ItemWithSource]:
     """Return the items for the next answer: system messages, the summary, and unanswered items."""
     rules = [one for one in items if isinstance(one.item, MessageItem) and one.item.role in _RULES]
     return [*rules, summary, *(one for one in _unanswered(items) if one not in rules)]
 
 
-def _unanswered(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
+def _unanswered(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
     """Items after the assistant's last one, and the calls that belong to results of tools."""
     first = len(items)
     while first and not _is_assistants(items[first - 1].item):
@@ -218,7 +221,7 @@ def _unanswered(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
     return [one for one in items[first:] if not isinstance(one.item, CompactionItem)]
 
 
-def is_answered(items: Iterable[SourcedItem]) -> bool:
+def is_answered(items: Iterable[ItemWithSource]) -> bool:
     return any(_is_assistants(one.item) for one in items)
 
 
@@ -234,8 +237,8 @@ def is_trigger(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.content == _TRIGGER
 
 
-def with_instructions(messages: Sequence[AskedMessage], instructions: str | None) -> list[AskedMessage]:
-    first = [AskedMessage({"role": "system", "content": instructions})] if instructions else []
+def with_instructions(messages: Sequence[MessageParam], instructions: str | None) -> list[MessageParam]:
+    first = [MessageParam({"role": "system", "content": instructions})] if instructions else []
     return [*first, *messages]
 
 
@@ -247,7 +250,7 @@ class _Turn:
     calls: list[Mapping[str, object]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
 
-    def takes(self, sourced: SourcedItem) -> bool:
+    def takes(self, sourced: ItemWithSource) -> bool:
         """Within a message, thoughts come first, then text, then calls."""
         if sourced.answer is not self.answer:
             return False
@@ -271,14 +274,14 @@ class _Turn:
         function = {"name": stem + item.name, "arguments": arguments}
         self.calls.append({"id": item.call_id, "type": "function", "function": function})
 
-    def message(self) -> AskedMessage:
+    def message(self) -> MessageParam:
         """Thoughts are included, because the template decides if the model sees them."""
         fields: dict[str, object] = {"role": "assistant", "content": "\n".join(self.texts)}
         if self.calls:
             fields["tool_calls"] = self.calls
         if thoughts := "\n".join(self.thoughts):
             fields["reasoning_content"] = thoughts
-        return AskedMessage(fields, self.answer, self.path)
+        return MessageParam(fields, self.answer, self.path)
 
 
 def parts_text(content: str | Sequence[Part]) -> str:
@@ -296,7 +299,7 @@ def _part_text(part: Part) -> str:
     return part.text
 
 
-def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
+def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attached]:
     for sourced in items:
         item, is_asked = sourced.item, sourced is items[-1]
         field = "output" if isinstance(item, _OUTPUTS) else "content"
@@ -305,16 +308,16 @@ def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
             at = f"{sourced.param}.{field}[{number}]"
             if isinstance(part, InputImage):
                 picture, name = part.source, f"{at} (input_image)"
-                yield AskedPicture(picture.mark, *picture, at, name, LACKS["input_image"])
+                yield PictureParam(picture.mark, *picture, at, name, LACKS["input_image"])
             if isinstance(part, InputAudio):
                 sound, name = part.source, f"{at} (input_audio)"
-                yield AskedSound(sound.mark, *sound, at, name, LACKS["input_audio"])
+                yield SoundParam(sound.mark, *sound, at, name, LACKS["input_audio"])
             if isinstance(part, InputFile):
                 document = part.source
-                yield AskedDocument(document.mark, *document, at, f"{at} (input_file)", is_asked)
+                yield DocumentParam(document.mark, *document, at, f"{at} (input_file)", is_asked)
 
 
-def _closed(turn: _Turn | None) -> list[AskedMessage]:
+def _closed(turn: _Turn | None) -> list[MessageParam]:
     return [] if turn is None else [turn.message()]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
+from openai_cpu_server.api.generation.params import (
     AS_IT_IS,
     UPLOAD,
     DocumentSource,
@@ -17,7 +17,7 @@ from openai_cpu_server.api.asking.ask import (
     SoundSource,
     sound_source,
 )
-from openai_cpu_server.api.asking.renderer import TokenEntry
+from openai_cpu_server.api.generation.renderer import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
 """Prefix of our `encrypted_content`. The rest is plain text, because it belongs to the client."""
@@ -254,7 +254,7 @@ def decoded(content: bytes) -> Item:
     return _DECODER.decode(content)
 
 
-class SourcedItem(msgspec.Struct, frozen=True):
+class ItemWithSource(msgspec.Struct, frozen=True):
     item: Item
     param: str
     answer: EarlierAnswer | None = None

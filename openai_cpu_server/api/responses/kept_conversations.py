@@ -12,8 +12,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.body import Notes
-from openai_cpu_server.api.parts import ServerParts, page_ends
+from openai_cpu_server.api.generation.body import Notes
+from openai_cpu_server.api.parts import AppState, page_ends
 from openai_cpu_server.api.responses.items import Item
 from openai_cpu_server.api.responses.objects import ItemList
 from openai_cpu_server.api.responses.sent_items import (
@@ -30,7 +30,7 @@ from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import REQUESTS, WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
-from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 from openai_cpu_server.jobs.records import ConversationRecord, KeptItem, StoredAmount
 from openai_cpu_server.jobs.responses import KeptResponses
 from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
@@ -74,7 +74,7 @@ class ConversationDeleted(msgspec.Struct, frozen=True):
 
 
 class ConversationRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._options = parts.options
         self._kept = parts.jobs.responses if parts.jobs else None
         self._reader = ResponseReader(self._kept, parts.options)
@@ -203,7 +203,7 @@ async def _listed(items: Sequence[KeptItem], headers: dict[str, str], *, has_mor
 _INCLUDE: Mapping[str, JsonSchema] = {
     "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"}
 }
-_row = partial(RouteRow[ConversationRoutes], access=REQUESTS, tag="Responses")
+_row = partial(ApiRoute[ConversationRoutes], access=REQUESTS, tag="Responses")
 _rows = (
     _row(
         "POST",
@@ -271,4 +271,4 @@ _rows = (
         answer=ConversationObject,
     ),
 )
-ROOM = RouteRoom[ServerParts, ConversationRoutes](ConversationRoutes, _rows)
+ROOM = ApiRouter[AppState, ConversationRoutes](ConversationRoutes, _rows)

@@ -11,29 +11,29 @@ from functools import partial
 import anyio
 import msgspec
 
-from openai_cpu_server.api.asking.ask import AskedFunction, AskedLimit, EarlierAnswer
-from openai_cpu_server.api.asking.call import fingerprint
-from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
-from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.running import OpenCall, RunningCall, Said, TimedEvent
+from openai_cpu_server.api.generation.call import fingerprint
+from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
+from openai_cpu_server.api.generation.params import EarlierAnswer, FunctionParam, LimitParam
+from openai_cpu_server.api.generation.renderer import Chunk
+from openai_cpu_server.api.generation.running import OpenCall, RunningCall, StreamItem, TimedEvent
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import is_answered, is_trigger, turns
-from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, Item, SourcedItem
+from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, Item, ItemWithSource
 from openai_cpu_server.api.responses.objects import ResponseObject, WrittenSummary, new_response
 from openai_cpu_server.api.responses.rounds import (
     AnsweredCall,
     RoundPlan,
     ToolCaller,
-    ToolRounds,
+    ToolLoop,
     not_offered,
 )
 from openai_cpu_server.api.responses.stream import ResponseStream, encoded
-from openai_cpu_server.api.responses.toolbox import Toolbox, ToolboxOpener
-from openai_cpu_server.api.responses.turns import USABLE, AskedResponse, LastResponse
+from openai_cpu_server.api.responses.toolbox import McpTools, ToolboxOpener
+from openai_cpu_server.api.responses.turns import USABLE, LastResponse, ResponseParams
 from openai_cpu_server.contract.mcp import McpObserver, McpServers
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable
 from openai_cpu_server.http.body import off_loop
-from openai_cpu_server.http.context import EndedRequests, RequestContext, served
+from openai_cpu_server.http.context import RequestContext, RequestHistory, served
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
@@ -49,8 +49,8 @@ from openai_cpu_server.models.registry import Ability, choose_able, fetch
 
 
 async def alive(
-    told: AsyncGenerator[Said, None], stream: ResponseStream, *, first_s: float, every_s: float
-) -> AsyncIterator[Said]:
+    told: AsyncGenerator[StreamItem, None], stream: ResponseStream, *, first_s: float, every_s: float
+) -> AsyncIterator[StreamItem]:
     """Yield events, and signs of life while none come. Keep-alive comments cannot replace them, because
     the signs are numbered events. `every_s`: 0 for none."""
     wait_s = min(first_s, every_s) or None
@@ -71,7 +71,7 @@ async def alive(
             yield said
 
 
-async def _left(coming: asyncio.Future[Said | None]) -> None:
+async def _left(coming: asyncio.Future[StreamItem | None]) -> None:
     """The reader of the call must have ended before the call is closed."""
     coming.cancel()
     with anyio.CancelScope(shield=True):
@@ -88,12 +88,12 @@ class RunningResponse:
 
     def __init__(
         self,
-        read: AskedResponse,
+        read: ResponseParams,
         running: OpenCall,
         status: ResponseStatus,
         kept: KeptResponses | None,
         *,
-        box: Toolbox | None = None,
+        box: McpTools | None = None,
         keep_alive_s: float,
         request_id: str,
     ) -> None:
@@ -117,7 +117,7 @@ class RunningResponse:
     def response(self) -> ResponseObject:
         return self.stream.response
 
-    async def told(self) -> AsyncIterator[Said]:
+    async def told(self) -> AsyncIterator[StreamItem]:
         """Yield the events. The response is stored before its client sees the end, which may be a failure."""
         try:
             async for said in self._told():
@@ -126,7 +126,7 @@ class RunningResponse:
             await self._keep(self.stream.failed(error_object(error, request_id=self._request_id)))
             raise
 
-    async def _told(self) -> AsyncIterator[Said]:
+    async def _told(self) -> AsyncIterator[StreamItem]:
         news = self.running.tell(self.stream)
         async for said in alive(news, self.stream, first_s=_FIRST_SIGN_S, every_s=self._keep_alive_s):
             if self.stream.has_ended:
@@ -148,8 +148,8 @@ class RunningResponse:
 
     def recent(self) -> LastResponse:
         answer = EarlierAnswer(self.stream.written, self._vocabulary())
-        outputs = [SourcedItem(item, "previous_response_id", answer) for item in self.response.output]
-        inputs = [SourcedItem(one.item, "previous_response_id") for one in self.read.items]
+        outputs = [ItemWithSource(item, "previous_response_id", answer) for item in self.response.output]
+        inputs = [ItemWithSource(one.item, "previous_response_id") for one in self.read.items]
         return LastResponse(self.response.id, (*self.read.earlier, *inputs, *outputs))
 
     def record(self, kept: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
@@ -222,7 +222,7 @@ class ResponseMaker:
         service: GenerationService,
         options: ApiOptions,
         kept: KeptResponses | None,
-        endings: EndedRequests,
+        endings: RequestHistory,
         mcp: McpServers | None,
         observer: McpObserver,
     ) -> None:
@@ -236,7 +236,7 @@ class ResponseMaker:
 
     async def begin(
         self,
-        read: AskedResponse,
+        read: ResponseParams,
         context: RequestContext,
         attempt: CascadeAttempt = UNWATCHED,
         *,
@@ -263,24 +263,24 @@ class ResponseMaker:
             box=box,
         )
 
-    async def opened(self, body: ResponsesBody, identity: Identity) -> Toolbox | None:
+    async def opened(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
         """Return a toolbox, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         return None if self._toolboxes is None else await self._toolboxes.open(body, identity)
 
     async def _with_tools(
         self,
-        read: AskedResponse,
+        read: ResponseParams,
         context: RequestContext,
         attempt: CascadeAttempt,
-        box: Toolbox,
+        box: McpTools,
         watched: Callable[[CallingTools], Awaitable[list[AnsweredCall]]],
-    ) -> tuple[AskedResponse, ToolRounds]:
+    ) -> tuple[ResponseParams, ToolLoop]:
         """Takes ownership of the box."""
         caller = ToolCaller(box, self._observer)
         try:
             read = await self._fitting(read, context, attempt, box.functions)
             approved = await watched(partial(caller.approved, read.approved)) if read.approved else []
-            said = turns([SourcedItem(one.item, one.request.param) for one in approved])
+            said = turns([ItemWithSource(one.item, one.request.param) for one in approved])
             ask = read.ask(box.functions, said)
             running = await self._service.begin(ask, context, attempt)
         except BaseException:
@@ -291,21 +291,21 @@ class ResponseMaker:
         if read.body.is_compacting:
             listed = frozenset(one.label for one in box.listings)  # a summary is told alone
         plan = RoundPlan(ask, box, read.body.max_tool_calls, listed, approved)
-        return read, ToolRounds(plan, running, self._service, context, caller, self._observer)
+        return read, ToolLoop(plan, running, self._service, context, caller, self._observer)
 
     async def _fitting(
         self,
-        read: AskedResponse,
+        read: ResponseParams,
         context: RequestContext,
         attempt: CascadeAttempt,
-        offered: Sequence[AskedFunction] = (),
-    ) -> AskedResponse:
+        offered: Sequence[FunctionParam] = (),
+    ) -> ResponseParams:
         if not await self._is_to_sum_up(read, context, offered):
             return read
         return await self._summed_up(read, context, attempt, offered)
 
     async def _is_to_sum_up(
-        self, read: AskedResponse, context: RequestContext, offered: Sequence[AskedFunction]
+        self, read: ResponseParams, context: RequestContext, offered: Sequence[FunctionParam]
     ) -> bool:
         """A conversation without an answer has nothing that can be left out."""
         asked = read.body.context_management
@@ -320,16 +320,16 @@ class ResponseMaker:
 
     async def _summed_up(
         self,
-        read: AskedResponse,
+        read: ResponseParams,
         context: RequestContext,
         attempt: CascadeAttempt,
-        offered: Sequence[AskedFunction],
-    ) -> AskedResponse:
+        offered: Sequence[FunctionParam],
+    ) -> ResponseParams:
         """An empty summary is ignored."""
         ticket = context.ticket.inner(context.ticket.origin, path=_SUMMARY_ROUTE)
         ticket.client = context.ticket.client
         asking = read.summing_up()
-        limit = AskedLimit(_MOST_SUMMARY, "context_management", is_ceiling=True)
+        limit = LimitParam(_MOST_SUMMARY, "context_management", is_ceiling=True)
         ask = msgspec.structs.replace(asking.ask(offered), max_tokens=limit)
         async with served(ticket, self._endings.end) as summing:
             inner = RequestContext(ticket, context.sender, context.lease, timeout_s=context.timeout_s)
@@ -345,7 +345,7 @@ class ResponseMaker:
 
 
 def _summary(
-    asking: AskedResponse, running: RunningCall, heard: Sequence[TimedEvent]
+    asking: ResponseParams, running: RunningCall, heard: Sequence[TimedEvent]
 ) -> WrittenSummary | None:
     response = new_response(asking.body, running.call, ResponseStatus.IN_PROGRESS, is_stored=False)
     stream = ResponseStream(running.call, running.model.pieces, response, is_compacting=True)

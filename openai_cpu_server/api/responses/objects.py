@@ -7,9 +7,9 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.body import ForeignKind
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.resolve import served_tier
+from openai_cpu_server.api.generation.body import ForeignKind
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.resolve import served_tier
 from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem, OutputItem
@@ -200,7 +200,7 @@ _AUTO = msgspec.Raw(b'"auto"')
 
 
 def new_response(
-    body: schema.ResponsesBody, call: Call, status: ResponseStatus, *, is_stored: bool
+    body: schema.ResponsesBody, call: ResolvedRequest, status: ResponseStatus, *, is_stored: bool
 ) -> ResponseObject:
     tier = body.service_tier
     return ResponseObject(

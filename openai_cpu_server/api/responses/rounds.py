@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedLimit,
-    AskedTools,
+from openai_cpu_server.api.generation.call import ResolvedRequest, fingerprint
+from openai_cpu_server.api.generation.generation import GenerationService
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
     EarlierAnswer,
+    GenerationParams,
+    LimitParam,
+    ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.asking.call import Call, fingerprint
-from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.asking.renderer import Chunk, GatheredAnswer, Renderer
-from openai_cpu_server.api.asking.running import RunningCall, Said
+from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer
+from openai_cpu_server.api.generation.running import RunningCall, StreamItem
 from openai_cpu_server.api.responses.conversation import ApprovedCall, round_turns
 from openai_cpu_server.api.responses.items import McpCallItem, OutputItem, new_item_id
 from openai_cpu_server.api.responses.stream import ResponseStream
-from openai_cpu_server.api.responses.toolbox import OfferedTool, Toolbox
-from openai_cpu_server.api.responses.writing import WaitingCall
+from openai_cpu_server.api.responses.toolbox import McpTools, OfferedTool
+from openai_cpu_server.api.responses.writing import PendingCall
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer, McpObserver
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
@@ -76,7 +76,7 @@ class AnsweredCall(NamedTuple):
 
 
 class ToolCaller:
-    def __init__(self, box: Toolbox, observer: McpObserver) -> None:
+    def __init__(self, box: McpTools, observer: McpObserver) -> None:
         self._box = box
         self._observer = observer
         self.num_calls = 0
@@ -121,14 +121,14 @@ class ToolCaller:
 
 
 class RoundPlan(NamedTuple):
-    ask: Ask
-    box: Toolbox
+    ask: GenerationParams
+    box: McpTools
     max_calls: int | None
     listed: frozenset[str]
     approved: Sequence[AnsweredCall]
 
 
-class ToolRounds:
+class ToolLoop:
     """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the toolbox."""
 
     def __init__(
@@ -154,7 +154,7 @@ class ToolRounds:
         self._is_stopped = False
 
     @property
-    def call(self) -> Call:
+    def call(self) -> ResolvedRequest:
         return self._running.call
 
     @property
@@ -174,7 +174,7 @@ class ToolRounds:
     def client(self) -> Client:
         return self._running.client
 
-    async def __aenter__(self) -> ToolRounds:
+    async def __aenter__(self) -> ToolLoop:
         self._service.calls.begin(self)
         await self._running.__aenter__()
         return self
@@ -210,7 +210,7 @@ class ToolRounds:
         """Run only the first generation, without tool calls."""
         return await self._running.gather()
 
-    async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
+    async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield the events of all rounds. Raises errors of generations, DeadlineExceeded,
         RequestCancelled."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
@@ -255,7 +255,7 @@ class ToolRounds:
             self._rounds.append(ticket.call)
             ticket.generated(ended_rounds(self._rounds))
 
-    async def _begin(self, ask: Ask) -> None:
+    async def _begin(self, ask: GenerationParams) -> None:
         await self._context.settle()
         self._running = await self._service.begin(ask, self._context)
         self._ask = ask
@@ -266,7 +266,7 @@ class ToolRounds:
         elif self._is_stopped:
             self.stop()
 
-    async def _answers(self, calls: Sequence[WaitingCall]) -> list[McpAnswer]:
+    async def _answers(self, calls: Sequence[PendingCall]) -> list[McpAnswer]:
         if self._is_stopped:
             return [McpAnswer(_STOPPED, is_error=True)] * len(calls)
         most = self._plan.max_calls
@@ -320,23 +320,23 @@ class ToolRounds:
             await self._begin(self._following(stream, [_unread(item) for item in items]))
         stream.go_on(self._running.call, self._running.model.pieces)
 
-    def _following(self, stream: ResponseStream, items: Sequence[OutputItem]) -> Ask:
+    def _following(self, stream: ResponseStream, items: Sequence[OutputItem]) -> GenerationParams:
         ask, limit, left = self._ask, self._plan.ask.max_tokens, self._left
         info, tokens = self.model.engine.info, stream.written_in_round
         own = EarlierAnswer(tokens, fingerprint(info)) if tokens and info is not None else None
         said = round_turns(items, own)
-        assert isinstance(ask.prompt, AskedConversation), "a response is a conversation"
+        assert isinstance(ask.prompt, ConversationParam), "a response is a conversation"
         messages = (*ask.prompt.messages, *said)
         return msgspec.structs.replace(
             ask,
             call_id=self.call.id,
             prompt=msgspec.structs.replace(ask.prompt, messages=messages),
             num_bytes=ask.num_bytes + sum(len(message.text) for message in said),
-            max_tokens=limit and left and AskedLimit(left, limit.path, is_ceiling=True),
+            max_tokens=limit and left and LimitParam(left, limit.path, is_ceiling=True),
             tools=self._tools(),
         )
 
-    def _tools(self) -> AskedTools | None:
+    def _tools(self) -> ToolsParam | None:
         """A required call has been made. In the last round no MCP tool can be called."""
         asked, box, most = self._plan.ask.tools, self._plan.box, self._plan.max_calls
         if asked is None or asked.use is None:

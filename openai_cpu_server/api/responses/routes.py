@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.generation import CascadeAttempt
-from openai_cpu_server.api.asking.route import EventStream, InputTokens, not_in_batches, while_connected
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.generation import CascadeAttempt
+from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
@@ -25,14 +25,14 @@ from openai_cpu_server.api.responses.objects import (
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
-from openai_cpu_server.api.responses.turns import AskedResponse, ResponseReader
+from openai_cpu_server.api.responses.turns import ResponseParams, ResponseReader
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
+from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.registry import Ability, choose_able, fetch
@@ -40,7 +40,7 @@ from openai_cpu_server.observe.ended import RequestOrigin
 
 
 class ResponsesRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._service, self._options = parts.generation, parts.options
         kept = parts.jobs.responses if parts.jobs else None
         self._background = Background(kept, parts.endings) if kept else None
@@ -115,7 +115,7 @@ class ResponsesRoutes:
         counted = await self._service.prompt_tokens(ask, chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
-    async def _behind(self, request: Request, read: AskedResponse, background: Background) -> ASGIApp:
+    async def _behind(self, request: Request, read: ResponseParams, background: Background) -> ASGIApp:
         """The response outlives this request, except while approved calls are made: a client that leaves
         then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
@@ -133,7 +133,7 @@ class ResponsesRoutes:
         return Response(first, media_type="application/json", headers=headers)
 
 
-_row = partial(RouteRow[ResponsesRoutes], access=REQUESTS, tag="Responses")
+_row = partial(ApiRoute[ResponsesRoutes], access=REQUESTS, tag="Responses")
 _CREATE = _row(
     "POST",
     "/v1/responses",
@@ -216,4 +216,4 @@ _rows = (
         answer=ItemList,
     ),
 )
-ROOM = RouteRoom[ServerParts, ResponsesRoutes](ResponsesRoutes, _rows)
+ROOM = ApiRouter[AppState, ResponsesRoutes](ResponsesRoutes, _rows)

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal, Union
 from msgspec import UNSET
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from openai_cpu_server.api.asking.ask import DocumentSource, PictureSource, SoundSource
-from openai_cpu_server.api.asking.body import ForeignKind, JsonObject, Listed, TextOrList, words_in
+from openai_cpu_server.api.generation.body import ForeignKind, JsonObject, ListOf, TextOrList, words_in
+from openai_cpu_server.api.generation.params import DocumentSource, PictureSource, SoundSource
 from openai_cpu_server.api.responses.conversation import trigger_item
 from openai_cpu_server.api.responses.items import (
     OWN_SUMMARY,
@@ -26,6 +26,7 @@ from openai_cpu_server.api.responses.items import (
     InputImage,
     InputText,
     Item,
+    ItemWithSource,
     McpCallItem,
     McpListItem,
     MessageItem,
@@ -33,7 +34,6 @@ from openai_cpu_server.api.responses.items import (
     ReasoningItem,
     ReasoningText,
     RefusalText,
-    SourcedItem,
     SummaryText,
     new_item_id,
 )
@@ -78,7 +78,7 @@ Part = Annotated[
     ],
     Discriminator(_part_kind),
 ]
-Content = TextOrList[Listed[Part]]
+Content = TextOrList[ListOf[Part]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 """NUL is excluded, because some databases cannot store it."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -134,8 +134,8 @@ class ReasoningPart(EchoedBody):
 class SentReasoning(EchoedBody):
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: Listed[ReasoningPart] | None = None
-    content: Listed[ReasoningPart] | None = None
+    summary: ListOf[ReasoningPart] | None = None
+    content: ListOf[ReasoningPart] | None = None
     encrypted_content: str | None = None
     """Thoughts of other servers, which are unreadable here."""
 
@@ -163,7 +163,7 @@ class SentMcpList(EchoedBody):
     type: Literal["mcp_list_tools"]
     id: ItemId | None = None
     server_label: str = ""
-    tools: Listed[JsonObject] | None = None
+    tools: ListOf[JsonObject] | None = None
     error: JsonValue = None
 
 
@@ -248,15 +248,15 @@ Input = TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_f
 _SENT_OUTPUTS = (SentFunctionOutput, SentCustomOutput)
 
 
-def new_items(given: str | Sequence[InputItem] | None, found: Mapping[str, Item]) -> list[SourcedItem]:
+def new_items(given: str | Sequence[InputItem] | None, found: Mapping[str, Item]) -> list[ItemWithSource]:
     """Return the body's items. `found`: items by referenced id. Raises InvalidRequest."""
     if given is None:
         return []
     if isinstance(given, str):
         text = (InputText(given),)
-        return [SourcedItem(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
+        return [ItemWithSource(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
     return [
-        SourcedItem(item, param)
+        ItemWithSource(item, param)
         for param, one in ((f"input[{index}]", one) for index, one in enumerate(given))
         for item in (_foreign(one) if isinstance(one, ForeignKind) else [_item(one, param, found)])
     ]

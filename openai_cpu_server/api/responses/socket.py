@@ -9,8 +9,8 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.route import HeldBody
-from openai_cpu_server.api.asking.running import chunks_of
+from openai_cpu_server.api.generation.route import BufferedBody
+from openai_cpu_server.api.generation.running import chunks_of
 from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
 from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
 from openai_cpu_server.errors import (
@@ -22,7 +22,7 @@ from openai_cpu_server.errors import (
     wrong_value,
 )
 from openai_cpu_server.http.body import off_loop
-from openai_cpu_server.http.context import RequestContext, ServedRequest, Ticket
+from openai_cpu_server.http.context import RequestContext, RequestLog, ServedRequest
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import check_size
@@ -43,7 +43,7 @@ class ResponsesExchange:
         self._reader = reader
         self._maker = maker
         self._socket = socket
-        self._waiting: deque[HeldBody] = deque()
+        self._waiting: deque[BufferedBody] = deque()
         self._is_serving = False
         self._making: RunningResponse | None = None
         self._recent: LastResponse | None = None
@@ -52,7 +52,7 @@ class ResponsesExchange:
         """Queue a message. The number of waiting messages is limited, and their bytes to those of one."""
         try:
             self._check_room(len(data))
-            self._waiting.append(HeldBody(data, self._socket.held(len(data))))
+            self._waiting.append(BufferedBody(data, self._socket.held(len(data))))
         except (RequestsLimited, BodiesFull) as error:
             await self._refuse(error, self._socket.id)
             return
@@ -79,7 +79,7 @@ class ResponsesExchange:
             await self._serve(self._waiting.popleft())
         self._is_serving = False
 
-    async def _serve(self, message: HeldBody) -> None:
+    async def _serve(self, message: BufferedBody) -> None:
         ticket = self._socket.ticket()
         async with self._socket.serving(ticket) as served:
             try:
@@ -90,7 +90,7 @@ class ResponsesExchange:
             await self._tell_failure(served.error, ticket)
         self._making = None
 
-    async def _answer(self, message: HeldBody, ticket: Ticket, served: ServedRequest) -> None:
+    async def _answer(self, message: BufferedBody, ticket: RequestLog, served: ServedRequest) -> None:
         context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
         data = message.take()
         if len(data) > most_bytes:
@@ -126,7 +126,7 @@ class ResponsesExchange:
             await self._socket.send(chunk.json)
         self._recent = making.recent()
 
-    async def _tell_failure(self, error: Exception, ticket: Ticket) -> None:
+    async def _tell_failure(self, error: Exception, ticket: RequestLog) -> None:
         """A response that has begun ends with an event of its own."""
         if self._making is None:
             await self._refuse(error, ticket.id)

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.renderer import events
-from openai_cpu_server.api.asking.route import UNKEPT, event_source
+from openai_cpu_server.api.generation.renderer import events
+from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source
 from openai_cpu_server.api.parts import page_ends
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (
@@ -147,7 +147,7 @@ class StoredResponses:
 
 
 def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float) -> ASGIApp:
-    return event_source(told, {**UNKEPT, **headers}, keep_alive_s=keep_alive_s)
+    return event_source(told, {**NO_STORE_HEADERS, **headers}, keep_alive_s=keep_alive_s)
 
 
 def _json(body: bytes) -> Response:

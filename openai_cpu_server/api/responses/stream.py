@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     Chunk,
     ContentScores,
     NewId,
@@ -28,7 +28,7 @@ from openai_cpu_server.api.responses.objects import (
     ended,
     failed,
 )
-from openai_cpu_server.api.responses.toolbox import Toolbox
+from openai_cpu_server.api.responses.toolbox import McpTools
 from openai_cpu_server.api.responses.writing import EventNumbers, ItemWriting, NewItemId
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import (
@@ -58,7 +58,7 @@ class ResponseStream(Renderer):
 
     def __init__(
         self,
-        call: Call,
+        call: ResolvedRequest,
         pieces: ShownPieces,
         response: ResponseObject,
         *,
@@ -67,7 +67,7 @@ class ResponseStream(Renderer):
         new_item_id: NewItemId = new_item_id,
         is_compacting: bool = False,
         summary: WrittenSummary | None = None,
-        box: Toolbox | None = None,
+        box: McpTools | None = None,
     ) -> None:
         self.response = response
         self._call = call
@@ -150,7 +150,7 @@ class ResponseStream(Renderer):
             chunks += self._part(part)
         return chunks
 
-    def go_on(self, call: Call, pieces: ShownPieces) -> None:
+    def go_on(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
         self._call, self._pieces, self._reader = call, pieces, call.reader()
         self._content_scores, self._tokens, self._has_reasoned = ContentScores(), [], False
         self._num_rounds += 1

@@ -7,8 +7,8 @@ import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from openai_cpu_server.api.asking.ask import AskedFunction
-from openai_cpu_server.api.asking.body import MAX_TOOLS
+from openai_cpu_server.api.generation.body import MAX_TOOLS
+from openai_cpu_server.api.generation.params import FunctionParam
 from openai_cpu_server.api.responses.body import (
     ApprovalRule,
     McpServerTool,
@@ -47,13 +47,13 @@ class ToolListing(NamedTuple):
     error: str | None = None
 
 
-class Toolbox:
+class McpTools:
     """`offered`: tools by the names that the model sees."""
 
     def __init__(
         self,
         offered: Mapping[str, OfferedTool],
-        functions: Sequence[AskedFunction],
+        functions: Sequence[FunctionParam],
         listings: Sequence[ToolListing],
         own: Sequence[McpServer],
         limits: McpLimits,
@@ -83,7 +83,7 @@ class ToolboxOpener:
     def __init__(self, servers: McpServers) -> None:
         self._servers = servers
 
-    async def open(self, body: ResponsesBody, identity: Identity) -> Toolbox | None:
+    async def open(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
         """Return a toolbox, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         asked = [
             (f"tools[{index}]", tool)
@@ -134,9 +134,9 @@ class ToolboxOpener:
         told: Sequence[Sequence[McpTool] | McpUnavailable],
         own: Sequence[McpServer],
         identity: Identity,
-    ) -> Toolbox:
+    ) -> McpTools:
         offered: dict[str, OfferedTool] = {}
-        functions: list[AskedFunction] = []
+        functions: list[FunctionParam] = []
         listings: list[ToolListing] = []
         for (at, wanted), server, found in zip(asked, servers, told, strict=True):
             if isinstance(found, McpUnavailable):
@@ -152,13 +152,13 @@ class ToolboxOpener:
                 needs = needs_approval(wanted.require_approval, tool)
                 offered[name] = OfferedTool(wanted.server_label, tool, server, needs)
                 schema = {"type": "object", **tool.input_schema}  # which not all servers say
-                functions.append(AskedFunction(name, at, at, tool.description, schema))
+                functions.append(FunctionParam(name, at, at, tool.description, schema))
         if len(functions) > MAX_TOOLS:
             message = (
                 f"The MCP servers have {len(functions)} tools, and {MAX_TOOLS} may be asked for: choose some."
             )
             raise wrong(message, f"{asked[0][0]}.allowed_tools")
-        return Toolbox(offered, functions, listings, own, self._servers.limits)
+        return McpTools(offered, functions, listings, own, self._servers.limits)
 
 
 async def _told(server: McpServer) -> Sequence[McpTool] | McpUnavailable:

@@ -8,10 +8,15 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.asking.as_ask import adapted_names
-from openai_cpu_server.api.asking.ask import Ask, AskedFunction, AskedMessage, Attached, EarlierAnswer
-from openai_cpu_server.api.asking.body import ForeignKind
-from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
+from openai_cpu_server.api.generation.body import ForeignKind
+from openai_cpu_server.api.generation.params import (
+    Attached,
+    EarlierAnswer,
+    FunctionParam,
+    GenerationParams,
+    MessageParam,
+)
+from openai_cpu_server.api.generation.to_params import adapted_names
 from openai_cpu_server.api.responses.body import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
     ApprovedCall,
@@ -24,9 +29,10 @@ from openai_cpu_server.api.responses.conversation import (
     turns,
     with_instructions,
 )
-from openai_cpu_server.api.responses.items import Item, SourcedItem, decoded
+from openai_cpu_server.api.responses.items import Item, ItemWithSource, decoded
 from openai_cpu_server.api.responses.objects import ConversationRef, WrittenSummary
 from openai_cpu_server.api.responses.sent_items import new_items, references, told_in_words
+from openai_cpu_server.api.responses.to_params import check_supported, left_out, response_ask
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
@@ -46,11 +52,11 @@ _MANAGEMENT = "context_management"
 USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
-class AskedResponse(msgspec.Struct, frozen=True):
+class ResponseParams(msgspec.Struct, frozen=True):
     body: ResponsesBody
-    messages: tuple[AskedMessage, ...]
-    earlier: tuple[SourcedItem, ...]
-    items: tuple[SourcedItem, ...]
+    messages: tuple[MessageParam, ...]
+    earlier: tuple[ItemWithSource, ...]
+    items: tuple[ItemWithSource, ...]
     approved: tuple[ApprovedCall, ...]
     attached: tuple[Attached, ...]
     ignored: Ignored
@@ -69,7 +75,9 @@ class AskedResponse(msgspec.Struct, frozen=True):
     def listed(self) -> frozenset[str]:
         return listed_servers((*self.earlier, *self.items))
 
-    def ask(self, offered: Sequence[AskedFunction] = (), said: Sequence[AskedMessage] = ()) -> Ask:
+    def ask(
+        self, offered: Sequence[FunctionParam] = (), said: Sequence[MessageParam] = ()
+    ) -> GenerationParams:
         """`offered`: tools of MCP servers. `said`: results of approved calls."""
         return msgspec.structs.replace(
             response_ask(self.body, (*self.messages, *said), offered),
@@ -78,15 +86,15 @@ class AskedResponse(msgspec.Struct, frozen=True):
             attached=self.attached,
         )
 
-    def summing_up(self) -> AskedResponse:
+    def summing_up(self) -> ResponseParams:
         body = self.body.compacting().model_copy(update={"truncation": "auto"})
-        asked = SourcedItem(trigger_item(), _MANAGEMENT)
+        asked = ItemWithSource(trigger_item(), _MANAGEMENT)
         shown = [*current([*self.earlier, *self.items]), asked]
         messages = with_instructions(turns(shown), body.instructions)
         return msgspec.structs.replace(self, body=body, messages=tuple(messages), is_stored=False)
 
-    def summed_up(self, summary: WrittenSummary) -> AskedResponse:
-        shown = summed_up([*self.earlier, *self.items], SourcedItem(summary.item, _MANAGEMENT))
+    def summed_up(self, summary: WrittenSummary) -> ResponseParams:
+        shown = summed_up([*self.earlier, *self.items], ItemWithSource(summary.item, _MANAGEMENT))
         return msgspec.structs.replace(
             self,
             messages=tuple(with_instructions(turns(shown), self.body.instructions)),
@@ -94,7 +102,7 @@ class AskedResponse(msgspec.Struct, frozen=True):
             summary=summary,
         )
 
-    def without_output(self) -> AskedResponse:
+    def without_output(self) -> ResponseParams:
         """Return a copy that ends after prefilling."""
         return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
 
@@ -103,7 +111,7 @@ class LastResponse(msgspec.Struct, frozen=True):
     """Last response of a WebSocket, which can be continued without being stored."""
 
     id: str
-    items: tuple[SourcedItem, ...]
+    items: tuple[ItemWithSource, ...]
 
 
 class _OfConversation(msgspec.Struct, frozen=True):
@@ -126,7 +134,7 @@ class ResponseReader:
         *,
         stores_unasked: bool = True,
         is_compacting: bool = False,
-    ) -> AskedResponse:
+    ) -> ResponseParams:
         """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
         StorageFull and DiskFull. `stores_unasked`: default of `store`."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
@@ -146,7 +154,7 @@ class ResponseReader:
         *,
         size: int,
         recent: LastResponse | None = None,
-    ) -> AskedResponse:
+    ) -> ResponseParams:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
         if not self._has_mcp:
@@ -164,7 +172,7 @@ class ResponseReader:
             size, partial(_conversation, body, earlier, found)
         )
         told = [*left_out(body), *told_in_words(body.input)]
-        return AskedResponse(
+        return ResponseParams(
             body=body,
             messages=messages,
             earlier=earlier,
@@ -177,7 +185,7 @@ class ResponseReader:
             is_stored=is_stored,
         )
 
-    async def _with_room(self, read: AskedResponse, limits: StorageLimits, num_bytes: int) -> AskedResponse:
+    async def _with_room(self, read: ResponseParams, limits: StorageLimits, num_bytes: int) -> ResponseParams:
         """On a nearly full disk, a response that is stored only by default is not stored."""
         if self._kept is None or not (read.is_stored or read.adds_to):
             return read
@@ -201,7 +209,7 @@ class ResponseReader:
 
     async def _earlier(
         self, body: ResponsesBody, owner: str, recent: LastResponse | None
-    ) -> tuple[SourcedItem, ...]:
+    ) -> tuple[ItemWithSource, ...]:
         wanted = body.previous_response_id
         if body.conversation_id is not None:
             return await self._of_conversation(body.conversation_id, owner)
@@ -225,7 +233,7 @@ class ResponseReader:
         size = sum(len(item.content) for link in links for item in link.items)
         return await off_loop(size, lambda: tuple(one for link in links for one in _of_link(link)))
 
-    async def _of_conversation(self, conversation_id: str, owner: str) -> tuple[SourcedItem, ...]:
+    async def _of_conversation(self, conversation_id: str, owner: str) -> tuple[ItemWithSource, ...]:
         if self._kept is None:
             message = f"'conversation' is not possible: {NO_DATABASE}."
             raise InvalidRequest(message, param="conversation", code="unsupported_parameter")
@@ -245,14 +253,18 @@ class ResponseReader:
         size = sum(map(len, stored.values()))
         return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
 
-    async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[SourcedItem]) -> dict[str, Item]:
+    async def _found(
+        self, ids: Sequence[str], owner: str, earlier: Sequence[ItemWithSource]
+    ) -> dict[str, Item]:
         found = {one.item.id: one.item for one in earlier}
         return found | await self.found([item_id for item_id in ids if item_id not in found], owner)
 
 
 def _conversation(
-    body: ResponsesBody, earlier: Sequence[SourcedItem], found: dict[str, Item]
-) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...], tuple[Attached, ...], tuple[ApprovedCall, ...]]:
+    body: ResponsesBody, earlier: Sequence[ItemWithSource], found: dict[str, Item]
+) -> tuple[
+    tuple[MessageParam, ...], tuple[ItemWithSource, ...], tuple[Attached, ...], tuple[ApprovedCall, ...]
+]:
     items = new_items(body.input, found)
     everything = current([*earlier, *items])
     messages = with_instructions(turns(everything), body.instructions)
@@ -270,22 +282,22 @@ def _without_mcp(body: ResponsesBody) -> ResponsesBody:
     return body.model_copy(update={"tools": tools})
 
 
-def _of_link(link: ChainedResponse) -> list[SourcedItem]:
+def _of_link(link: ChainedResponse) -> list[ItemWithSource]:
     answer = _answer(link.record.written, link.record.vocabulary)
     return [
-        SourcedItem(decoded(item.content), "previous_response_id", answer if item.is_output else None)
+        ItemWithSource(decoded(item.content), "previous_response_id", answer if item.is_output else None)
         for item in link.items
     ]
 
 
-def _of_items(items: Sequence[KeptItem]) -> Iterator[SourcedItem]:
+def _of_items(items: Sequence[KeptItem]) -> Iterator[ItemWithSource]:
     """Items of one answer share its tokens."""
     answers: dict[str, EarlierAnswer | None] = {}
     for item in items:
         if item.answer_id is not None and item.answer_id not in answers:
             answers[item.answer_id] = _answer(item.written, item.vocabulary)
         answer = None if item.answer_id is None else answers[item.answer_id]
-        yield SourcedItem(decoded(item.content), "conversation", answer)
+        yield ItemWithSource(decoded(item.content), "conversation", answer)
 
 
 def _answer(written: bytes, vocabulary: str) -> EarlierAnswer | None:

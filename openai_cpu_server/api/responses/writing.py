@@ -9,7 +9,7 @@ from typing import NamedTuple, Union
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.asking.renderer import Chunk, TokenEntry, json_text, one_line
+from openai_cpu_server.api.generation.renderer import Chunk, TokenEntry, json_text, one_line
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,
@@ -85,10 +85,10 @@ class ItemWriting:
         self._num_given = 0
         """Items that existed before any output."""
         self._round_start = 0
-        self._waiting: list[WaitingCall] = []
+        self._waiting: list[PendingCall] = []
 
     @property
-    def waiting(self) -> Sequence[WaitingCall]:
+    def waiting(self) -> Sequence[PendingCall]:
         return tuple(self._waiting)
 
     @property
@@ -130,7 +130,7 @@ class ItemWriting:
         chunks += self._more(arguments, ()) + self._closed("completed")
         return chunks + self.tell_answer(self._waiting[-1], answer)
 
-    def tell_answer(self, call: WaitingCall, answer: McpAnswer) -> list[Chunk]:
+    def tell_answer(self, call: PendingCall, answer: McpAnswer) -> list[Chunk]:
         self._waiting.remove(call)
         self._done[call.at], chunks = call.writer.answered(answer)
         return chunks
@@ -181,7 +181,7 @@ class ItemWriting:
             return []
         writer, self._open = self._open, None
         if isinstance(writer, _McpWriter) and status == "completed":
-            self._waiting.append(WaitingCall(len(self._done), writer))
+            self._waiting.append(PendingCall(len(self._done), writer))
             self._done.append(writer.item("incomplete"))  # until it was made
         else:
             self._done.append(writer.item(status))
@@ -415,7 +415,7 @@ class _ApprovalWriter:
         )
 
 
-class WaitingCall(NamedTuple):
+class PendingCall(NamedTuple):
     at: int
     writer: _McpWriter
 

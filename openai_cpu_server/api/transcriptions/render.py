@@ -11,8 +11,8 @@ from typing import NamedTuple, Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import (
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import (
     Chunk,
     ContentScores,
     GatheredAnswer,
@@ -160,7 +160,7 @@ class _Piece(NamedTuple):
     logprobs: Sequence[TokenLogprob]
 
 
-def _pieces(call: Call, answers: Mapping[str, GatheredAnswer]) -> Iterator[_Piece]:
+def _pieces(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> Iterator[_Piece]:
     ends_s = [*accumulate(prompt.sound_s for prompt in call.prompts)]
     for request, start_s, end_s in zip(call.requests, [0.0, *ends_s], ends_s, strict=False):
         answer = answers[request.id]
@@ -193,7 +193,11 @@ class TranscriptRenderer:
         return texts.get(self._form.name, "application/json")
 
     def whole(
-        self, call: Call, shown: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        shown: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes:
         pieces = list(_pieces(call, answers))
         match self._form.name:
@@ -223,7 +227,7 @@ class TranscriptRenderer:
             usage=SoundDuration(seconds=round(figures.audio_s, 3)),
         )
 
-    def stream(self, call: Call, shown: ShownPieces) -> TranscriptStream:
+    def stream(self, call: ResolvedRequest, shown: ShownPieces) -> TranscriptStream:
         return TranscriptStream(call, shown if self._form.tells_logprobs else None)
 
 
@@ -261,7 +265,7 @@ def _clock(seconds: float, point: str) -> str:
 
 
 class _PieceStream:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ResolvedRequest) -> None:
         self._reader = call.reader()
         self._content_scores = ContentScores()
         self.text = ""
@@ -280,9 +284,9 @@ class _PieceStream:
 class TranscriptStream(Renderer):
     """Pieces are computed concurrently. The first unfinished one is streamed; later ones wait."""
 
-    last_words = b"[DONE]"
+    done_marker = b"[DONE]"
 
-    def __init__(self, call: Call, shown: ShownPieces | None) -> None:
+    def __init__(self, call: ResolvedRequest, shown: ShownPieces | None) -> None:
         self._pieces = {request.id: _PieceStream(call) for request in call.requests}
         self._untold = [request.id for request in reversed(call.requests)]
         self._shown = shown

@@ -1,4 +1,4 @@
-"""Form of a recording, its conversion to an `Ask`, and the routes."""
+"""Form of a recording, its conversion to a `GenerationParams`, and the routes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.as_ask import one_form, shared_ask, shared_forms
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedLimit,
-    AskedMessage,
-    AskedRecording,
-    AskedThinking,
+from openai_cpu_server.api.generation.body import OutputLimit, SharedBody
+from openai_cpu_server.api.generation.generation import CascadeAttempt
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    ReasoningParam,
+    RecordingParam,
     mark_of,
 )
-from openai_cpu_server.api.asking.body import OutputLimit, SharedBody
-from openai_cpu_server.api.asking.generation import CascadeAttempt
-from openai_cpu_server.api.asking.route import EventStream, while_connected
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.generation.route import EventStream, while_connected
+from openai_cpu_server.api.generation.to_params import one_form, shared_ask, shared_forms
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.transcriptions.render import (
     Transcript,
     TranscriptDelta,
@@ -38,10 +38,10 @@ from openai_cpu_server.api.transcriptions.render import (
 from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import form_of, off_loop
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.ignored_params import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse_form
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
-from openai_cpu_server.http.unheeded import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
+from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 
 _PIECE_S = 29.9
 """Whisper's encoders take 30 seconds, but at exactly 30 they add a second part of silence."""
@@ -109,12 +109,12 @@ class RecordingBody(SharedBody):
         return self.response_format or "json"
 
 
-def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
+def recording_ask(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
     """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
     mark = mark_of(f"{len(data)} {body.file}", "sound")
     known = _known(body)
-    prompt = AskedConversation([_message("user", mark, "\n".join((_WORDS[task], *known)))], "file")
+    prompt = ConversationParam([_message("user", mark, "\n".join((_WORDS[task], *known)))], "file")
     trained = {
         architecture: (_message("system", words), _message("user", mark, *known))
         for architecture, words in _TRAINED.items()
@@ -126,11 +126,11 @@ def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
     return msgspec.structs.replace(
         ask,
         sampling=msgspec.structs.replace(ask.sampling, temperature=body.temperature or 0.0),
-        recording=AskedRecording(mark, data, "file", _PIECE_S, trained),
-        max_tokens=AskedLimit(
+        recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
+        max_tokens=LimitParam(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
         ),
-        thinking=AskedThinking(is_on=False, is_hidden=True),
+        thinking=ReasoningParam(is_on=False, is_hidden=True),
         logprobs=0 if is_scored else None,
         num_bytes=len(data),
     )
@@ -149,9 +149,9 @@ def _check_together(body: RecordingBody) -> None:
         raise wrong(message, "response_format")
 
 
-def _message(role: str, *texts: str) -> AskedMessage:
+def _message(role: str, *texts: str) -> MessageParam:
     content = [{"type": "text", "text": text} for text in texts]
-    return AskedMessage({"role": role, "content": content}, path="prompt")
+    return MessageParam({"role": role, "content": content}, path="prompt")
 
 
 def _known(body: RecordingBody) -> list[str]:
@@ -165,7 +165,7 @@ def _known(body: RecordingBody) -> list[str]:
 
 
 class RecordingRoutes:
-    def __init__(self, parts: ServerParts) -> None:
+    def __init__(self, parts: AppState) -> None:
         self._service = parts.generation
         self._options = parts.options
 
@@ -191,7 +191,7 @@ class RecordingRoutes:
         body = await off_loop(64 * figures.output_tokens, render)
         return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
 
-    async def _read(self, request: Request, task: str) -> tuple[Ask, TranscriptRenderer]:
+    async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
         async with form_of(request, most_fields=_MOST_FIELDS) as form:
             upload, fields = form.get("file"), list[tuple[str, str]]()
             for name, value in form.multi_items():
@@ -218,7 +218,7 @@ _EVENTS = (
     "the last is `transcript.text.done`, then `data: [DONE]`."
 )
 _row = partial(
-    RouteRow[RecordingRoutes],
+    ApiRoute[RecordingRoutes],
     access=CALLS,
     tag="Generation",
     body=RecordingBody,
@@ -230,7 +230,7 @@ _row = partial(
     stream_form=_EVENTS,
     errors=GENERATION_ERRORS,
 )
-ROOM = RouteRoom[ServerParts, RecordingRoutes](
+ROOM = ApiRouter[AppState, RecordingRoutes](
     RecordingRoutes,
     (
         _row(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from openai_cpu_server.contract.request import Constraint, Thoughts
+from openai_cpu_server.contract.request import Constraint, ReasoningTracker
 from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -262,7 +262,7 @@ class ConstrainedOutput:
             raise ConstraintFailed("The grammar is too ambiguous: to follow it takes too much time.")
 
 
-def _thoughts(constraint: Constraint) -> Thoughts | None:
+def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
     """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
     ambiguous."""
     thinking = constraint.thinking
@@ -271,7 +271,7 @@ def _thoughts(constraint: Constraint) -> Thoughts | None:
     is_ruled_at_once = constraint.grammar is not None and not constraint.triggers
     if is_ruled_at_once and thinking.begin and not thinking.opening:
         raise ConstraintFailed("Thoughts that may be there or not stand in front of a grammar.")
-    return Thoughts(thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at)
+    return ReasoningTracker(thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at)
 
 
 def _failure(matcher: LLMatcher) -> ConstraintFailed:

@@ -20,7 +20,7 @@ from openai_cpu_server.contract.model_info import (
     WeightLayout,
     attended_pairs,
 )
-from openai_cpu_server.contract.offload import Offload, Placement
+from openai_cpu_server.contract.offload import DevicePlacement, Offload
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
@@ -91,7 +91,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-def _split(placed: Placement | None, asked: Offload) -> str | None:
+def _split(placed: DevicePlacement | None, asked: Offload) -> str | None:
     if placed is None or placed.device is None or placed.split is None:
         return None
     patterns = "".join(f", {pattern}={to}" for pattern, to in asked.tensor_place)

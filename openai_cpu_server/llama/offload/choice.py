@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelKind
-from openai_cpu_server.contract.offload import ON_CPU, Device, Offload, Placement
+from openai_cpu_server.contract.offload import ON_CPU, Device, DevicePlacement, Offload
 from openai_cpu_server.errors import DeviceFailed, StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.model.kv_size import (
@@ -47,7 +47,7 @@ class Places(NamedTuple):
 
     native: NativeSplit
     split: Split | None
-    placement: Placement | None
+    placement: DevicePlacement | None
     """Report for users, or None if no device was requested."""
 
     @property
@@ -65,7 +65,7 @@ class Places(NamedTuple):
     @classmethod
     def cpu_alone(cls, why: str | None = None, device: Device | None = None) -> Places:
         """`why`: reason why the requested device is not used, or None."""
-        placement = None if why is None else Placement.nowhere(why, device)
+        placement = None if why is None else DevicePlacement.nowhere(why, device)
         return cls(NativeSplit.cpu_alone(), None, placement)
 
 
@@ -134,8 +134,8 @@ def _fitting_embedder(header: GgufHeader, options: EngineOptions, device: Device
     return Fitting(sizes, StepSizes.of_embeddings(header, sizes, options, beside), options.offload, device)
 
 
-def placement_of(split: Split, device: Device) -> Placement:
-    return Placement(
+def placement_of(split: Split, device: Device) -> DevicePlacement:
+    return DevicePlacement(
         device=device,
         layers=split.gpu_layers,
         num_layers=split.num_layers,

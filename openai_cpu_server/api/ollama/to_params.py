@@ -1,28 +1,28 @@
-"""Pure conversion of Ollama's bodies to an `Ask`."""
+"""Pure conversion of Ollama's bodies to a `GenerationParams`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from openai_cpu_server.api.asking.as_ask import adapted_names, any_object, schema_form
-from openai_cpu_server.api.asking.ask import (
+from openai_cpu_server.api.generation.body import LACKS
+from openai_cpu_server.api.generation.params import (
     AS_IT_IS,
-    Ask,
-    AskedConversation,
-    AskedDetails,
-    AskedForm,
-    AskedFunction,
-    AskedLimit,
-    AskedMessage,
-    AskedPicture,
-    AskedTexts,
-    AskedThinking,
-    AskedTools,
+    ConversationParam,
+    DetailsParam,
+    FormParam,
+    FunctionParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    PictureParam,
+    PromptsParam,
+    ReasoningParam,
+    ToolsParam,
     mark_of,
 )
-from openai_cpu_server.api.asking.body import LACKS
-from openai_cpu_server.api.asking.sampling import is_seed, sampling_of, sampling_sent
-from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.thinking import asked_thinking
+from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
 from openai_cpu_server.api.ollama.body import (
     OllamaBody,
     OllamaChatBody,
@@ -37,7 +37,7 @@ from openai_cpu_server.prompt.template import joined, to_json
 _NO_EYES = LACKS["image"]
 
 
-def ollama_chat_ask(body: OllamaChatBody) -> Ask:
+def ollama_chat_ask(body: OllamaChatBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     given = body.messages or []
     messages = list(_messages(given))
@@ -48,11 +48,11 @@ def ollama_chat_ask(body: OllamaChatBody) -> Ask:
             message.images, f"messages[{index}].images", is_asked=index == len(given) - 1
         )
     ]
-    conversation = AskedConversation(messages, "messages", may_forget=body.truncate is not False)
+    conversation = ConversationParam(messages, "messages", may_forget=body.truncate is not False)
     return _ask(body, conversation, tools=_tools(body.tools or []), pictures=pictures)
 
 
-def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
+def ollama_generate_ask(body: OllamaGenerateBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
     prompt = body.prompt or ""
     if body.raw and body.system:
@@ -67,34 +67,34 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
     if body.suffix and body.images and template:
         raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
     if body.suffix and not template:
-        return _ask(body, AskedTexts([prompt], suffix=body.suffix))
+        return _ask(body, PromptsParam([prompt], suffix=body.suffix))
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
     if body.raw or not (body.system or body.images or template):
-        texts = AskedTexts([(*context, prompt) if context else prompt], is_said=not body.raw)
+        texts = PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
         return _ask(body, texts, tells_context=texts.is_said)
     said = [("system", body.system)] if body.system else []
     said.append(("user", _with_marks(prompt, body.images)))
-    messages = [AskedMessage({"role": role, "content": text}, path=role) for role, text in said]
+    messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in said]
     pictures = list(_pictures(body.images, "images", is_asked=True))
     suffix = body.suffix or ""
-    conversation = AskedConversation(messages, "prompt", before=context, template=template, suffix=suffix)
+    conversation = ConversationParam(messages, "prompt", before=context, template=template, suffix=suffix)
     # Pictures are no tokens that could be sent again.
     return _ask(body, conversation, pictures=pictures, tells_context=not (pictures or suffix))
 
 
 def _ask(
     body: OllamaBody,
-    prompt: AskedConversation | AskedTexts,
+    prompt: ConversationParam | PromptsParam,
     *,
-    tools: AskedTools | None = None,
-    pictures: Sequence[AskedPicture] = (),
+    tools: ToolsParam | None = None,
+    pictures: Sequence[PictureParam] = (),
     tells_context: bool = False,
-) -> Ask:
+) -> GenerationParams:
     options = body.options or OllamaOptions()
-    messages = prompt.messages if isinstance(prompt, AskedConversation) else ()
+    messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
     stop, limit = options.stop or (), options.num_predict or 0
-    return Ask(
+    return GenerationParams(
         id_prefix="ollama-",
         prompt=prompt,
         sampling=sampling_of(options),
@@ -103,7 +103,7 @@ def _ask(
         ignored=adapted_names((), messages),
         model=body.model,
         stream=body.stream is not False,
-        max_tokens=AskedLimit(limit, "options.num_predict", is_ceiling=True) if limit > 0 else None,
+        max_tokens=LimitParam(limit, "options.num_predict", is_ceiling=True) if limit > 0 else None,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_path="options.stop",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -111,11 +111,11 @@ def _ask(
         tools=tools,
         thinking=_thinking(body),
         attached=tuple(pictures),
-        details=AskedDetails(progress=bool(body.return_progress), tokens=tells_context),
+        details=DetailsParam(progress=bool(body.return_progress), tokens=tells_context),
     )
 
 
-def _form(body: OllamaBody) -> AskedForm | None:
+def _form(body: OllamaBody) -> FormParam | None:
     if body.format is None or body.format == "":
         return None
     if isinstance(body.format, dict):
@@ -125,28 +125,28 @@ def _form(body: OllamaBody) -> AskedForm | None:
     return any_object("format")
 
 
-def _thinking(body: OllamaBody) -> AskedThinking:
+def _thinking(body: OllamaBody) -> ReasoningParam:
     match body.think:
         case None:
-            return AskedThinking()
+            return ReasoningParam()
         case bool(is_on):
             return asked_thinking(switches=[("think", is_on)])
         case effort:
             return asked_thinking(efforts=[("think", effort)])
 
 
-def _tools(given: Sequence[OllamaTool]) -> AskedTools | None:
+def _tools(given: Sequence[OllamaTool]) -> ToolsParam | None:
     if not given:
         return None
-    return AskedTools(functions=tuple(_function(tool, index) for index, tool in enumerate(given)))
+    return ToolsParam(functions=tuple(_function(tool, index) for index, tool in enumerate(given)))
 
 
-def _function(tool: OllamaTool, index: int) -> AskedFunction:
+def _function(tool: OllamaTool, index: int) -> FunctionParam:
     path, function = f"tools[{index}].function", tool.function
-    return AskedFunction(function.name, path, f"{path}.parameters", function.description, function.parameters)
+    return FunctionParam(function.name, path, f"{path}.parameters", function.description, function.parameters)
 
 
-def _messages(given: Sequence[OllamaMessage]) -> Iterator[AskedMessage]:
+def _messages(given: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
     """Match results to calls in order, because Ollama's calls need no ids and results only name a
     function."""
     open_calls: list[tuple[str, str]] = []
@@ -158,7 +158,7 @@ def _messages(given: Sequence[OllamaMessage]) -> Iterator[AskedMessage]:
             fields["tool_calls"] = _calls(message, index, open_calls)
         if message.role == "tool":
             fields["tool_call_id"] = message.tool_call_id or _answered(message.tool_name, open_calls, index)
-        yield AskedMessage(fields, path=f"messages[{index}]")
+        yield MessageParam(fields, path=f"messages[{index}]")
 
 
 def _content(message: OllamaMessage) -> str:
@@ -171,11 +171,11 @@ def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     return joined(filter(None, (*marks, text)))
 
 
-def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[AskedPicture]:
+def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[PictureParam]:
     refusal = f"Invalid value for '{at}': {_NO_EYES}." if is_asked else None
     for number, image in enumerate(images or ()):
         source = _source(image)
-        yield AskedPicture(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_EYES, refusal, at)
+        yield PictureParam(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_EYES, refusal, at)
 
 
 def _source(image: str) -> str:

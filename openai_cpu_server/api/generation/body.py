@@ -17,13 +17,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.ask import (
-    AskedDocument,
-    AskedPicture,
-    AskedSound,
+from openai_cpu_server.api.generation.params import (
     Attached,
+    DocumentParam,
     DocumentSource,
+    PictureParam,
     PictureSource,
+    SoundParam,
     SoundSource,
     document_source,
     picture_source,
@@ -43,8 +43,7 @@ from openai_cpu_server.contract.request import (
     TYPICAL_P,
     USAGE_PENALTY,
 )
-from openai_cpu_server.http.parse import Body, header_safe, is_lenient
-from openai_cpu_server.http.unheeded import (
+from openai_cpu_server.http.ignored_params import (
     GENERATION_HINTS,
     GENERATION_REFUSALS,
     STREAM_HINTS,
@@ -52,6 +51,7 @@ from openai_cpu_server.http.unheeded import (
     Hints,
     Refusals,
 )
+from openai_cpu_server.http.parse import Body, header_safe, is_lenient
 from openai_cpu_server.prompt.template import to_json
 
 T = TypeVar("T")
@@ -99,8 +99,8 @@ TEXT_OR_LIST = Discriminator(
 )
 
 TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
-Listed = Annotated[list[T], Field(fail_fast=True)]
-Some = Annotated[list[T], Field(min_length=1, fail_fast=True)]
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 
 PROMPT_KIND = Discriminator(
     _prompt_kind,
@@ -116,7 +116,7 @@ DOCUMENT_KIND = Discriminator(
 )
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Tokens = Some[int]
+Tokens = NonEmptyList[int]
 
 MAX_STOPS = 64
 """Four times the usual limit, because editors that complete code send more than 16."""
@@ -131,9 +131,9 @@ Stop = Annotated[
 Prompt = Annotated[
     Union[
         Annotated[str, Tag("<text>")],
-        Annotated[Some[str], Tag("<texts>")],
+        Annotated[NonEmptyList[str], Tag("<texts>")],
         Annotated[Tokens, Tag("<tokens>")],
-        Annotated[Some[Tokens], Tag("<token lists>")],
+        Annotated[NonEmptyList[Tokens], Tag("<token lists>")],
     ],
     PROMPT_KIND,
 ]
@@ -205,11 +205,11 @@ class ForeignKind(Body):
     def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
         name, refused_at = self.named(at), f"{at}.type"
         if (document := self.document) is not None:
-            return AskedDocument(document.mark, *document, at, name, is_asked)
+            return DocumentParam(document.mark, *document, at, name, is_asked)
         if (picture := self.picture) is not None:
-            return AskedPicture(picture.mark, *picture, at, name, self.lack, refusal, refused_at)
+            return PictureParam(picture.mark, *picture, at, name, self.lack, refusal, refused_at)
         if (sound := self.sound) is not None:
-            return AskedSound(sound.mark, sound.source, at, name, self.lack, refusal, refused_at)
+            return SoundParam(sound.mark, sound.source, at, name, self.lack, refusal, refused_at)
         return None
 
     @property
@@ -285,7 +285,7 @@ SchemaOrText = Annotated[
         custom_error_message="Input should be a JSON Schema, as an object or as text",
     ),
 ]
-Choices = Some[str]
+Choices = NonEmptyList[str]
 
 
 class OpenBody(Body):
@@ -378,7 +378,7 @@ def _named_adapter(value: object) -> object:
 
 AdapterName = Annotated[str, PlainValidator(_named_adapter, json_schema_input_type=str)]
 Tier = Annotated[str, Field(max_length=64)]
-"""Any name, because other services have others. See `unheeded.TIERS`."""
+"""Any name, because other services have others. See `ignored_params.TIERS`."""
 
 
 class ProgressBody(Body):

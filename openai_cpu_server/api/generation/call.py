@@ -1,4 +1,4 @@
-"""Call that an `Ask` becomes for one model."""
+"""Call that a `GenerationParams` becomes for one model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.store import LastTurn
-from openai_cpu_server.api.asking.ask import AskedDetails
-from openai_cpu_server.contract.media import MediaItem, Medium
+from openai_cpu_server.api.generation.params import DetailsParam
+from openai_cpu_server.contract.media import MediaItem, PlaceholderRange
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import (
@@ -21,7 +21,7 @@ from openai_cpu_server.contract.request import (
     OutputPart,
     Priority,
 )
-from openai_cpu_server.http.context import Sender
+from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ChosenModel
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage
@@ -36,10 +36,10 @@ from openai_cpu_server.prompt.tool_formats import (
 )
 
 
-class ModelContext(msgspec.Struct, frozen=True):
+class ResolveContext(msgspec.Struct, frozen=True):
     chosen: ChosenModel
     info: ModelInfo
-    sender: Sender
+    sender: Caller
     options: ApiOptions
 
 
@@ -52,7 +52,7 @@ class Prompt(msgspec.Struct, frozen=True):
     """Last user turn, if answers to similar ones are cached."""
     borders: tuple[int, ...] = ()
     media_items: tuple[MediaItem, ...] = ()
-    media: tuple[Medium, ...] = ()
+    media: tuple[PlaceholderRange, ...] = ()
     sound_s: float = 0.0
 
     def num_rows(self, kind: type[MediaItem]) -> int:
@@ -140,7 +140,7 @@ class PartsReader:
         return parts
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Resolved API call. `requests` has `best_of` sequences per prompt, of which the client gets `n`."""
 
     id: str
@@ -168,7 +168,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     thinking: CallThinking | None = None
     reuse: AnswerReuse | None = None
     """Unset if the client neither wants a cached answer nor shares this one."""
-    details: AskedDetails = AskedDetails()
+    details: DetailsParam = DetailsParam()
     headers: Mapping[str, str] = {}
 
     @property

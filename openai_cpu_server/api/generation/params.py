@@ -28,7 +28,7 @@ LONG_BODY = 64 * 1024
 """Bytes above which a body may take more than a few milliseconds."""
 
 
-class AskedLimit(msgspec.Struct, frozen=True):
+class LimitParam(msgspec.Struct, frozen=True):
     tokens: int
     path: str
     is_ceiling: bool = False
@@ -37,7 +37,7 @@ class AskedLimit(msgspec.Struct, frozen=True):
     """True if the client has named none. Nothing is then reserved from its key's limits."""
 
 
-class AskedForm(msgspec.Struct, frozen=True):
+class FormParam(msgspec.Struct, frozen=True):
     path: str
     make: Callable[[ModelGrammars, str], CheckedGrammar]
     """Compiler of the grammar, called with the path for errors. Raises InvalidRequest."""
@@ -52,26 +52,26 @@ class ToolUse(enum.Enum):
     """Exactly one call of one function."""
 
 
-class AskedText(msgspec.Struct, frozen=True):
+class TextParam(msgspec.Struct, frozen=True):
     source: GrammarSource | None = None
     """Syntax of the grammar, or None for any text."""
     definition: str = ""
     path: str = ""
 
 
-class AskedFunction(msgspec.Struct, frozen=True):
+class FunctionParam(msgspec.Struct, frozen=True):
     name: str
     path: str
     schema_path: str
     description: str | None = None
     parameters: JsonObject | None = None
     is_strict: bool = False
-    text: AskedText | None = None
+    text: TextParam | None = None
     """Set for a custom tool, whose `parameters` describe it as a function."""
 
 
-class AskedTools(msgspec.Struct, frozen=True, kw_only=True):
-    functions: tuple[AskedFunction, ...]
+class ToolsParam(msgspec.Struct, frozen=True, kw_only=True):
+    functions: tuple[FunctionParam, ...]
     use: ToolUse | None = ToolUse.AUTO
     """Calls are forbidden if None."""
     is_shown: bool = False
@@ -85,7 +85,7 @@ class AskedTools(msgspec.Struct, frozen=True, kw_only=True):
     """True for `functions`, which are answered with `function_call`."""
 
 
-class AskedThinking(msgspec.Struct, frozen=True, kw_only=True):
+class ReasoningParam(msgspec.Struct, frozen=True, kw_only=True):
     is_on: bool | None = None
     effort: str | None = None
     budget: int | None = None
@@ -102,7 +102,7 @@ class EarlierAnswer(msgspec.Struct, frozen=True):
     """Fingerprint of the model that produced the tokens."""
 
 
-class AskedMessage(msgspec.Struct, frozen=True):
+class MessageParam(msgspec.Struct, frozen=True):
     """Message for the package `prompt`, with known fields under their newest names."""
 
     fields: Mapping[str, object]
@@ -122,7 +122,7 @@ class AskedMessage(msgspec.Struct, frozen=True):
         return "" if content is None else str(content)
 
 
-class AskedPicture(msgspec.Struct, frozen=True):
+class PictureParam(msgspec.Struct, frozen=True):
     """Image from the client. In the text of its message `mark` stands for it."""
 
     mark: str
@@ -139,8 +139,8 @@ class AskedPicture(msgspec.Struct, frozen=True):
     """Path that this error names."""
 
 
-class AskedSound(msgspec.Struct, frozen=True):
-    """Audio from the client, with fields as in `AskedPicture`."""
+class SoundParam(msgspec.Struct, frozen=True):
+    """Audio from the client, with fields as in `PictureParam`."""
 
     mark: str
     source: str
@@ -151,7 +151,7 @@ class AskedSound(msgspec.Struct, frozen=True):
     refused_at: str = ""
 
 
-class AskedDocument(msgspec.Struct, frozen=True):
+class DocumentParam(msgspec.Struct, frozen=True):
     """File attached for its text. In the text of its message `mark` stands for it."""
 
     mark: str
@@ -163,7 +163,7 @@ class AskedDocument(msgspec.Struct, frozen=True):
     """True if an unreadable file rejects the call. Others are replaced by text."""
 
 
-class AskedRecording(msgspec.Struct, frozen=True):
+class RecordingParam(msgspec.Struct, frozen=True):
     """Audio from the body, cut into pieces that are answered separately. `mark` stands for it in the
     prompt."""
 
@@ -171,12 +171,12 @@ class AskedRecording(msgspec.Struct, frozen=True):
     data: bytes
     at: str
     piece_s: float
-    trained: Mapping[str, Sequence[AskedMessage]] = {}
+    trained: Mapping[str, Sequence[MessageParam]] = {}
     """Messages that replace the conversation's only one, by architecture of models trained on them."""
 
 
-AskedMedia = Union[AskedPicture, AskedSound]
-Attached = Union[AskedMedia, AskedDocument]
+MediaParam = Union[PictureParam, SoundParam]
+Attached = Union[MediaParam, DocumentParam]
 
 
 class TakenMedia(msgspec.Struct, frozen=True):
@@ -185,13 +185,13 @@ class TakenMedia(msgspec.Struct, frozen=True):
     shape: MediaShape
 
 
-class AskedBias(msgspec.Struct, frozen=True):
+class LogitBiasParam(msgspec.Struct, frozen=True):
     token: Union[int, str]
     amount: float | None
     """Forbidden if None."""
 
 
-class AskedDetails(msgspec.Struct, frozen=True, kw_only=True):
+class DetailsParam(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
     tokens: bool = False
     timings: bool = False
@@ -200,8 +200,8 @@ class AskedDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the only fields in the answer, or () for all."""
 
 
-class AskedConversation(msgspec.Struct, frozen=True):
-    messages: Sequence[AskedMessage]
+class ConversationParam(msgspec.Struct, frozen=True):
+    messages: Sequence[MessageParam]
     path: str
     """Field that errors name if the prompt cannot be made or is too long."""
     may_forget: bool = False
@@ -213,24 +213,24 @@ class AskedConversation(msgspec.Struct, frozen=True):
     suffix: str = ""
 
 
-class AskedConversations(msgspec.Struct, frozen=True):
-    each: tuple[AskedConversation, ...]
+class ConversationsParam(msgspec.Struct, frozen=True):
+    each: tuple[ConversationParam, ...]
     path: str
 
 
-class AskedFile(msgspec.Struct, frozen=True):
+class FileParam(msgspec.Struct, frozen=True):
     name: str
     text: str
 
 
-class AskedTexts(msgspec.Struct, frozen=True):
+class PromptsParam(msgspec.Struct, frozen=True):
     """Prompts as texts, token ids, or a mix."""
 
     prompts: Sequence[Union[str, Sequence[Union[int, str]]]]
     path: str = "prompt"
     suffix: str | None = None
     suffix_path: str = "suffix"
-    files: tuple[AskedFile, ...] | None = None
+    files: tuple[FileParam, ...] | None = None
     """Files beside the one that is filled in, the most important last. None outside of infill."""
     answer_room: int = 0
     echo: bool = False
@@ -238,12 +238,12 @@ class AskedTexts(msgspec.Struct, frozen=True):
     """True for a user's message. Token ids before it are an earlier conversation."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     """Call as its client requests it, checked as far as possible without a model."""
 
     id_prefix: str
     """Prefix of call ids. Without its hyphen it is the family's name in the logs."""
-    prompt: Union[AskedConversation, AskedConversations, AskedTexts]
+    prompt: Union[ConversationParam, ConversationsParam, PromptsParam]
     sampling: Sampling
     is_seeded: bool = False
     last_tokens: int | None = None
@@ -260,7 +260,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     n: int | None = None
     best_of: int | None = None
-    max_tokens: AskedLimit | None = None
+    max_tokens: LimitParam | None = None
     stop: tuple[str, ...] = ()
     stop_path: str = "stop"
     logprobs: int | None = None
@@ -268,13 +268,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     score_prompt: bool = False
     score_end: bool = False
     """True to return the log-probability of the token that ends an answer, too."""
-    form: AskedForm | None = None
-    tools: AskedTools | None = None
-    thinking: AskedThinking = AskedThinking()
+    form: FormParam | None = None
+    tools: ToolsParam | None = None
+    thinking: ReasoningParam = ReasoningParam()
     template: str | None = None
     """Name of one of the model's chat templates, or None to choose by conversation."""
     attached: tuple[Attached, ...] = ()
-    recording: AskedRecording | None = None
+    recording: RecordingParam | None = None
     media: tuple[TakenMedia, ...] = ()
     user: str | None = None
     priority: str | None = None
@@ -284,16 +284,16 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """False neither uses nor stores a cached answer."""
     cache_salt: str | None = None
     timeout_s: float | None = None
-    biases: tuple[AskedBias, ...] = ()
+    biases: tuple[LogitBiasParam, ...] = ()
     """Biases that need the model's tokenizer. Others are in `sampling.logit_bias`."""
     bad_words: tuple[str, ...] = ()
     """Texts that become `sampling.bad_words` with the model's tokenizer."""
-    details: AskedDetails = AskedDetails()
+    details: DetailsParam = DetailsParam()
 
     @property
     def is_slow(self) -> bool:
         """True if the work may take more than a few milliseconds."""
-        has_template = isinstance(self.prompt, AskedConversation) and self.prompt.template != ""
+        has_template = isinstance(self.prompt, ConversationParam) and self.prompt.template != ""
         has_program = has_template or self.form is not None or self.tools is not None
         return self.num_bytes > LONG_BODY or has_program
 

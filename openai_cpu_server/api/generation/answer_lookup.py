@@ -14,12 +14,12 @@ import msgspec
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison, is_good
 from openai_cpu_server.answers.store import AnswerKey, AnswerScope, LastTurn, StoreSize, direction
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.running import AnswerRecorder, ReplayedGeneration, TimedEvent
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.running import AnswerRecorder, ReplayedGeneration, TimedEvent
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.http.context import RequestContext, Ticket
+from openai_cpu_server.http.context import RequestContext, RequestLog
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
 from openai_cpu_server.models.routing.router import RouterCaller, embedded_whole
 from openai_cpu_server.models.served import FileDigests, ServedModel
@@ -35,8 +35,8 @@ class SimilarAnswers(NamedTuple):
     least: float
 
 
-class RecalledAnswer(NamedTuple):
-    call: Call
+class CachedAnswer(NamedTuple):
+    call: ResolvedRequest
     held: ReplayedGeneration | None = None
     keep: Keeping | None = None
     """Callback that stores a new answer, or None to store nothing."""
@@ -68,7 +68,7 @@ class AnswerLookup:
     async def __aexit__(self, *_: object) -> None:
         await self._cache.close()
 
-    async def find(self, call: Call, chosen: ChosenModel, context: RequestContext) -> RecalledAnswer:
+    async def find(self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext) -> CachedAnswer:
         """Return an earlier answer, or a callback that stores the new one. A failing cache is bypassed."""
         began_s, ticket = time.monotonic(), context.ticket
         question = await self._question(call, chosen, context)
@@ -90,7 +90,9 @@ class AnswerLookup:
     async def size(self) -> StoreSize | None:
         return await self._cache.measure()
 
-    async def _question(self, call: Call, chosen: ChosenModel, context: RequestContext) -> AnswerKey | None:
+    async def _question(
+        self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext
+    ) -> AnswerKey | None:
         turn, key = _turn(call, context.ticket), context.identity.key
         if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
             return None
@@ -111,7 +113,7 @@ class AnswerLookup:
             turn=turn,
         )
 
-    async def _comparing(self, call: Call, question: AnswerKey) -> TurnComparison | None:
+    async def _comparing(self, call: ResolvedRequest, question: AnswerKey) -> TurnComparison | None:
         if self._similar is None or question.turn is None:
             return None
         model = self._models.choose(self._similar.model, None).model
@@ -131,7 +133,7 @@ class AnswerLookup:
             self._cache.keep(question, place, events)
 
 
-def _turn(call: Call, ticket: Ticket) -> LastTurn | None:
+def _turn(call: ResolvedRequest, ticket: RequestLog) -> LastTurn | None:
     """Similar answers need a single prompt, and a header that reports the match."""
     if len(call.prompts) != 1 or not ticket.has_headers:
         return None
@@ -146,10 +148,12 @@ async def _vector(model: ServedModel, who: RouterCaller, text: str) -> bytes | N
     return None if rows is None else direction(rows[0])
 
 
-def _shown(call: Call, use: AnswerUse, ticket: Ticket, similarity: float | None = None) -> RecalledAnswer:
+def _shown(
+    call: ResolvedRequest, use: AnswerUse, ticket: RequestLog, similarity: float | None = None
+) -> CachedAnswer:
     said = use.value if similarity is None else f"{use.value}; similarity={_two_digits(similarity)}"
     ticket.recalled(use, similarity)
-    return RecalledAnswer(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: said}))
+    return CachedAnswer(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: said}))
 
 
 def _two_digits(similarity: float) -> str:

@@ -1,4 +1,4 @@
-"""Conversion of the fields that families share into parts of an `Ask`."""
+"""Conversion of the fields that families share into parts of a `GenerationParams`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ import pydantic_core
 from pydantic import AfterValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedDetails,
-    AskedForm,
-    AskedFunction,
-    AskedLimit,
-    AskedMessage,
-    AskedText,
-    AskedTexts,
-)
-from openai_cpu_server.api.asking.body import (
+from openai_cpu_server.api.generation.body import (
     GenerationBody,
     JsonObject,
     ProgressBody,
@@ -31,8 +20,19 @@ from openai_cpu_server.api.asking.body import (
     Syntax,
     Whole,
 )
-from openai_cpu_server.api.asking.sampling import Samplers, is_seed, sampling_of, sampling_sent
-from openai_cpu_server.api.asking.structural_tags import format_tag, outputs_tag
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    DetailsParam,
+    FormParam,
+    FunctionParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    PromptsParam,
+    TextParam,
+)
+from openai_cpu_server.api.generation.sampling import Samplers, is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.structural_tags import format_tag, outputs_tag
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing, wrong
@@ -51,7 +51,7 @@ _FOLLOWS = {
 
 def custom_tool(
     name: str, description: str | None, given: Syntax | None, path: str, grammar_path: str
-) -> AskedFunction:
+) -> FunctionParam:
     """Build a tool that models see as a function with one parameter, described by the grammar."""
     told = "Any text." if given is None else f"{_FOLLOWS[given.syntax]}\n{given.definition}"
     parameters: JsonObject = {
@@ -61,14 +61,14 @@ def custom_tool(
         "additionalProperties": False,
     }
     at = f"{grammar_path}.definition"
-    text = AskedText() if given is None else AskedText(_SYNTAXES[given.syntax], given.definition, at)
-    return AskedFunction(name, path, at, description, parameters, text=text)
+    text = TextParam() if given is None else TextParam(_SYNTAXES[given.syntax], given.definition, at)
+    return FunctionParam(name, path, at, description, parameters, text=text)
 
 
 Make = Callable[[ModelGrammars, str], CheckedGrammar]
 
 
-def one_form(forms: Iterator[AskedForm]) -> AskedForm | None:
+def one_form(forms: Iterator[FormParam]) -> FormParam | None:
     """Return the only form, or None. Raises InvalidRequest for several."""
     given = list(forms)
     if len(given) > 1:
@@ -77,37 +77,37 @@ def one_form(forms: Iterator[AskedForm]) -> AskedForm | None:
     return given[0] if given else None
 
 
-def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> AskedForm:
+def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> FormParam:
     """Build the form. `field`: object that selects the schema, if there is one. Raises InvalidRequest."""
     whole = _parsed(schema, path) if isinstance(schema, str) else schema
 
     def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
         return grammars.of_schema(whole, param, strict=strict)
 
-    return AskedForm(path, make, field or path)
+    return FormParam(path, make, field or path)
 
 
-def any_object(path: str) -> AskedForm:
+def any_object(path: str) -> FormParam:
     return _form(path, lambda grammars, param: grammars.of_any_object(param))
 
 
-def _form(path: str, make: Make) -> AskedForm:
-    return AskedForm(path, make, path)
+def _form(path: str, make: Make) -> FormParam:
+    return FormParam(path, make, path)
 
 
-def _text(gbnf: str, path: str) -> AskedForm:
+def _text(gbnf: str, path: str) -> FormParam:
     return _form(path, lambda grammars, param: grammars.of_text(gbnf, param))
 
 
-def _regex(pattern: str, path: str) -> AskedForm:
+def _regex(pattern: str, path: str) -> FormParam:
     return _form(path, lambda grammars, param: grammars.of_regex(pattern, param))
 
 
-def _choices(choices: list[str], path: str) -> AskedForm:
+def _choices(choices: list[str], path: str) -> FormParam:
     return _form(path, lambda grammars, param: grammars.of_choices(choices, param))
 
 
-Fields = Mapping[str, Callable[..., AskedForm]]
+Fields = Mapping[str, Callable[..., FormParam]]
 """Constructors of forms by field, called with the field's value and path."""
 _SHARED: Fields = {"grammar": _text, "regex": _regex, "choice": _choices}
 _GENERATION: Fields = {
@@ -128,17 +128,17 @@ _STRUCTURED_OUTPUTS: Fields = {
 }
 
 
-def _given(body: Body, fields: Fields, at: str = "") -> Iterator[AskedForm]:
+def _given(body: Body, fields: Fields, at: str = "") -> Iterator[FormParam]:
     for name, form in fields.items():
         if (value := getattr(body, name)) is not None:
             yield form(value, at + (type(body).model_fields[name].alias or name))
 
 
-def shared_forms(body: SharedBody) -> Iterator[AskedForm]:
+def shared_forms(body: SharedBody) -> Iterator[FormParam]:
     return _given(body, _SHARED)
 
 
-def _forms(body: GenerationBody) -> Iterator[AskedForm]:
+def _forms(body: GenerationBody) -> Iterator[FormParam]:
     if body.response_format is not None:
         yield from _of_format(body.response_format)
     yield from _given(body, _GENERATION)
@@ -149,7 +149,7 @@ def _forms(body: GenerationBody) -> Iterator[AskedForm]:
 _OF_TAGS = ("format", "structures", "triggers")
 
 
-def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
+def _of_format(wanted: ResponseFormat) -> Iterator[FormParam]:
     at = "response_format.json_schema"
     given = wanted.json_schema
     tag = {name: value for name in _OF_TAGS if (value := getattr(wanted, name)) is not None}
@@ -174,7 +174,7 @@ def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
         yield schema_form(given.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
 
 
-def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[AskedForm]:
+def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[FormParam]:
     at = "structured_outputs"
     inner = list(_given(wanted, _STRUCTURED_OUTPUTS, f"{at}."))
     if wanted.json_object:
@@ -199,7 +199,7 @@ def _parsed(text: str, path: str) -> JsonObject:
     return schema
 
 
-def adapted_names(told: Sequence[str], messages: Sequence[AskedMessage]) -> Ignored:
+def adapted_names(told: Sequence[str], messages: Sequence[MessageParam]) -> Ignored:
     """Name what was dropped or replaced by text, and results without a call, for a header."""
     placed = with_bound_results([message.fields for message in messages])
     strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
@@ -208,12 +208,14 @@ def adapted_names(told: Sequence[str], messages: Sequence[AskedMessage]) -> Igno
     return Ignored((*names[:MOST_NAMED], *more))
 
 
-AskedPrompt = Union[AskedConversation, AskedTexts]
+AskedPrompt = Union[ConversationParam, PromptsParam]
 
 
-def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: AskedForm | None) -> Ask:
+def shared_ask(
+    body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: FormParam | None
+) -> GenerationParams:
     """Convert the shared fields, with the `service_tier` of chat. Raises InvalidRequest."""
-    return Ask(
+    return GenerationParams(
         id_prefix=id_prefix,
         prompt=prompt,
         sampling=sampling_of(body),
@@ -231,11 +233,11 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
         cache=body.cache,
         cache_salt=body.cache_salt,
         timeout_s=body.timeout,
-        details=AskedDetails(progress=bool(body.return_progress)),
+        details=DetailsParam(progress=bool(body.return_progress)),
     )
 
 
-def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str) -> Ask:
+def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str) -> GenerationParams:
     ask = shared_ask(body, prompt, id_prefix=id_prefix, form=one_form(_forms(body)))
     check_stream_options(body.stream_options, stream=body.stream)
     return msgspec.structs.replace(
@@ -263,13 +265,13 @@ class PredictionBody(ProgressBody):
     samplers: Samplers | None = None
 
 
-def prediction(body: PredictionBody) -> AskedLimit | None:
+def prediction(body: PredictionBody) -> LimitParam | None:
     limit = body.n_predict
-    return None if limit is None or limit < 0 else AskedLimit(limit, "n_predict", is_ceiling=True)
+    return None if limit is None or limit < 0 else LimitParam(limit, "n_predict", is_ceiling=True)
 
 
-def asked_details(body: PredictionBody) -> AskedDetails:
-    return AskedDetails(timings=bool(body.timings_per_token), progress=bool(body.return_progress))
+def asked_details(body: PredictionBody) -> DetailsParam:
+    return DetailsParam(timings=bool(body.timings_per_token), progress=bool(body.return_progress))
 
 
 def check_stream_options(given: object, *, stream: bool | None) -> None:

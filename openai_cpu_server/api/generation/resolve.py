@@ -1,4 +1,5 @@
-"""Resolution of an `Ask` into a `Call` with its requests, for one model. Pure, runs in any thread."""
+"""Resolution of a `GenerationParams` into a `ResolvedRequest` with its requests, for one model. Pure, runs
+in any thread."""
 
 from __future__ import annotations
 
@@ -9,15 +10,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedConversations,
-    AskedMessage,
-    AskedTexts,
+from openai_cpu_server.api.generation.call import (
+    AnswerReuse,
+    Prompt,
+    ResolveContext,
+    ResolvedRequest,
+    fingerprint,
 )
-from openai_cpu_server.api.asking.call import AnswerReuse, Call, ModelContext, Prompt, fingerprint
-from openai_cpu_server.api.asking.output import (
+from openai_cpu_server.api.generation.output import (
     AnswerForm,
     PlannedOutput,
     ToolOutputs,
@@ -26,7 +26,14 @@ from openai_cpu_server.api.asking.output import (
     of_answer,
     tool_plan,
 )
-from openai_cpu_server.api.asking.prompts import (
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    ConversationsParam,
+    GenerationParams,
+    MessageParam,
+    PromptsParam,
+)
+from openai_cpu_server.api.generation.prompts import (
     WHOLE,
     PromptEnds,
     PromptMaker,
@@ -34,7 +41,7 @@ from openai_cpu_server.api.asking.prompts import (
     shortened,
     text_prompts,
 )
-from openai_cpu_server.api.asking.sampling import (
+from openai_cpu_server.api.generation.sampling import (
     NumChoices,
     OutputRoom,
     check_tokens,
@@ -43,15 +50,15 @@ from openai_cpu_server.api.asking.sampling import (
     for_model,
     output_room,
 )
-from openai_cpu_server.api.asking.thinking import ThinkingOutputs
+from openai_cpu_server.api.generation.thinking import ThinkingOutputs
 from openai_cpu_server.contract.media import Sound, media_in
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.clients import Client, account_of
+from openai_cpu_server.http.ignored_params import TIERS
 from openai_cpu_server.http.parse import Ignored, header_safe
-from openai_cpu_server.http.unheeded import TIERS
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.tool_formats import ToolFormat
@@ -70,7 +77,7 @@ class PreparedPrompts(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def resolve(ask: Ask, asking: ModelContext) -> Call:
+def resolve(ask: GenerationParams, asking: ResolveContext) -> ResolvedRequest:
     """Resolve a request, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong,
     DeadlyInput."""
     assert not ask.attached, "what is attached is found before"
@@ -86,9 +93,9 @@ def resolve(ask: Ask, asking: ModelContext) -> Call:
     return _resolved(shorter, asking)
 
 
-def tokens_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[int, ...]:
+def tokens_of(ask: GenerationParams, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[int, ...]:
     """Return the prompt's tokens. Raises InvalidRequest, DeadlyInput."""
-    assert isinstance(ask.prompt, AskedConversation), "nobody asks for other prompts"
+    assert isinstance(ask.prompt, ConversationParam), "nobody asks for other prompts"
     assert not ask.attached, "what is attached is found before"
     if ask.prompt.template:
         context_limit = model.engine.info.context_limit if model.engine.info else _MOST_CONTEXT
@@ -104,7 +111,7 @@ def served_tier(asked: str, priority: Priority) -> str:
     return "flex" if is_lowered else asked
 
 
-def _resolved(ask: Ask, asking: ModelContext) -> Call:
+def _resolved(ask: GenerationParams, asking: ResolveContext) -> ResolvedRequest:
     choices = choices_of(ask, asking.options)
     prepared = _cut(_prepared(ask, asking), ask, asking)
     check_ends(ask, prepared.output)
@@ -114,11 +121,11 @@ def _resolved(ask: Ask, asking: ModelContext) -> Call:
 # -- prompts ---------------------------------------------------------------------------------------------
 
 
-def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
+def _prepared(ask: GenerationParams, asking: ResolveContext) -> PreparedPrompts:
     prompt, model = ask.prompt, asking.chosen.model
-    if isinstance(prompt, AskedConversation):
+    if isinstance(prompt, ConversationParam):
         return _of_conversation(ask, prompt, asking)
-    if isinstance(prompt, AskedConversations):
+    if isinstance(prompt, ConversationsParam):
         each = [_of_conversation(_with_media_of(ask, one), one, asking) for one in prompt.each]
         prompts = [made for prepared in each for made in prepared.prompts]
         return PreparedPrompts(prompts, each[0].output, each[0].left_out)
@@ -127,14 +134,16 @@ def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
     return _of_texts(ask, prompt, asking)
 
 
-def _of_texts(ask: Ask, texts: AskedTexts, asking: ModelContext) -> PreparedPrompts:
+def _of_texts(ask: GenerationParams, texts: PromptsParam, asking: ResolveContext) -> PreparedPrompts:
     model = asking.chosen.model
     most_tokens = asking.info.context_limit if ask.last_tokens is None else None
     prompts = text_prompts(texts, model.tokenizer, most_tokens)
     return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
 
 
-def _written(ask: Ask, conversation: AskedConversation, model: ServedModel, context_limit: int) -> AskedTexts:
+def _written(
+    ask: GenerationParams, conversation: ConversationParam, model: ServedModel, context_limit: int
+) -> PromptsParam:
     """Write the prompt with a template of Ollama, which shows neither tools nor media."""
     if ask.tools is not None and ask.tools.use is not None:
         raise wrong("A template of Ollama's shows no tools here: use the model's own.", ask.tools.path)
@@ -147,18 +156,18 @@ def _written(ask: Ask, conversation: AskedConversation, model: ServedModel, cont
     ]
     text = model.write_template(conversation.template, said, conversation.suffix, context_limit)
     whole: str | Sequence[int | str] = (*conversation.before, text) if conversation.before else text
-    return AskedTexts([whole], path=conversation.path)
+    return PromptsParam([whole], path=conversation.path)
 
 
-def _said(prompt: AskedTexts) -> AskedConversation:
+def _said(prompt: PromptsParam) -> ConversationParam:
     (text,) = prompt.prompts
     items = (text,) if isinstance(text, str) else text
     before = tuple(item for item in items if isinstance(item, int))
     content = "".join(item for item in items if isinstance(item, str))
-    return AskedConversation([AskedMessage({"role": "user", "content": content})], prompt.path, before=before)
+    return ConversationParam([MessageParam({"role": "user", "content": content})], prompt.path, before=before)
 
 
-def _cut(prepared: PreparedPrompts, ask: Ask, asking: ModelContext) -> PreparedPrompts:
+def _cut(prepared: PreparedPrompts, ask: GenerationParams, asking: ResolveContext) -> PreparedPrompts:
     if ask.last_tokens is None:
         return prepared
     if ask.media:
@@ -182,13 +191,15 @@ def _last(prompt: Prompt, kept: int, begin: tuple[int, ...]) -> Prompt:
     )
 
 
-def _with_media_of(ask: Ask, conversation: AskedConversation) -> Ask:
+def _with_media_of(ask: GenerationParams, conversation: ConversationParam) -> GenerationParams:
     texts = [message.text for message in conversation.messages]
     media = tuple(one for one in ask.media if any(one.mark in text for text in texts))
     return msgspec.structs.replace(ask, media=media)
 
 
-def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
+def _of_conversation(
+    ask: GenerationParams, conversation: ConversationParam, asking: ResolveContext
+) -> PreparedPrompts:
     if conversation.template:
         written = _written(ask, conversation, asking.chosen.model, asking.info.context_limit)
         return _of_texts(ask, written, asking)
@@ -233,20 +244,22 @@ def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -
     )
 
 
-def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel, form: ToolFormat) -> PlannedOutput:
+def _output(
+    ask: GenerationParams, plan: ToolPlan | None, model: ServedModel, form: ToolFormat
+) -> PlannedOutput:
     answer = AnswerForm.of(ask.form, model.grammars)
     if plan is None or plan.use is None:
         return of_answer(answer)
     return ToolOutputs(form, model.grammars, model.tokenizer).of_plan(plan, answer)
 
 
-def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
+def _shorter(ask: GenerationParams, asking: ResolveContext) -> GenerationParams | None:
     conversation = ask.prompt
-    if not (isinstance(conversation, AskedConversation) and conversation.may_forget):
+    if not (isinstance(conversation, ConversationParam) and conversation.may_forget):
         return None
     limit = _room(ask, asking)
 
-    def fits(messages: Sequence[AskedMessage]) -> bool:
+    def fits(messages: Sequence[MessageParam]) -> bool:
         try:
             return len(tokens_of(_with(ask, messages), asking.chosen.model)) <= limit
         except InvalidRequest as error:
@@ -258,20 +271,22 @@ def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
     return None if kept is None else _with(ask, kept)
 
 
-def _room(ask: Ask, asking: ModelContext) -> int:
+def _room(ask: GenerationParams, asking: ResolveContext) -> int:
     context = asking.info.context_limit
     room = ask.max_tokens.tokens if ask.max_tokens else min(_ROOM, context // 4)
     return max(1, min(context - room, asking.options.max_prompt_tokens or context))
 
 
-def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:
+def _with(ask: GenerationParams, messages: Sequence[MessageParam]) -> GenerationParams:
     return msgspec.structs.replace(ask, prompt=msgspec.structs.replace(ask.prompt, messages=messages))
 
 
 # -- the call --------------------------------------------------------------------------------------------
 
 
-def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: NumChoices) -> Call:
+def _call(
+    ask: GenerationParams, asking: ResolveContext, prepared: PreparedPrompts, choices: NumChoices
+) -> ResolvedRequest:
     call_id = ask.call_id or ask.id_prefix + secrets.token_hex(12)
     prompts, output = prepared.prompts, prepared.output
     ask = _with_progress(ask, asking)
@@ -281,7 +296,7 @@ def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: Nu
     context_ends_it = any(room.context_ends_it for room in rooms)
     is_repeatable = alike.sampling.temperature == 0 or ask.is_seeded
     reuse = AnswerReuse(is_repeatable, asked_tokens=0 if context_ends_it else asked_tokens)
-    return Call(
+    return ResolvedRequest(
         id=call_id,
         model=asking.chosen.name,
         created=int(time.time()),
@@ -307,13 +322,13 @@ def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: Nu
     )
 
 
-def _with_progress(ask: Ask, asking: ModelContext) -> Ask:
+def _with_progress(ask: GenerationParams, asking: ResolveContext) -> GenerationParams:
     is_wanted = asking.sender.wants_progress() or ask.details.progress
     details = msgspec.structs.replace(ask.details, progress=ask.stream and is_wanted)
     return msgspec.structs.replace(ask, details=details)
 
 
-def _asked_tokens(ask: Ask, rooms: Sequence[OutputRoom], choices: int) -> int:
+def _asked_tokens(ask: GenerationParams, rooms: Sequence[OutputRoom], choices: int) -> int:
     if ask.max_tokens is None or ask.max_tokens.is_ours:
         return 0
     if ask.max_tokens.is_ceiling:
@@ -327,7 +342,9 @@ def _tier(asked: str | None, priority: Priority) -> str | None:
     return served_tier(asked if asked in TIERS else "default", priority)
 
 
-def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: NumChoices) -> GenerationRequest:
+def _request(
+    ask: GenerationParams, asking: ResolveContext, output: PlannedOutput, choices: NumChoices
+) -> GenerationRequest:
     identity = asking.sender.identity
     key = identity.digest if asking.options.isolate_by_key else None
     # To choose the best, log-probabilities are needed, whether they are shown or not.
@@ -375,7 +392,7 @@ def _requests(
     )
 
 
-def _headers(ask: Ask, prepared: PreparedPrompts) -> dict[str, str]:
+def _headers(ask: GenerationParams, prepared: PreparedPrompts) -> dict[str, str]:
     ignored = Ignored((*ask.ignored.names, *prepared.left_out)).headers
     unenforced = prepared.output.unenforced
     if not unenforced:

@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, RecalledAnswer
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedConversations,
-    AskedLimit,
-    AskedMessage,
-    AskedTexts,
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, CachedAnswer
+from openai_cpu_server.api.generation.attachments import AttachmentFinder
+from openai_cpu_server.api.generation.call import ResolveContext, ResolvedRequest
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    ConversationsParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    PromptsParam,
 )
-from openai_cpu_server.api.asking.attachments import AttachmentFinder
-from openai_cpu_server.api.asking.call import Call, ModelContext
-from openai_cpu_server.api.asking.kept_streams import KeptStreams
-from openai_cpu_server.api.asking.resolve import resolve, tokens_of
-from openai_cpu_server.api.asking.running import (
+from openai_cpu_server.api.generation.resolve import resolve, tokens_of
+from openai_cpu_server.api.generation.resumable_streams import ResumableStreams
+from openai_cpu_server.api.generation.running import (
     ReplayedGeneration,
     RunningCall,
     RunningCalls,
@@ -43,7 +43,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.clients import Client, account_of
-from openai_cpu_server.http.context import RequestContext, Sender
+from openai_cpu_server.http.context import Caller, RequestContext
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
@@ -65,7 +65,7 @@ ROUTED_MODEL = "x-routed-model"
 ROUTED_WHY = "x-routed-why"
 
 
-def asked_of(ask: Ask, sender: Sender) -> RouterInput:
+def asked_of(ask: GenerationParams, sender: Caller) -> RouterInput:
     texts, request, given_tokens = _prompt(ask)
     identity = sender.identity
     # The holder of a key goes before all else; without one it is the key, else the address.
@@ -85,7 +85,7 @@ def asked_of(ask: Ask, sender: Sender) -> RouterInput:
     )
 
 
-def questioner(ask: Ask, sender: Sender) -> RouterCaller:
+def questioner(ask: GenerationParams, sender: Caller) -> RouterCaller:
     """Return the caller as a router sees it. Raises InvalidRequest for an unknown priority."""
     return RouterCaller(
         priority=sender.priority(field=ask.priority, tier=ask.service_tier),
@@ -103,9 +103,9 @@ def taken(routed: RoutedCall) -> RouteTaken:
     return RouteTaken(router=routed.router, model=routed.chosen.name, reason=routed.reason.value)
 
 
-def _prompt(ask: Ask) -> tuple[tuple[str, ...], str, int]:
-    if not isinstance(ask.prompt, AskedTexts):
-        each = ask.prompt.each if isinstance(ask.prompt, AskedConversations) else (ask.prompt,)
+def _prompt(ask: GenerationParams) -> tuple[tuple[str, ...], str, int]:
+    if not isinstance(ask.prompt, PromptsParam):
+        each = ask.prompt.each if isinstance(ask.prompt, ConversationsParam) else (ask.prompt,)
         messages = [message for conversation in each for message in conversation.messages]
         users = [message.text for message in messages if message.role == "user"]
         texts = tuple(message.text for message in messages)
@@ -128,7 +128,7 @@ class CascadeAttempt(NamedTuple):
 UNWATCHED = CascadeAttempt()
 
 
-def with_scores(call: Call) -> Call:
+def with_scores(call: ResolvedRequest) -> ResolvedRequest:
     requests = tuple(
         request if request.top_logprobs is not None else msgspec.structs.replace(request, top_logprobs=0)
         for request in call.requests
@@ -136,7 +136,7 @@ def with_scores(call: Call) -> Call:
     return msgspec.structs.replace(call, requests=requests)
 
 
-def judged(call: Call, heard: Sequence[TimedEvent]) -> list[JudgedAnswer]:
+def judged(call: ResolvedRequest, heard: Sequence[TimedEvent]) -> list[JudgedAnswer]:
     logprobs: dict[str, list[float]] = {request.id: [] for request in call.requests}
     finishes: dict[str, Finish] = {}
     for event, _ in heard:
@@ -153,7 +153,7 @@ def judged(call: Call, heard: Sequence[TimedEvent]) -> list[JudgedAnswer]:
     ]
 
 
-class AskedModel(NamedTuple):
+class RequestedModel(NamedTuple):
     chosen: ChosenModel
     routed: RoutedCall | None = None
 
@@ -168,11 +168,13 @@ class GenerationService:
     models: ModelRegistry
     options: ApiOptions
     attachments: AttachmentFinder
-    streams: KeptStreams
+    streams: ResumableStreams
     recall: AnswerLookup | None = None
     calls: RunningCalls = field(default_factory=RunningCalls)
 
-    async def prompt_tokens(self, ask: Ask, chosen: ChosenModel, context: RequestContext) -> CountedPrompt:
+    async def prompt_tokens(
+        self, ask: GenerationParams, chosen: ChosenModel, context: RequestContext
+    ) -> CountedPrompt:
         """Count the prompt's tokens. Raises InvalidRequest, EngineUnavailable."""
         ask, model = _of_chosen(ask, chosen), chosen.model
         ask = await self.attachments.taken(ask, model, context.owner)
@@ -180,62 +182,62 @@ class GenerationService:
         return CountedPrompt(len(tokens), ask.ignored)
 
     async def begin(
-        self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
+        self, ask: GenerationParams, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
         models and limits."""
-        return await _AskOnItsWay(self, ask, context).run(attempt)
+        return await _GenerationPipeline(self, ask, context).run(attempt)
 
 
 _PRESET_PATH = "model"
 
 
-def with_preset(ask: Ask, preset: Preset) -> Ask:
+def with_preset(ask: GenerationParams, preset: Preset) -> GenerationParams:
     parameters = {name: value for name, value in preset.parameters.items() if name not in ask.sent}
     limit = preset.max_tokens
     return msgspec.structs.replace(
         ask,
         sampling=msgspec.structs.replace(ask.sampling, **parameters),
         is_seeded=ask.is_seeded or "seed" in parameters,
-        max_tokens=ask.max_tokens or (AskedLimit(limit, _PRESET_PATH, is_ceiling=True) if limit else None),
+        max_tokens=ask.max_tokens or (LimitParam(limit, _PRESET_PATH, is_ceiling=True) if limit else None),
         stop=ask.stop or preset.stop,
         prompt=_with_turns(ask.prompt, preset),
     )
 
 
 def _with_turns(
-    prompt: AskedConversation | AskedConversations | AskedTexts, preset: Preset
-) -> AskedConversation | AskedConversations | AskedTexts:
+    prompt: ConversationParam | ConversationsParam | PromptsParam, preset: Preset
+) -> ConversationParam | ConversationsParam | PromptsParam:
     """Leave a text to be continued as it is, because it has no turns."""
-    if isinstance(prompt, AskedConversations):
+    if isinstance(prompt, ConversationsParam):
         return msgspec.structs.replace(prompt, each=tuple(_led(one, preset) for one in prompt.each))
-    if isinstance(prompt, AskedConversation):
+    if isinstance(prompt, ConversationParam):
         return _led(prompt, preset)
     text = prompt.prompts[0] if prompt.is_said and len(prompt.prompts) == 1 else None
     if not isinstance(text, str) or not (preset.system or preset.messages or preset.template):
         return prompt
-    return _led(AskedConversation([AskedMessage({"role": "user", "content": text})], prompt.path), preset)
+    return _led(ConversationParam([MessageParam({"role": "user", "content": text})], prompt.path), preset)
 
 
-def _led(prompt: AskedConversation, preset: Preset) -> AskedConversation:
+def _led(prompt: ConversationParam, preset: Preset) -> ConversationParam:
     messages = list(prompt.messages)
     said = [
-        AskedMessage({"role": one.role, "content": one.content}, path=_PRESET_PATH) for one in preset.messages
+        MessageParam({"role": one.role, "content": one.content}, path=_PRESET_PATH) for one in preset.messages
     ]
     has_system = any(message.role in ("system", "developer") for message in (*messages[:1], *said))
     if preset.system and not has_system:
-        said.insert(0, AskedMessage({"role": "system", "content": preset.system}, path=_PRESET_PATH))
+        said.insert(0, MessageParam({"role": "system", "content": preset.system}, path=_PRESET_PATH))
     at = 1 if messages and said and messages[0].role in ("system", "developer") else 0
     messages[at:at] = said
     return msgspec.structs.replace(prompt, messages=messages, template=prompt.template or preset.template)
 
 
-def _of_chosen(ask: Ask, chosen: ChosenModel) -> Ask:
+def _of_chosen(ask: GenerationParams, chosen: ChosenModel) -> GenerationParams:
     return ask if chosen.preset is None else with_preset(ask, chosen.preset)
 
 
-class _AskOnItsWay:
-    def __init__(self, service: GenerationService, ask: Ask, context: RequestContext) -> None:
+class _GenerationPipeline:
+    def __init__(self, service: GenerationService, ask: GenerationParams, context: RequestContext) -> None:
         self._models = service.models
         self._options = service.options
         self._recall = service.recall
@@ -256,16 +258,16 @@ class _AskOnItsWay:
         await self._context.refund()
         larger = routed.after(tried, choose_able(self._models, routed.larger, None, Ability.GENERATE))
         self._ticket.sent_to(taken(larger))
-        return await self._submitted(AskedModel(larger.chosen, larger))
+        return await self._submitted(RequestedModel(larger.chosen, larger))
 
-    async def _goal(self) -> AskedModel:
+    async def _goal(self) -> RequestedModel:
         ask, allowed = self._ask, self._context.identity.allowed_models
         await fetch(self._models, ask.model, allowed)
         router = self._models.router(ask.model, allowed)
         if router is None:
             ability = Ability.GENERATE if ask.recording is None else Ability.HEAR
             chosen = choose_able(self._models, ask.model, allowed, ability, adapter=ask.lora)
-            return AskedModel(chosen)
+            return RequestedModel(chosen)
         if ask.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
@@ -273,9 +275,9 @@ class _AskOnItsWay:
         routed = await follow(self._models, router, asked, caller, ask.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
             self._ticket.sent_to(taken(routed))
-        return AskedModel(routed.chosen, routed)
+        return RequestedModel(routed.chosen, routed)
 
-    async def _submitted(self, goal: AskedModel) -> RunningCall:
+    async def _submitted(self, goal: RequestedModel) -> RunningCall:
         call = await self._resolved(goal)
         recalled = await self._recalled(call, goal.chosen)
         running = await self._running(recalled, goal.chosen)
@@ -284,8 +286,8 @@ class _AskOnItsWay:
             return await self._submitted(goal._replace(chosen=goal.chosen._replace(model=anew)))
         return running
 
-    async def _resolved(self, goal: AskedModel) -> Call:
-        asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
+    async def _resolved(self, goal: RequestedModel) -> ResolvedRequest:
+        asking = ResolveContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         ask = _of_chosen(self._ask, goal.chosen)
         if ask.attached or ask.recording is not None:
             ask = await self._attachments.taken(ask, goal.chosen.model, self._context.owner)
@@ -295,14 +297,14 @@ class _AskOnItsWay:
         headers = {**call.headers, **routed_headers(goal.routed)}
         return msgspec.structs.replace(call, model=goal.routed.router, headers=headers)
 
-    async def _recalled(self, call: Call, chosen: ChosenModel) -> RecalledAnswer:
+    async def _recalled(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
         """Find an earlier answer before token limits and queues apply."""
         self._ticket.priority = call.priority
         if self._recall is None:
-            return RecalledAnswer(call)
+            return CachedAnswer(call)
         return await self._recall.find(call, chosen, self._context)
 
-    async def _running(self, recalled: RecalledAnswer, chosen: ChosenModel) -> RunningCall | None:
+    async def _running(self, recalled: CachedAnswer, chosen: ChosenModel) -> RunningCall | None:
         ticket, lease = self._ticket, self._context.lease
         if recalled.held is not None:
             return RunningCall(recalled.call, recalled.held, chosen.model, ticket=ticket, calls=self._calls)
@@ -319,7 +321,7 @@ class _AskOnItsWay:
             recorder=recalled.recorder,
         )
 
-    async def _generation(self, call: Call, chosen: ChosenModel) -> Generation | None:
+    async def _generation(self, call: ResolvedRequest, chosen: ChosenModel) -> Generation | None:
         context = self._context
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
@@ -333,7 +335,7 @@ class _AskOnItsWay:
         return generation
 
     async def _tried(
-        self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
+        self, goal: RequestedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
     ) -> RunningCall | RouteDecision:
         try:
             call = with_scores(await self._resolved(goal))

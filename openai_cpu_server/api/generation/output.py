@@ -7,16 +7,16 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedForm,
-    AskedFunction,
-    AskedText,
-    AskedTools,
+from openai_cpu_server.api.generation.call import CallThinking, ToolCallStyle
+from openai_cpu_server.api.generation.params import (
+    FormParam,
+    FunctionParam,
+    GenerationParams,
     JsonObject,
+    TextParam,
+    ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
@@ -28,7 +28,7 @@ from openai_cpu_server.prompt.tool_formats.text_calls import OBJECT_HEAD, OBJECT
 
 class ToolPlan(msgspec.Struct, frozen=True):
     shown: Sequence[Mapping[str, object]]
-    callable: tuple[AskedFunction, ...]
+    callable: tuple[FunctionParam, ...]
     use: ToolUse | None
     """Tools are only shown if None."""
     several: bool
@@ -36,7 +36,7 @@ class ToolPlan(msgspec.Struct, frozen=True):
     is_legacy: bool
 
 
-def tool_plan(asked: AskedTools | None) -> ToolPlan | None:
+def tool_plan(asked: ToolsParam | None) -> ToolPlan | None:
     """Return None if no tool may be called or shown. Raises InvalidRequest."""
     if asked is None:
         return None
@@ -62,13 +62,13 @@ def check_no_choice(choice: object, *, without: str, path: str) -> None:
         raise wrong(f"'{path}' is only allowed together with '{without}'.", path)
 
 
-def _shown(function: AskedFunction) -> dict[str, object]:
+def _shown(function: FunctionParam) -> dict[str, object]:
     described = {"name": function.name, "description": function.description or ""}
     parameters = function.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {**described, "parameters": parameters}}
 
 
-def _check_names(functions: Sequence[AskedFunction]) -> None:
+def _check_names(functions: Sequence[FunctionParam]) -> None:
     seen: set[str] = set()
     for function in functions:
         if function.name in seen:
@@ -98,7 +98,7 @@ class SplitParameters:
 
     def __init__(
         self,
-        function: AskedFunction,
+        function: FunctionParam,
         schema: JsonObject,
         grammars: ModelGrammars,
         stem: str,
@@ -211,7 +211,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
     field: str
 
     @classmethod
-    def of(cls, asked: AskedForm | None, grammars: ModelGrammars) -> AnswerForm | None:
+    def of(cls, asked: FormParam | None, grammars: ModelGrammars) -> AnswerForm | None:
         """Compile the grammar. Raises InvalidRequest."""
         return None if asked is None else cls(asked.make(grammars, asked.path), asked.field)
 
@@ -222,7 +222,7 @@ def of_answer(answer: AnswerForm | None) -> PlannedOutput:
     return PlannedOutput(Constraint(grammar=answer.grammar.lark), answer.grammar.unenforced)
 
 
-def check_ends(ask: Ask, output: PlannedOutput) -> None:
+def check_ends(ask: GenerationParams, output: PlannedOutput) -> None:
     """Reject options that cut the output, or prevent its end. Raises InvalidRequest."""
     if output.constraint is None or output.constraint.grammar is None:
         return
@@ -303,7 +303,7 @@ class ToolOutputs:
             )
             raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
 
-    def _offer(self, index: int, function: AskedFunction, most_sets: int) -> _OfferedFunction:
+    def _offer(self, index: int, function: FunctionParam, most_sets: int) -> _OfferedFunction:
         if function.text is not None and function.text.source is not None:
             return self._text_offer(f"f{index}", function, function.text, function.text.source)
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
@@ -324,7 +324,7 @@ class ToolOutputs:
         )
 
     def _text_offer(
-        self, rule: str, function: AskedFunction, text: AskedText, source: GrammarSource
+        self, rule: str, function: FunctionParam, text: TextParam, source: GrammarSource
     ) -> _OfferedFunction:
         form = self._form
         grammar = self._grammars.of_tool_text(source, text.definition, text.path, text_end=form.text_end)

@@ -1,4 +1,4 @@
-"""Conversion of a body, with all that it continues, to an `Ask`. Pure."""
+"""Conversion of a body, with all that it continues, to a `GenerationParams`. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from pydantic import JsonValue
 
-from openai_cpu_server.api.asking.as_ask import (
+from openai_cpu_server.api.generation.body import ForeignKind
+from openai_cpu_server.api.generation.output import check_no_choice
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    FormParam,
+    FunctionParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    ReasoningParam,
+    ToolsParam,
+    ToolUse,
+)
+from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
     custom_tool,
@@ -16,20 +30,6 @@ from openai_cpu_server.api.asking.as_ask import (
     shared_ask,
     shared_forms,
 )
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedForm,
-    AskedFunction,
-    AskedLimit,
-    AskedMessage,
-    AskedThinking,
-    AskedTools,
-    ToolUse,
-)
-from openai_cpu_server.api.asking.body import ForeignKind
-from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
     FunctionTool,
@@ -88,12 +88,12 @@ def check_supported(body: ResponsesBody) -> None:
 
 
 def response_ask(
-    body: ResponsesBody, messages: Sequence[AskedMessage], offered: Sequence[AskedFunction] = ()
-) -> Ask:
+    body: ResponsesBody, messages: Sequence[MessageParam], offered: Sequence[FunctionParam] = ()
+) -> GenerationParams:
     """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
     if not messages:
         raise missing(_PATH)
-    conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")
+    conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
     ask = shared_ask(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
     )
@@ -102,7 +102,7 @@ def response_ask(
     return msgspec.structs.replace(
         ask,
         service_tier=_TIERS.get(body.service_tier or ""),
-        max_tokens=None if limit is None else AskedLimit(limit, "max_output_tokens"),
+        max_tokens=None if limit is None else LimitParam(limit, "max_output_tokens"),
         logprobs=(body.top_logprobs or 0) if has_scores else None,
         tools=_tools(body, offered),
         thinking=_thinking(body),
@@ -110,7 +110,7 @@ def response_ask(
     )
 
 
-def _thinking(body: ResponsesBody) -> AskedThinking:
+def _thinking(body: ResponsesBody) -> ReasoningParam:
     return asked_thinking(
         efforts=said_by(body, "reasoning.effort"),
         switches=said_by(body, "enable_thinking"),
@@ -119,13 +119,13 @@ def _thinking(body: ResponsesBody) -> AskedThinking:
     )
 
 
-def _forms(body: ResponsesBody) -> Iterator[AskedForm]:
+def _forms(body: ResponsesBody) -> Iterator[FormParam]:
     if body.text is not None and body.text.format is not None:
         yield from _of_format(body.text.format)
     yield from shared_forms(body)
 
 
-def _of_format(given: TextFormat) -> Iterator[AskedForm]:
+def _of_format(given: TextFormat) -> Iterator[FormParam]:
     at = "text.format"
     if given.type == "json_object":
         yield any_object(at)
@@ -138,7 +138,7 @@ def _of_format(given: TextFormat) -> Iterator[AskedForm]:
     yield schema_form(given.json_schema, f"{at}.schema", strict=given.strict is not False, field=at)
 
 
-def _tools(body: ResponsesBody, offered: Sequence[AskedFunction]) -> AskedTools | None:
+def _tools(body: ResponsesBody, offered: Sequence[FunctionParam]) -> ToolsParam | None:
     places = _places(body)
     functions = [_asked(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
     functions += offered
@@ -147,9 +147,9 @@ def _tools(body: ResponsesBody, offered: Sequence[AskedFunction]) -> AskedTools 
         return None
     use, chosen = _choice(body, [each.name for each in functions])
     if body.is_compacting:
-        return AskedTools(functions=tuple(functions), use=None, is_shown=True)
+        return ToolsParam(functions=tuple(functions), use=None, is_shown=True)
     several = body.parallel_tool_calls is not False
-    return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
+    return ToolsParam(functions=tuple(functions), use=use, chosen=chosen, several=several)
 
 
 def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
@@ -210,10 +210,10 @@ def _of_server(label: str, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> AskedFunction:
+def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> FunctionParam:
     name = stem + tool.name
     if isinstance(tool, TextTool):
         grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
         return custom_tool(name, tool.description, grammar, path, f"{path}.format")
     at = f"{path}.parameters"
-    return AskedFunction(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))
+    return FunctionParam(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))

@@ -1,4 +1,4 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar for `as_ask`.
+"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar for `to_params`.
 Formats that cannot be enforced are rejected by their path."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import Discriminator, Field, Tag
 
-from openai_cpu_server.api.asking.ask import AskedForm
-from openai_cpu_server.api.asking.body import Breaker, JsonObject, Some, TagStructure, TextOrList
+from openai_cpu_server.api.generation.body import Breaker, JsonObject, NonEmptyList, TagStructure, TextOrList
+from openai_cpu_server.api.generation.params import FormParam
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -20,7 +20,7 @@ _MOST_SHARES = 3.0
 _MOST_FORMATS = 256
 _SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
 _Breakers = Annotated[list[Breaker], Field(max_length=16, fail_fast=True)]
-_Triggers = Annotated[Some[Breaker], Field(max_length=16)]
+_Triggers = Annotated[NonEmptyList[Breaker], Field(max_length=16)]
 
 
 class _ConstString(Body):
@@ -52,19 +52,19 @@ class _Regex(Body):
 
 class _Several(Body):
     type: Literal["sequence", "or"]
-    elements: Some[_Format]
+    elements: NonEmptyList[_Format]
 
 
 class _Tag(Body):
     type: Literal["tag"] = "tag"
     begin: str
     content: _Format
-    end: TextOrList[Some[str]]
+    end: TextOrList[NonEmptyList[str]]
     """Alternatives. With an empty one the following content marks the end."""
 
 
 class _Tags(Body):
-    tags: Some[_Tag]
+    tags: NonEmptyList[_Tag]
     at_least_one: bool | None = None
     stop_after_first: bool | None = None
 
@@ -125,7 +125,7 @@ _Format = Annotated[
 class _StructuralTag(Body):
     type: Literal["structural_tag"]
     format: _Format | None = None
-    structures: Annotated[Some[TagStructure], Field(max_length=64)] | None = None
+    structures: Annotated[NonEmptyList[TagStructure], Field(max_length=64)] | None = None
     triggers: _Triggers | None = None
 
 
@@ -141,13 +141,13 @@ class _InStructuredOutputs(Body):
     structured_outputs: _InTag
 
 
-def format_tag(fields: JsonObject) -> AskedForm:
+def format_tag(fields: JsonObject) -> FormParam:
     """Build the form of a `response_format`. Raises InvalidRequest."""
     body, _ = parse_fields(_InResponseFormat, {"response_format": fields}, lenient=False)
     return _form(body.response_format, "response_format")
 
 
-def outputs_tag(fields: JsonObject) -> AskedForm:
+def outputs_tag(fields: JsonObject) -> FormParam:
     """Build the form of `structured_outputs`. Raises InvalidRequest."""
     given = {"structured_outputs": {"structural_tag": fields}}
     body, _ = parse_fields(_InStructuredOutputs, given, lenient=False)
@@ -162,7 +162,7 @@ class _PlacedTag(NamedTuple):
     content_at: str
 
 
-def _form(wanted: _StructuralTag, at: str) -> AskedForm:
+def _form(wanted: _StructuralTag, at: str) -> FormParam:
     whole, place = wanted.format, f"{at}.format"
     if whole is None:
         return _older_form(wanted, at)
@@ -173,10 +173,10 @@ def _form(wanted: _StructuralTag, at: str) -> AskedForm:
         writer = _Writer(grammars, param)
         return writer.finish(writer.written(whole, f"{param}.format", ()))
 
-    return AskedForm(at, make, at)
+    return FormParam(at, make, at)
 
 
-def _older_form(wanted: _StructuralTag, at: str) -> AskedForm:
+def _older_form(wanted: _StructuralTag, at: str) -> FormParam:
     if wanted.structures is None or wanted.triggers is None:
         raise missing(f"{at}.{'structures' if wanted.structures is None else 'triggers'}")
     triggers = wanted.triggers
@@ -198,7 +198,7 @@ def _older_form(wanted: _StructuralTag, at: str) -> AskedForm:
         free = writer.text_without(triggers, f"{param}.triggers")
         return writer.finish(f"{free} ({writer.one_of(tags, ())} {free})*")
 
-    return AskedForm(at, make, at)
+    return FormParam(at, make, at)
 
 
 def _placed(tags: Sequence[_Tag], at: str) -> list[_PlacedTag]:

@@ -1,5 +1,5 @@
-"""Pure conversion of Anthropic's conversations to an `Ask`, with the same messages, tools and options as
-chat's."""
+"""Pure conversion of Anthropic's conversations to a `GenerationParams`, with the same messages, tools and
+options as chat's."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import adapted_names, schema_form
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedConversation,
-    AskedDetails,
-    AskedForm,
-    AskedFunction,
-    AskedLimit,
-    AskedMessage,
-    AskedThinking,
-    AskedTools,
+from openai_cpu_server.api.generation.body import ForeignKind
+from openai_cpu_server.api.generation.output import check_no_choice
+from openai_cpu_server.api.generation.params import (
     Attached,
+    ConversationParam,
+    DetailsParam,
+    FormParam,
+    FunctionParam,
+    GenerationParams,
     JsonObject,
+    LimitParam,
+    MessageParam,
+    ReasoningParam,
+    ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.asking.body import ForeignKind
-from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.sampling import sampling_of, sampling_sent
-from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
+from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
 from openai_cpu_server.api.messages.body import (
     Block,
     CountBody,
@@ -62,21 +62,21 @@ class PlacedBlock(NamedTuple):
     at: str
 
 
-def messages_ask(body: MessagesBody) -> Ask:
+def messages_ask(body: MessagesBody) -> GenerationParams:
     """Convert a body. The limit is a ceiling, because clients name the maximum of any model. Raises
     InvalidRequest."""
     return msgspec.structs.replace(
         prompt_ask(body),
         stream=bool(body.stream),
-        max_tokens=AskedLimit(body.max_tokens, "max_tokens", is_ceiling=True),
+        max_tokens=LimitParam(body.max_tokens, "max_tokens", is_ceiling=True),
         stop=tuple(body.stop_sequences or ()),
         user=body.metadata.user_id if body.metadata else None,
         cache=body.cache,
-        details=AskedDetails(progress=bool(body.return_progress)),
+        details=DetailsParam(progress=bool(body.return_progress)),
     )
 
 
-def prompt_ask(body: CountBody) -> Ask:
+def prompt_ask(body: CountBody) -> GenerationParams:
     """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _told(turn)]
@@ -84,9 +84,9 @@ def prompt_ask(body: CountBody) -> Ask:
     if form is not None and messages[-1].role == "assistant":
         message = "cannot be combined with a last message of the assistant: the answer continues it."
         raise wrong(f"'{form.field}' {message}", "messages")
-    return Ask(
+    return GenerationParams(
         id_prefix="msg_",
-        prompt=AskedConversation(messages, "messages"),
+        prompt=ConversationParam(messages, "messages"),
         sampling=sampling_of(body),
         sent=sampling_sent(body),
         ignored=adapted_names([*_skipped_tools(body), *_told_in_words(body, turns)], messages),
@@ -127,7 +127,7 @@ def _attached(turns: Sequence[_Turn]) -> Iterator[Attached]:
                     yield attached
 
 
-def _thinking(body: CountBody) -> AskedThinking:
+def _thinking(body: CountBody) -> ReasoningParam:
     """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
     efforts = said_by(body, "output_config.effort")
     if body.thinking is None:
@@ -200,20 +200,20 @@ def _check_place(placed: PlacedBlock, role: str) -> None:
         raise wrong(message, placed.at)
 
 
-def _told(turn: _Turn) -> Iterator[AskedMessage]:
+def _told(turn: _Turn) -> Iterator[MessageParam]:
     """Yield results first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
     said = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
     text = joined(map(_text, said))
     if turn.role == "assistant":
-        yield AskedMessage(_assistant(blocks, text), path=turn.at)
+        yield MessageParam(_assistant(blocks, text), path=turn.at)
         return
     for block, at in turn.blocks:
         if isinstance(block, ToolResultBlock):
             result = {"role": "tool", "content": _result_text(block), "tool_call_id": block.tool_use_id}
-            yield AskedMessage(result, path=at)
+            yield MessageParam(result, path=at)
     if said:
-        yield AskedMessage({"role": turn.role, "content": text}, path=turn.at)
+        yield MessageParam({"role": turn.role, "content": text}, path=turn.at)
 
 
 def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
@@ -244,7 +244,7 @@ def _result_text(result: ToolResultBlock) -> str:
 # -- tools and the answer's form -----------------------------------------------------------------------
 
 
-def _tools(body: CountBody) -> AskedTools | None:
+def _tools(body: CountBody) -> ToolsParam | None:
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise missing("tool_choice.name")
@@ -254,8 +254,8 @@ def _tools(body: CountBody) -> AskedTools | None:
         check_no_choice(choice.type if choice else None, without="tools", path="tool_choice")
         return None
     if choice is None:
-        return AskedTools(functions=tuple(functions))
-    return AskedTools(
+        return ToolsParam(functions=tuple(functions))
+    return ToolsParam(
         functions=tuple(functions),
         use=_USES[choice.type],
         chosen=(choice.name,) if choice.type == "tool" and choice.name else None,
@@ -263,14 +263,14 @@ def _tools(body: CountBody) -> AskedTools | None:
     )
 
 
-def _function(tool: CustomTool, path: str) -> AskedFunction:
+def _function(tool: CustomTool, path: str) -> FunctionParam:
     schema: JsonObject = {"type": "object", **tool.input_schema}
-    return AskedFunction(
+    return FunctionParam(
         tool.name, path, f"{path}.input_schema", tool.description, schema, is_strict=bool(tool.strict)
     )
 
 
-def _form(body: CountBody) -> AskedForm | None:
+def _form(body: CountBody) -> FormParam | None:
     form, path = body.output_format, "output_format"
     if body.output_config is not None and body.output_config.format is not None:
         form, path = body.output_config.format, "output_config.format"

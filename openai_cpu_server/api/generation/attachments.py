@@ -18,19 +18,19 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
+from openai_cpu_server.api.generation.params import (
     MARK,
     UPLOAD,
-    Ask,
-    AskedConversation,
-    AskedConversations,
-    AskedDocument,
-    AskedMedia,
-    AskedMessage,
-    AskedPicture,
-    AskedRecording,
-    AskedSound,
     Attached,
+    ConversationParam,
+    ConversationsParam,
+    DocumentParam,
+    GenerationParams,
+    MediaParam,
+    MessageParam,
+    PictureParam,
+    RecordingParam,
+    SoundParam,
     TakenMedia,
     mark_of,
 )
@@ -49,16 +49,16 @@ from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.served import ServedModel
 
 _INVALID: dict[type[Attached], str] = {
-    AskedPicture: "invalid_image",
-    AskedSound: "invalid_audio",
-    AskedDocument: "invalid_file",
+    PictureParam: "invalid_image",
+    SoundParam: "invalid_audio",
+    DocumentParam: "invalid_file",
 }
 _TOO_LARGE: dict[type[Attached], str] = {
-    AskedPicture: "image_too_large",
-    AskedSound: "audio_too_large",
-    AskedDocument: "file_too_large",
+    PictureParam: "image_too_large",
+    SoundParam: "audio_too_large",
+    DocumentParam: "file_too_large",
 }
-_NAMES: dict[type[Attached], str] = {AskedPicture: "picture", AskedSound: "sound", AskedDocument: "file"}
+_NAMES: dict[type[Attached], str] = {PictureParam: "picture", SoundParam: "sound", DocumentParam: "file"}
 _PIXEL_BYTES = 3
 _MOST_SIDES = {"low": 512}
 """Longest side in pixels by the client's detail. Some encoders make fewer tokens of small images."""
@@ -83,7 +83,7 @@ class AttachmentFinder:
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
         """Items of `_decoded` and of open requests, by digest."""
 
-    async def taken(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
+    async def taken(self, ask: GenerationParams, model: ServedModel, owner: str) -> GenerationParams:
         """Resolve all attachments, and replace unsupported ones by text. Raises InvalidRequest,
         EngineUnavailable."""
         if ask.recording is not None:
@@ -104,9 +104,11 @@ class AttachmentFinder:
         )
         return msgspec.structs.replace(ask, attached=(), media=tuple(map(TakenMedia, told, items, shapes)))
 
-    async def _cut(self, ask: Ask, recording: AskedRecording, model: ServedModel) -> Ask:
-        assert isinstance(ask.prompt, AskedConversation), "there is one for the recording"
-        asked = AskedSound(recording.mark, "", recording.at, recording.at, DEAF)
+    async def _cut(
+        self, ask: GenerationParams, recording: RecordingParam, model: ServedModel
+    ) -> GenerationParams:
+        assert isinstance(ask.prompt, ConversationParam), "there is one for the recording"
+        asked = SoundParam(recording.mark, "", recording.at, recording.at, DEAF)
         with _blamed(asked):
             data = _checked(asked, recording.data, self._options)
             pieces = await self._heard(data, model, recording.piece_s)
@@ -118,13 +120,13 @@ class AttachmentFinder:
         conversation = msgspec.structs.replace(ask.prompt, messages=said)
         each = tuple(_about(conversation, recording.mark, mark) for mark in marks)
         media = dict(zip(marks, map(TakenMedia, marks, pieces, shapes), strict=True))
-        prompt = AskedConversations(each, recording.at)
+        prompt = ConversationsParam(each, recording.at)
         return msgspec.structs.replace(ask, prompt=prompt, recording=None, media=tuple(media.values()))
 
-    async def _read(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
+    async def _read(self, ask: GenerationParams, model: ServedModel, owner: str) -> GenerationParams:
         """Insert the text of files, or the error of earlier ones. Raises InvalidRequest for files of the
         question."""
-        documents = [one for one in ask.attached if isinstance(one, AskedDocument)]
+        documents = [one for one in ask.attached if isinstance(one, DocumentParam)]
         if len({one.mark for one in documents}) > self._options.max_items:
             most = self._options.max_items
             raise wrong(f"A conversation may have {most} files.", documents[0].at)
@@ -150,7 +152,7 @@ class AttachmentFinder:
         telling = partial(_worded, ask, words, unread, left=tuple(_media(ask)))
         return await in_thread(telling, is_slow=ask.is_slow)
 
-    async def _document(self, asked: AskedDocument, model: ServedModel, owner: str) -> str:
+    async def _document(self, asked: DocumentParam, model: ServedModel, owner: str) -> str:
         with _blamed(asked):
             data = await self._bytes(asked, owner)
             digest = await in_thread(partial(_digest, data), is_slow=True)
@@ -159,7 +161,7 @@ class AttachmentFinder:
             reading = partial(model.read_document, data, self._options.max_document_chars)
             return self._texts.keep(digest, await in_thread(reading, is_slow=True))
 
-    async def _items(self, asked: Sequence[AskedMedia], model: ServedModel, owner: str) -> list[MediaItem]:
+    async def _items(self, asked: Sequence[MediaParam], model: ServedModel, owner: str) -> list[MediaItem]:
         """Check sizes one by one, because small files may have many pixels or be long."""
         most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
         pixels, sound_s, items = 0, 0.0, list[MediaItem]()
@@ -176,14 +178,14 @@ class AttachmentFinder:
                 raise InvalidRequest(message, param=one.at, code=_TOO_LARGE[type(one)])
         return items
 
-    async def _shape(self, asked: AskedMedia, item: MediaItem, model: ServedModel) -> MediaShape:
+    async def _shape(self, asked: MediaParam, item: MediaItem, model: ServedModel) -> MediaShape:
         with _blamed(asked):
             (shape,) = await model.engine.shapes([item.size])
             return shape
 
-    async def _item(self, asked: AskedMedia, model: ServedModel, owner: str) -> MediaItem:
+    async def _item(self, asked: MediaParam, model: ServedModel, owner: str) -> MediaItem:
         with _blamed(asked):
-            if isinstance(asked, AskedSound):
+            if isinstance(asked, SoundParam):
                 (sound,) = await self._heard(await self._bytes(asked, owner), model)
                 return sound
             most_side = _MOST_SIDES.get(asked.detail, 0)
@@ -256,7 +258,7 @@ def _rate(model: ServedModel) -> int:
 
 
 def _most_bytes(asked: Attached, options: MediaOptions) -> int:
-    return options.max_sound_bytes if isinstance(asked, AskedSound) else options.max_bytes
+    return options.max_sound_bytes if isinstance(asked, SoundParam) else options.max_bytes
 
 
 def _checked(asked: Attached, data: bytes, options: MediaOptions) -> bytes:
@@ -310,9 +312,9 @@ def _blamed(asked: Attached) -> Iterator[None]:
         raise InvalidRequest(message, param=asked.at, code=error.code or code) from None
 
 
-def untaken(ask: Ask, *, sees: bool = False, hears: bool = False) -> Ask:
+def untaken(ask: GenerationParams, *, sees: bool = False, hears: bool = False) -> GenerationParams:
     """Reject unsupported media of the question, and replace others by text. Raises InvalidRequest."""
-    left = [one for one in _media(ask) if (sees if isinstance(one, AskedPicture) else hears)]
+    left = [one for one in _media(ask) if (sees if isinstance(one, PictureParam) else hears)]
     others = [one for one in _media(ask) if one not in left]
     for one in others:
         if one.refusal is not None:
@@ -323,24 +325,26 @@ def untaken(ask: Ask, *, sees: bool = False, hears: bool = False) -> Ask:
     return _worded(ask, words, [one.name for one in others], left=tuple(left))
 
 
-def _media(ask: Ask) -> Iterator[AskedMedia]:
-    return (one for one in ask.attached if not isinstance(one, AskedDocument))
+def _media(ask: GenerationParams) -> Iterator[MediaParam]:
+    return (one for one in ask.attached if not isinstance(one, DocumentParam))
 
 
-def _worded(ask: Ask, words: dict[str, str], named: Sequence[str], left: tuple[Attached, ...] = ()) -> Ask:
-    assert isinstance(ask.prompt, AskedConversation), "other prompts show nothing"
+def _worded(
+    ask: GenerationParams, words: dict[str, str], named: Sequence[str], left: tuple[Attached, ...] = ()
+) -> GenerationParams:
+    assert isinstance(ask.prompt, ConversationParam), "other prompts show nothing"
     messages = [_in_words(message, words) for message in ask.prompt.messages]
     prompt = msgspec.structs.replace(ask.prompt, messages=messages)
     names = Ignored((*ask.ignored.names, *named))
     return msgspec.structs.replace(ask, prompt=prompt, attached=left, ignored=names)
 
 
-def _about(conversation: AskedConversation, mark: str, other: str) -> AskedConversation:
+def _about(conversation: ConversationParam, mark: str, other: str) -> ConversationParam:
     messages = [_in_words(message, {mark: other}) for message in conversation.messages]
     return msgspec.structs.replace(conversation, messages=messages)
 
 
-def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:
+def _in_words(message: MessageParam, words: dict[str, str]) -> MessageParam:
     content = message.fields.get("content")
     if isinstance(content, list):
         told: object = [{**part, "text": _replaced(part["text"], words)} for part in content]

@@ -13,17 +13,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.asking.ask import Ask
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
-from openai_cpu_server.api.asking.kept_streams import KeptStream, KeptStreams, conversation_of
-from openai_cpu_server.api.asking.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
-from openai_cpu_server.api.asking.running import OpenCall, RunningCall, Said, chunks_of
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
+from openai_cpu_server.api.generation.params import GenerationParams
+from openai_cpu_server.api.generation.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
+from openai_cpu_server.api.generation.resumable_streams import (
+    ResumableStream,
+    ResumableStreams,
+    conversation_of,
+)
+from openai_cpu_server.api.generation.running import OpenCall, RunningCall, StreamItem, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, Ticket, context_of, ticket_of
+from openai_cpu_server.http.context import RequestContext, RequestLog, context_of, ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
@@ -58,8 +62,8 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
-UNKEPT = {"cache-control": "no-cache"}
-_FAREWELL_S = 1.0
+NO_STORE_HEADERS = {"cache-control": "no-cache"}
+_SHUTDOWN_GRACE_S = 1.0
 
 
 class _Encoded(ServerSentEvent):
@@ -107,7 +111,7 @@ class EventStream:
         renderer: Renderer,
         *,
         keep_alive_s: float,
-        told: AsyncIterator[Said] | None = None,
+        told: AsyncIterator[StreamItem] | None = None,
     ) -> None:
         """`told`: items to send, or None for the call's own."""
         self._running = running
@@ -120,10 +124,10 @@ class EventStream:
         ticket = ticket_of(scope)
         response = event_source(
             self._messages(ticket),
-            {**UNKEPT, **self._running.call.headers},
+            {**NO_STORE_HEADERS, **self._running.call.headers},
             keep_alive_s=self._keep_alive_s,
             sign=self._keep_alive,
-            grace_s=_FAREWELL_S,
+            grace_s=_SHUTDOWN_GRACE_S,
         )
         try:
             async with self._running:
@@ -132,7 +136,7 @@ class EventStream:
             if not self._is_told:
                 ticket.client_gone()
 
-    async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
+    async def _messages(self, ticket: RequestLog) -> AsyncIterator[bytes]:
         try:
             async for said in self._told:
                 told = events(chunks_of(said, self._renderer))
@@ -140,8 +144,8 @@ class EventStream:
                     told = told or comment(said)
                 yield told
             self._is_told = True
-            if (last_words := self._renderer.last_words) is not None:
-                yield b"data: " + last_words + b"\n\n"
+            if (done_marker := self._renderer.done_marker) is not None:
+                yield b"data: " + done_marker + b"\n\n"
         except Exception as error:
             # The status is out already, so the last event says what went wrong; no last words follow.
             self._is_told = True
@@ -165,7 +169,7 @@ Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
 
 
-class HeldBody:
+class BufferedBody:
     """Message of a WebSocket before it is read, with its share of the quota for bodies."""
 
     def __init__(self, data: bytes, held: BodyQuota) -> None:
@@ -188,9 +192,11 @@ def not_in_batches(param: str) -> InvalidRequest:
 
 
 def kept_stream(
-    streams: KeptStreams, kept: KeptStream, told: AsyncIterator[bytes], *, keep_alive_s: float
+    streams: ResumableStreams, kept: ResumableStream, told: AsyncIterator[bytes], *, keep_alive_s: float
 ) -> ASGIApp:
-    source = event_source(told, {**UNKEPT, **kept.headers}, keep_alive_s=keep_alive_s, grace_s=_FAREWELL_S)
+    source = event_source(
+        told, {**NO_STORE_HEADERS, **kept.headers}, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S
+    )
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         with streams.reading(kept):
@@ -201,28 +207,28 @@ def kept_stream(
 
 class BodyReader(msgspec.Struct, Generic[B], frozen=True):
     schema: type[B]
-    as_ask: Callable[[B], Ask]
+    to_params: Callable[[B], GenerationParams]
 
-    def read(self, data: bytes, *, lenient: bool) -> Ask:
+    def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
         """Parse a body in any thread. Raises InvalidRequest, TooManyValues."""
         return self.ask(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
 
-    def ask(self, body: B, ignored: Ignored, *, num_bytes: int) -> Ask:
+    def ask(self, body: B, ignored: Ignored, *, num_bytes: int) -> GenerationParams:
         """Convert a body that was parsed elsewhere. Raises InvalidRequest."""
-        ask = self.as_ask(body)
+        ask = self.to_params(body)
         left_out = Ignored((*ignored.names, *ask.ignored.names))
         return msgspec.structs.replace(ask, num_bytes=num_bytes, ignored=left_out)
 
 
-class Family(msgspec.Struct, Generic[B], frozen=True):
-    """Distinguishing parts of a family: body to `Ask`, events to bytes."""
+class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
+    """Distinguishing parts of a family: body to `GenerationParams`, events to bytes."""
 
     reader: BodyReader[B]
     renderer: AnswerRenderer
 
 
 class GenerationRoute:
-    def __init__(self, family: Family[Any], service: GenerationService, options: ApiOptions) -> None:
+    def __init__(self, family: ApiAdapter[Any], service: GenerationService, options: ApiOptions) -> None:
         self._family = family
         self._service = service
         self._options = options
@@ -242,7 +248,7 @@ class GenerationRoute:
         body = await self.whole(running, partial(while_connected, request.receive))
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
-    async def _kept(self, conversation: str, ask: Ask, outer: RequestContext) -> ASGIApp:
+    async def _kept(self, conversation: str, ask: GenerationParams, outer: RequestContext) -> ASGIApp:
         """Begin a stream that outlives this request, with a log entry of its own."""
         streams, identity = self._service.streams, outer.identity
         streams.check(conversation, identity)
@@ -285,12 +291,12 @@ class GenerationRoute:
             running.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
 
-    async def _read(self, data: bytes) -> Ask:
+    async def _read(self, data: bytes) -> GenerationParams:
         reading = partial(self._family.reader.read, data, lenient=self._options.lenient)
         return await off_loop(len(data), reading)
 
 
-def _shown_bytes(call: Call, figures: Figures) -> int:
+def _shown_bytes(call: ResolvedRequest, figures: Figures) -> int:
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
     return per_token * figures.total_tokens
 

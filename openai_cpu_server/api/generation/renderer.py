@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.asking.call import Call, PartsReader
+from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import (
     Finish,
@@ -70,7 +70,7 @@ class GatheredAnswer:
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
 
 
-def shown(call: Call, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
+def shown(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
     """Return the best `n` answers of each prompt, with the indices of their requests."""
     ranked: list[tuple[int, GatheredAnswer]] = []
     for start in range(0, len(call.requests), call.best_of):
@@ -136,8 +136,8 @@ class Renderer(ABC):
     """Renderer of one streamed answer. Methods return the chunks to send next."""
 
     so_far: Figures | None = None
-    """Figures so far, set before each event if `AskedDetails.timings` is set."""
-    last_words: bytes | None = None
+    """Figures so far, set before each event if `DetailsParam.timings` is set."""
+    done_marker: bytes | None = None
     """Last message of a successful event stream, such as `[DONE]`, or None."""
 
     def begin(self) -> Sequence[Chunk]:
@@ -152,7 +152,7 @@ class Renderer(ABC):
         return ()
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Report progress or wait, with `AskedDetails.progress`. Without chunks a wait goes to `waits`."""
+        """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waits`."""
         return ()
 
     @abstractmethod
@@ -168,10 +168,14 @@ class Renderer(ABC):
 
 class AnswerRenderer(Protocol):
     def whole(
-        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+        self,
+        call: ResolvedRequest,
+        pieces: ShownPieces,
+        answers: Mapping[str, GatheredAnswer],
+        figures: Figures,
     ) -> bytes: ...
 
-    def stream(self, call: Call, pieces: ShownPieces) -> Renderer: ...
+    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> Renderer: ...
 
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -207,7 +211,7 @@ class Completion(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     metadata: Metadata = UNSET
 
 
-def completion(kind: type[Completion[C]], call: Call, choices: list[C], figures: Figures) -> bytes:
+def completion(kind: type[Completion[C]], call: ResolvedRequest, choices: list[C], figures: Figures) -> bytes:
     whole = kind(
         id=call.id,
         created=call.created,
@@ -238,7 +242,7 @@ def reasoning_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, ThinkingText))
 
 
-def service_tier(call: Call) -> Tier:
+def service_tier(call: ResolvedRequest) -> Tier:
     return UNSET if call.service_tier is None else call.service_tier
 
 
@@ -258,7 +262,7 @@ def timings(figures: Figures) -> dict[str, float]:
     }
 
 
-class ToldProgress(msgspec.Struct, frozen=True):
+class ProgressChunk(msgspec.Struct, frozen=True):
     """llama-server's `prompt_progress`, with two further fields at the end."""
 
     total: int
@@ -270,7 +274,7 @@ class ToldProgress(msgspec.Struct, frozen=True):
     seconds_left: float | None
 
     @classmethod
-    def of(cls, progress: PromptProgress, figures: Figures) -> ToldProgress:
+    def of(cls, progress: PromptProgress, figures: Figures) -> ProgressChunk:
         return cls(
             total=progress.total,
             cache=progress.cached,
@@ -282,7 +286,7 @@ class ToldProgress(msgspec.Struct, frozen=True):
 
 
 def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
-    return b'"prompt_progress":' + msgspec.json.encode(ToldProgress.of(progress, figures))
+    return b'"prompt_progress":' + msgspec.json.encode(ProgressChunk.of(progress, figures))
 
 
 def _of_llama_server(figures: Figures) -> dict[str, float]:
@@ -309,7 +313,7 @@ def finish_reason(finish: Finish) -> str:
     return reason
 
 
-def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
+def cached_tokens(call: ResolvedRequest, finishes: Mapping[str, Finish]) -> int:
     """Sum the cached prompt tokens. Of a prompt's choices the least counts, because later ones share what
     the first has computed."""
     found: dict[int, int] = {}
@@ -341,9 +345,11 @@ ChoiceStream = Callable[[TokenEvent], list[bytes]]
 
 
 class ChunkStream(Renderer):
-    last_words = b"[DONE]"
+    done_marker = b"[DONE]"
 
-    def __init__(self, call: Call, kind: str, choices: Mapping[str, ChoiceStream], *, empty: bytes) -> None:
+    def __init__(
+        self, call: ResolvedRequest, kind: str, choices: Mapping[str, ChoiceStream], *, empty: bytes
+    ) -> None:
         """`choices`: by request id. `empty`: empty choice, with a `%d` for its index."""
         head = ChunkHead(
             id=call.id,

@@ -8,11 +8,17 @@ from itertools import chain, groupby, takewhile
 from typing import NamedTuple, Union
 
 from openai_cpu_server.answers.store import LastTurn
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedFile, AskedMessage, AskedTexts
-from openai_cpu_server.api.asking.call import Prompt, fingerprint
-from openai_cpu_server.api.asking.output import ToolPlan
-from openai_cpu_server.api.asking.sampling import check_tokens
-from openai_cpu_server.api.asking.thinking import thinking_plan
+from openai_cpu_server.api.generation.call import Prompt, fingerprint
+from openai_cpu_server.api.generation.output import ToolPlan
+from openai_cpu_server.api.generation.params import (
+    ConversationParam,
+    FileParam,
+    GenerationParams,
+    MessageParam,
+    PromptsParam,
+)
+from openai_cpu_server.api.generation.sampling import check_tokens
+from openai_cpu_server.api.generation.thinking import thinking_plan
 from openai_cpu_server.contract.media import shown_tokens
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, wrong
@@ -22,7 +28,7 @@ from openai_cpu_server.prompt.template import fim_tokens
 
 _BLANK = "..."
 """Placeholder of a turn. Templates may treat an empty one differently."""
-Messages = Sequence[AskedMessage]
+Messages = Sequence[MessageParam]
 
 
 class PromptEnds(NamedTuple):
@@ -37,7 +43,7 @@ WHOLE = PromptEnds()
 class PromptMaker:
     def __init__(
         self,
-        ask: Ask,
+        ask: GenerationParams,
         path: str,
         plan: ToolPlan | None,
         model: ServedModel,
@@ -96,8 +102,8 @@ class PromptMaker:
         )
 
 
-def _template(ask: Ask, model: ServedModel, plan: ToolPlan | None) -> ServedTemplate:
-    said = ask.prompt.messages if isinstance(ask.prompt, AskedConversation) else ()
+def _template(ask: GenerationParams, model: ServedModel, plan: ToolPlan | None) -> ServedTemplate:
+    said = ask.prompt.messages if isinstance(ask.prompt, ConversationParam) else ()
     return model.template(
         ask.template, has_tools=plan is not None or any(one.fields.get("tool_calls") for one in said)
     )
@@ -109,7 +115,7 @@ def last_turn(messages: Messages, tokens: Callable[[Messages], tuple[int, ...]])
     if not users:
         return None
     last = users[-1]
-    blank = AskedMessage({**messages[last].fields, "content": _BLANK})
+    blank = MessageParam({**messages[last].fields, "content": _BLANK})
     return LastTurn(messages[last].text, tokens([*messages[:last], blank, *messages[last + 1 :]]))
 
 
@@ -130,8 +136,8 @@ _STRIDE = 8
 
 
 def shortened(
-    conversation: AskedConversation, fits: Callable[[Messages], bool]
-) -> Sequence[AskedMessage] | None:
+    conversation: ConversationParam, fits: Callable[[Messages], bool]
+) -> Sequence[MessageParam] | None:
     """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
     question and the model's last step stay."""
     ways = _ways(list(conversation.messages))
@@ -145,7 +151,7 @@ def shortened(
     return ways[low] if low < len(ways) else None
 
 
-def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
+def _ways(messages: list[MessageParam]) -> list[list[MessageParam]]:
     head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
     exchanges = _split(messages[len(head) :], "user")
     last = _split(exchanges[-1], "assistant") if exchanges else []
@@ -160,8 +166,8 @@ def _counts(num_exchanges: int) -> list[int]:
     return sorted({*strides, *single})
 
 
-def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
-    parts: list[list[AskedMessage]] = []
+def _split(messages: Messages, role: str) -> list[list[MessageParam]]:
+    parts: list[list[MessageParam]] = []
     for one in messages:
         if one.role == role or not parts:
             parts.append([])
@@ -172,7 +178,7 @@ def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
 Text = Union[str, Sequence[Union[int, str]]]
 
 
-def text_prompts(asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
+def text_prompts(asked: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
     """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises PromptFarTooLong,
     InvalidRequest."""
     fills = asked.suffix or asked.files is not None or tokenizer.fim is not None
@@ -192,7 +198,7 @@ def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo:
 
 
 def _fill_in(
-    prefix: Text, suffix: str, asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None
+    prefix: Text, suffix: str, asked: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None
 ) -> Prompt:
     fim, path = tokenizer.fim, asked.suffix_path
     if fim is None:
@@ -214,7 +220,7 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 """Texts of llama-server, like the two above, so that a model fills in the same."""
 
 
-def _files(files: Sequence[AskedFile], fim: FimTokens, tokenizer: Tokenizer, room: int) -> list[int]:
+def _files(files: Sequence[FileParam], fim: FimTokens, tokenizer: Tokenizer, room: int) -> list[int]:
     plain = partial(tokenizer.encode, add_special=False, parse_special=False)
     begin = [] if fim.repository is None else [fim.repository, *plain(_PROJECT)]
     told = [] if fim.file is None else [fim.file, *plain(_THIS_FILE)]

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversations, AskedTexts
+from openai_cpu_server.api.generation.params import ConversationsParam, GenerationParams, PromptsParam
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
 from openai_cpu_server.contract.request import COUNT, DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
@@ -87,7 +87,7 @@ def is_seed(seed: int | None) -> TypeGuard[int]:
     return seed is not None and seed != -1
 
 
-def for_model(ask: Ask, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
+def for_model(ask: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
     """Resolve texts to tokens. Raises InvalidRequest for ids outside of the vocabulary."""
     bias, never = dict(ask.sampling.logit_bias), _bad_words(ask.bad_words, tokenizer)
     for asked in ask.biases:
@@ -140,7 +140,9 @@ class OutputRoom(NamedTuple):
     context_ends_it: bool
 
 
-def output_room(ask: Ask, prompt_tokens: int, info: ModelInfo, options: ApiOptions) -> OutputRoom:
+def output_room(
+    ask: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions
+) -> OutputRoom:
     """Return the limit of a choice, by default the rest of the context. Raises InvalidRequest beyond the
     server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.max_output_tokens
@@ -167,10 +169,10 @@ def output_room(ask: Ask, prompt_tokens: int, info: ModelInfo, options: ApiOptio
     return OutputRoom(tokens, tokens < asked.tokens and prompt_tokens + tokens >= context)
 
 
-def _num_prompts(ask: Ask) -> int:
-    if isinstance(ask.prompt, AskedConversations):
+def _num_prompts(ask: GenerationParams) -> int:
+    if isinstance(ask.prompt, ConversationsParam):
         return len(ask.prompt.each)
-    return len(ask.prompt.prompts) if isinstance(ask.prompt, AskedTexts) else 1
+    return len(ask.prompt.prompts) if isinstance(ask.prompt, PromptsParam) else 1
 
 
 class NumChoices(NamedTuple):
@@ -178,7 +180,7 @@ class NumChoices(NamedTuple):
     made: int
 
 
-def choices_of(ask: Ask, options: ApiOptions) -> NumChoices:
+def choices_of(ask: GenerationParams, options: ApiOptions) -> NumChoices:
     """Count the choices. Raises InvalidRequest."""
     best_of = None if ask.best_of is None else _allowed(ask.best_of, options, "best_of")
     if best_of is not None:
@@ -199,7 +201,7 @@ def _allowed(value: int, options: ApiOptions, param: str) -> int:
     return value
 
 
-def _check_best(best_of: int, ask: Ask) -> None:
+def _check_best(best_of: int, ask: GenerationParams) -> None:
     n = ask.n or 1
     if best_of < n:
         raise wrong("'best_of' must not be smaller than 'n'.", "best_of")

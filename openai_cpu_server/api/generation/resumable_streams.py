@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 import anyio
 import msgspec
 
-from openai_cpu_server.api.asking.renderer import Chunk, Renderer, events
-from openai_cpu_server.api.asking.running import RunningCall, chunks_of
+from openai_cpu_server.api.generation.renderer import Chunk, Renderer, events
+from openai_cpu_server.api.generation.running import RunningCall, chunks_of
 from openai_cpu_server.errors import InvalidRequest, RequestNotFound, RequestsLimited, wrong_value
-from openai_cpu_server.http.context import EndedRequests, Ticket
+from openai_cpu_server.http.context import RequestHistory, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.keys import Identity
-from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.observe.metrics import KeptAmounts
 
 CONVERSATION_HEADER = "X-Conversation-Id"
@@ -118,7 +118,7 @@ class EventLog:
         news.set()
 
 
-class KeptStream:
+class ResumableStream:
     def __init__(self, conversation: str, owner: str, running: RunningCall, renderer: Renderer) -> None:
         self.conversation = conversation
         self.owner = owner
@@ -131,15 +131,15 @@ class KeptStream:
         self.timer: asyncio.TimerHandle | None = None
         self._renderer = renderer
 
-    async def make(self, ticket: Ticket) -> None:
+    async def make(self, ticket: RequestLog) -> None:
         """Run the call to its end, with or without readers. Failures go into the log."""
         renderer = self._renderer
         try:
             async with self.running as running:
                 async for said in running.tell(renderer):
                     self._tell(chunks_of(said, renderer))
-            if (last_words := renderer.last_words) is not None:
-                self._tell([Chunk(last_words)])
+            if (done_marker := renderer.done_marker) is not None:
+                self._tell([Chunk(done_marker)])
             ticket.status = 200
         except Exception as error:
             ticket.failed(error)
@@ -182,7 +182,7 @@ class StreamState(msgspec.Struct, frozen=True):
     """Unix time, or 0 while the stream runs."""
 
     @classmethod
-    def of(cls, kept: KeptStream) -> StreamState:
+    def of(cls, kept: ResumableStream) -> StreamState:
         log = kept.log
         return cls(kept.conversation, log.has_ended, log.total_bytes, kept.started_at, kept.ended_at)
 
@@ -194,14 +194,14 @@ _MOST_STREAMS = 32
 _CLOSE_S = 5.0
 
 
-class KeptStreams:
+class ResumableStreams:
     """Streams by owner and conversation. Call `close` when the engines have ended."""
 
-    def __init__(self, endings: EndedRequests, *, keep_s: float) -> None:
+    def __init__(self, endings: RequestHistory, *, keep_s: float) -> None:
         """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""
         self._endings = endings
         self.keep_s = keep_s
-        self._streams: dict[tuple[str, str], KeptStream] = {}
+        self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check(self, conversation: str, identity: Identity) -> None:
@@ -219,9 +219,9 @@ class KeptStreams:
         running: RunningCall,
         renderer: Renderer,
         *,
-        ticket: Ticket,
-        lease: Lease | None,
-    ) -> KeptStream:
+        ticket: RequestLog,
+        lease: Reservation | None,
+    ) -> ResumableStream:
         """Start a stream in place of the conversation's former one. The stream owns `ticket` and `lease`."""
         owner = _owner(identity)
         if (former := self._streams.get((owner, conversation))) is not None:
@@ -229,7 +229,7 @@ class KeptStreams:
         ended = [one for one in self._of(owner) if one.log.has_ended]
         if len(self._of(owner)) >= _MOST_STREAMS and ended:
             self.forget(ended[0])
-        kept = KeptStream(conversation, owner, running, renderer)
+        kept = ResumableStream(conversation, owner, running, renderer)
         self._streams[owner, conversation] = kept
         self._leave_alone(kept)
         if lease is not None:
@@ -239,7 +239,7 @@ class KeptStreams:
         task.add_done_callback(self._tasks.discard)
         return kept
 
-    def find(self, name: str, identity: Identity) -> KeptStream:
+    def find(self, name: str, identity: Identity) -> ResumableStream:
         """Return the stream of a conversation, or of an id in its chunks. Raises RequestNotFound."""
         for kept in self._of(_owner(identity)):
             if name in (kept.conversation, *kept.running.names):
@@ -261,7 +261,7 @@ class KeptStreams:
             if one.conversation == name or one.conversation.startswith(f"{name}::")
         ]
 
-    def forget(self, kept: KeptStream) -> None:
+    def forget(self, kept: ResumableStream) -> None:
         """Remove a stream, and cancel its call so that readers get an error."""
         if self._streams.get((kept.owner, kept.conversation)) is kept:
             del self._streams[kept.owner, kept.conversation]
@@ -271,7 +271,7 @@ class KeptStreams:
             kept.running.cancel()
 
     @contextlib.contextmanager
-    def reading(self, kept: KeptStream) -> Iterator[None]:
+    def reading(self, kept: ResumableStream) -> Iterator[None]:
         """Keep the stream alive while a client reads."""
         kept.num_readers += 1
         if kept.timer is not None and not kept.log.has_ended:
@@ -292,7 +292,9 @@ class KeptStreams:
         for task in self._tasks:
             task.cancel()
 
-    async def _see_through(self, kept: KeptStream, ticket: Ticket, lease: Lease | None) -> None:
+    async def _see_through(
+        self, kept: ResumableStream, ticket: RequestLog, lease: Reservation | None
+    ) -> None:
         try:
             await kept.make(ticket)
         finally:
@@ -304,7 +306,7 @@ class KeptStreams:
                 self._leave_alone(kept)
                 self._make_room()
 
-    def _leave_alone(self, kept: KeptStream) -> None:
+    def _leave_alone(self, kept: ResumableStream) -> None:
         """Forget the stream after `keep_s`, unless it still runs and a client reads."""
         if kept.timer is not None:
             kept.timer.cancel()
@@ -319,11 +321,11 @@ class KeptStreams:
             held -= one.log.held_bytes
             self.forget(one)
 
-    def _of(self, owner: str) -> list[KeptStream]:
+    def _of(self, owner: str) -> list[ResumableStream]:
         return [one for one in self._streams.values() if one.owner == owner]
 
 
-def _ended_at(kept: KeptStream) -> int:
+def _ended_at(kept: ResumableStream) -> int:
     return kept.ended_at
 
 

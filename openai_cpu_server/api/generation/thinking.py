@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from pydantic import Field
 
-from openai_cpu_server.api.asking.ask import AskedThinking
-from openai_cpu_server.api.asking.body import Budget, Count, Effort, JsonObject, OpenBody
-from openai_cpu_server.api.asking.call import CallThinking
-from openai_cpu_server.api.asking.output import PlannedOutput
+from openai_cpu_server.api.generation.body import Budget, Count, Effort, JsonObject, OpenBody
+from openai_cpu_server.api.generation.call import CallThinking
+from openai_cpu_server.api.generation.output import PlannedOutput
+from openai_cpu_server.api.generation.params import ReasoningParam
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint, Thinking
 from openai_cpu_server.errors import wrong
@@ -91,12 +91,12 @@ def asked_thinking(
     budgets: Sequence[Said[int]] = (),
     variables: Mapping[str, object] | None = None,
     is_hidden: bool = False,
-) -> AskedThinking:
+) -> ReasoningParam:
     """Combine fields, which must agree; an effort also switches. Raises InvalidRequest."""
     known = _variables(variables or {})
     efforts = [(path, _EFFORT_NAMES.get(effort, effort)) for path, effort in efforts]
     by_effort = [(path, effort != "none") for path, effort in efforts]
-    return AskedThinking(
+    return ReasoningParam(
         effort=_one(efforts),
         is_on=_one([*by_effort, *switches, *_switched(known)]),
         budget=_one(budgets),
@@ -106,7 +106,7 @@ def asked_thinking(
     )
 
 
-def thinking_of(body: ReasoningBody) -> AskedThinking:
+def thinking_of(body: ReasoningBody) -> ReasoningParam:
     """Read the fields of a body. Raises InvalidRequest for contradictions."""
     reasoning = body.reasoning or OpenRouterReasoning()
     by_budget = [(path, told > 0) for path, told in said_by(body, "reasoning.max_tokens")]
@@ -134,7 +134,7 @@ def _field(of: object, name: str) -> Any:
     return None if of is None else getattr(of, name)
 
 
-def thinking_plan(wish: AskedThinking, model: ModelThinking | None) -> ThinkingPlan:
+def thinking_plan(wish: ReasoningParam, model: ModelThinking | None) -> ThinkingPlan:
     """`model`: None if it does not reason. Variables reach its template all the same."""
     if model is None:
         return _for_template(wish)
@@ -157,7 +157,7 @@ def thinking_plan(wish: AskedThinking, model: ModelThinking | None) -> ThinkingP
     )
 
 
-def _for_template(wish: AskedThinking) -> ThinkingPlan:
+def _for_template(wish: ReasoningParam) -> ThinkingPlan:
     said: dict[str, object] = {} if wish.is_on is None else {**switch(wish.is_on)}
     if wish.effort is not None:
         said["reasoning_effort"] = wish.effort
@@ -208,14 +208,14 @@ class ThinkingOutputs:
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is ThinkingStage.WITHIN
         behind = answer_begin if constraint.grammar is None else ""
-        last_words = "" if plan.budget == 0 else _LAST_WORDS
+        done_marker = "" if plan.budget == 0 else _LAST_WORDS
         thinking = Thinking(
             begin="" if is_open else form.begin,
             end=form.end,
             opening=self._tokens(form.begin) if is_ruled and not is_open else (),
             shown_behind=form.answer_alone if form.has_channels else "",
             budget=plan.budget,
-            closing=self._tokens(last_words + form.end + behind),
+            closing=self._tokens(done_marker + form.end + behind),
         )
         before = self._tokens(form.gap + answer_begin) if is_ruled else ()
         return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
@@ -234,7 +234,7 @@ def _without_closing(ending: Constraint) -> Constraint:
     return msgspec.structs.replace(ending, thinking=msgspec.structs.replace(ending.thinking, closing=()))
 
 
-def _budget(wish: AskedThinking, model: ModelThinking) -> int | None:
+def _budget(wish: ReasoningParam, model: ModelThinking) -> int | None:
     if wish.budget is not None:
         return wish.budget if wish.budget >= 0 else None
     if wish.effort is not None and wish.effort != "none" and not model.template.reads_effort:

@@ -11,22 +11,22 @@ from typing import Any, NamedTuple, Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import Chunk, GatheredAnswer, Renderer, cached_tokens
+from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer, cached_tokens
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProgress, QueuePlace, TokenEvent
 from openai_cpu_server.errors import DeadlineExceeded, NotThinking, RequestEnded, RequestNotFound, ServerError
 from openai_cpu_server.http.clients import Client
-from openai_cpu_server.http.context import Ticket
+from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.http.keys import Identity
-from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
-def limit_time(work: Generation | Embedding, ticket: Ticket, *limits_s: float | None) -> None:
+def limit_time(work: Generation | Embedding, ticket: RequestLog, *limits_s: float | None) -> None:
     """Apply the shortest limit of client and server, counted from the call's arrival."""
     given_s = [limit_s for limit_s in limits_s if limit_s is not None]
     if given_s:
@@ -105,16 +105,16 @@ SETTLING_S = 0.25
 """Delay of the first queue place, because even on an idle server a request waits for a step."""
 _UNFINISHED = "unfinished"
 
-Said = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
+StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
 
 
-def chunks_of(said: Said, renderer: Renderer) -> Sequence[Chunk]:
+def chunks_of(said: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
     return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
 
 
 class OpenCall(Protocol):
     @property
-    def call(self) -> Call: ...
+    def call(self) -> ResolvedRequest: ...
 
     @property
     def model(self) -> ServedModel: ...
@@ -124,7 +124,7 @@ class OpenCall(Protocol):
 
     def cancel(self) -> None: ...
 
-    def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]: ...
+    def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
 
     async def gather(self) -> dict[str, GatheredAnswer]: ...
 
@@ -190,13 +190,13 @@ class RunningCall:
 
     def __init__(
         self,
-        call: Call,
+        call: ResolvedRequest,
         generation: Generation,
         model: ServedModel,
         *,
-        ticket: Ticket,
+        ticket: RequestLog,
         calls: RunningCalls,
-        lease: Lease | None = None,
+        lease: Reservation | None = None,
         recorder: AnswerRecorder | None = None,
     ) -> None:
         self.call = call
@@ -256,7 +256,7 @@ class RunningCall:
         """Figures so far, complete once every request has finished."""
         return self._tally.figures(self._generation.figures)
 
-    async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
+    async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield all that a streaming client gets, as it comes. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
@@ -280,7 +280,7 @@ class RunningCall:
             return renderer.event(event)
         return renderer.prompt(event.id, event.progress, self.figures)
 
-    def _waits(self, news: QueuePlace | ModelLoading, renderer: Renderer) -> Said:
+    def _waits(self, news: QueuePlace | ModelLoading, renderer: Renderer) -> StreamItem:
         if isinstance(news, ModelLoading) or not self.call.details.progress:
             return news
         total = next(one.num_tokens for one in self.call.requests if one.id == news.id)
@@ -343,7 +343,7 @@ class QueueNews:
 class Tally:
     """Counter of a call's events. Its creation marks the submission."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ResolvedRequest) -> None:
         self._call = call
         self._finishes: dict[str, Finish] = {}
         self._released: Counter[str] = Counter()

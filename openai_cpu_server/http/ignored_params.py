@@ -1,0 +1,175 @@
+"""Fields that the server does not implement. A field that would not change the answer is ignored and named
+in the response; others are rejected, except with values that ask for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+
+class IgnoredParam(msgspec.Struct, frozen=True):
+    why: str
+    heeded: tuple[object, ...] = ()
+    """Values that are honoured or ask for nothing, and are not reported."""
+
+
+class UnsupportedParam(msgspec.Struct, frozen=True):
+    """Field whose values would change the answer."""
+
+    why: str
+    accepted: tuple[object, ...] = ()
+
+
+Hints = Mapping[str, IgnoredParam]
+Refusals = Mapping[str, UnsupportedParam]
+
+TIERS = ("auto", "default", "flex", "priority")
+_CACHE = "prompts that begin alike are found without hints"
+TIER_HINT: Hints = {"service_tier": IgnoredParam("other names are those of other services' prices", TIERS)}
+
+_MEMORY = IgnoredParam("the server keeps prompts by itself, and has no slots that a request could name")
+_OF_OFF = IgnoredParam("it belongs to a sampler that is not built")
+_TIME = IgnoredParam("an answer ends by its tokens; 'timeout' limits the time of a call")
+_NO_SAMPLER = "this sampler is not built"
+_TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
+LLAMA_SERVER_HINTS: Hints = {
+    "cache_prompt": IgnoredParam("prompts are always cached", (True,)),
+    "id_slot": IgnoredParam("a request has no slot of its own", (-1,)),
+    **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), _MEMORY),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"), _OF_OFF),
+    **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), _TIME),
+    "n_indent": IgnoredParam("an answer is not cut by its indentation", (0,)),
+    "verbose": IgnoredParam("there is nothing more to tell", (False,)),
+    "backend_sampling": IgnoredParam("sampling is the same wherever it is done", (False,)),
+    "sse_ping_interval": IgnoredParam("'--keep-alive-s' of the server decides it"),
+    "typ_p": IgnoredParam(
+        "llama-server's own page sends it, and llama-server reads 'typical_p' alone", (1, 1.0)
+    ),
+    **dict.fromkeys(
+        ("chat_parser", "generation_prompt", "preserved_tokens"),
+        IgnoredParam("the model's template decides how its output is read"),
+    ),
+}
+"""Fields that clients of llama-server, its own page included, send on all routes."""
+LLAMA_SERVER_REFUSALS: Refusals = {
+    "mirostat": UnsupportedParam(_NO_SAMPLER, (0,)),
+    "dynatemp_range": UnsupportedParam(_NO_SAMPLER, (0, 0.0)),
+    "adaptive_target": UnsupportedParam(_NO_SAMPLER, (-1, -1.0)),
+    "min_keep": UnsupportedParam("samplers keep one token at least", (0, 1)),
+    "post_sampling_probs": UnsupportedParam("probabilities are those before any sampler", (False,)),
+    "grammar_lazy": UnsupportedParam(_TRIGGERS, (False,)),
+    "grammar_triggers": UnsupportedParam(_TRIGGERS, ([],)),
+}
+
+GENERATION_HINTS: Hints = {
+    **TIER_HINT,
+    **LLAMA_SERVER_HINTS,
+    "store": IgnoredParam("answers are not kept for later", (False,)),
+    "verbosity": IgnoredParam("the models here were not trained to know it; say it in the prompt"),
+    "prediction": IgnoredParam("it makes an answer faster at OpenAI, not another one"),
+    "prompt_cache_key": IgnoredParam(_CACHE),
+    "prompt_cache_options": IgnoredParam(_CACHE),
+    "prompt_cache_retention": IgnoredParam("cached prompts stay as long as there is room"),
+    "reasoning_control": IgnoredParam("thoughts can always be ended; the field is llama-server's", (True,)),
+    "chat_format": IgnoredParam("the model's template decides it; the field is llama-server's"),
+    "request_id": IgnoredParam("its name here is the header 'X-Request-Id'; the field is vLLM's"),
+    "spaces_between_special_tokens": IgnoredParam(
+        "special tokens are never shown; the field is vLLM's", (True,)
+    ),
+    "vllm_xargs": IgnoredParam("it is for extensions of vLLM"),
+    "kv_transfer_params": IgnoredParam("prompts come from no other server; the field is vLLM's"),
+    "guided_decoding_backend": IgnoredParam(
+        "there is one way here, which enforces the same forms; the field is vLLM's"
+    ),
+}
+GENERATION_REFUSALS: Refusals = {
+    **LLAMA_SERVER_REFUSALS,
+    "modalities": UnsupportedParam("the models here answer with text only", (["text"],)),
+    "audio": UnsupportedParam("the models here cannot speak"),
+    "web_search_options": UnsupportedParam("the server does not search the web"),
+    "moderation": UnsupportedParam("the server does not judge contents"),
+    "guided_whitespace_pattern": UnsupportedParam("'--json-whitespace' of the server decides it"),
+    "length_penalty": UnsupportedParam("it is for beam search, which is not done", (1, 1.0)),
+    "use_beam_search": UnsupportedParam("beam search is not done", (False,)),
+    "n_probs": UnsupportedParam("'logprobs' tells them", (0,)),
+    "reasoning_format": UnsupportedParam(
+        "thoughts are told apart from the answer, or '--reasoning-format' of the server is none",
+        ("auto", "deepseek", "deepseek-legacy"),
+    ),
+    "parse_tool_calls": UnsupportedParam("calls of tools are always told apart from the answer", (True,)),
+    "return_tokens": UnsupportedParam("'/completion' tells them", (False,)),
+    "response_fields": UnsupportedParam("'/completion' takes it", ([],)),
+    "n_cmpl": UnsupportedParam("its name here is 'n'", (1,)),
+    "allowed_token_ids": UnsupportedParam("a 'grammar', 'choice' or 'logit_bias' says it", ([],)),
+    "return_token_ids": UnsupportedParam("'/completion' tells them ('return_tokens')", (False,)),
+    "return_tokens_as_token_ids": UnsupportedParam("tokens are told as texts and bytes", (False,)),
+    "detokenize": UnsupportedParam("answers are texts", (True,)),
+    "logits_processors": UnsupportedParam("a request brings no code", ([],)),
+    "mm_processor_kwargs": UnsupportedParam("the model's own file says how pictures are read", ({},)),
+    "documents": UnsupportedParam("say them in a message", ([],)),
+    "prompt_logprobs": UnsupportedParam("'echo' with 'logprobs' of /v1/completions tells them"),
+    "skip_special_tokens": UnsupportedParam("special tokens are never shown", (True,)),
+    "include_stop_str_in_output": UnsupportedParam("stop strings are never shown", (False,)),
+}
+
+STREAM_HINTS: Hints = {
+    "include_obfuscation": IgnoredParam("chunks carry no random padding", (False,)),
+}
+STREAM_REFUSALS: Refusals = {
+    "continuous_usage_stats": UnsupportedParam("usage comes once, in the last chunk", (False,)),
+}
+
+RESPONSES_HINTS: Hints = {
+    "service_tier": IgnoredParam("other names are those of other services' prices", (*TIERS, "fast")),
+    "prompt_cache_options": IgnoredParam(_CACHE),
+    "prompt_cache_retention": IgnoredParam("cached prompts stay as long as there is room"),
+    "client_metadata": IgnoredParam("it is for OpenAI's statistics"),
+    "personality": IgnoredParam("the models here have none to choose from"),
+    "background_options": IgnoredParam("what runs in the background runs as soon as there is room"),
+    "access_programs": IgnoredParam("it is about models of OpenAI's"),
+}
+REASONING_REFUSALS: Refusals = {
+    "context": UnsupportedParam("the chat template decides which earlier thoughts the model sees", ("auto",)),
+    "mode": UnsupportedParam("a model thinks in one way", ("standard",)),
+}
+RESPONSES_REFUSALS: Refusals = {
+    "prompt": UnsupportedParam("there are no stored templates of prompts"),
+    "moderation": UnsupportedParam("the server does not judge contents"),
+}
+
+_SPEAKERS = "speakers are not told apart"
+TRANSCRIPTION_REFUSALS: Refusals = {
+    "known_speaker_names": UnsupportedParam(_SPEAKERS, ([],)),
+    "known_speaker_references": UnsupportedParam(_SPEAKERS, ([],)),
+}
+
+EMBEDDING_HINTS: Hints = {
+    **TIER_HINT,
+    "input_type": IgnoredParam("no words are put before an input; where a model wants 'query: ', write it"),
+}
+EMBEDDING_REFUSALS: Refusals = {
+    "normalize": UnsupportedParam("vectors always have length 1", (True,)),
+    "task": UnsupportedParam("a model has one way to embed"),
+    "late_chunking": UnsupportedParam("each input is embedded by itself", (False,)),
+}
+
+RERANK_HINTS: Hints = {
+    **TIER_HINT,
+    "max_chunks_per_doc": IgnoredParam("documents are not cut into chunks"),
+}
+RERANK_REFUSALS: Refusals = {
+    "max_tokens_per_doc": UnsupportedParam("'truncate' cuts documents to what the model takes"),
+    "rank_fields": UnsupportedParam("only 'text' of a document is read", (["text"],)),
+}
+
+MESSAGE_REFUSALS: Refusals = {
+    "images": UnsupportedParam("the models here have no vision", ([],)),
+    "videos": UnsupportedParam("the models here have no vision", ([],)),
+    "audio": UnsupportedParam("the models here cannot hear"),
+}
+
+
+def is_one_of(value: object, known: Sequence[object]) -> bool:
+    """Compare as JSON does: `0` is not `false`."""
+    return any(type(one) is type(value) and one == value for one in known)
