@@ -103,7 +103,8 @@ class User:
 
 
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.CompletedProcess(process.args, process.returncode, *process.communicate())
+    stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def failure_of(done: subprocess.CompletedProcess[str]) -> str:
