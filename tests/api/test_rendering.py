@@ -405,7 +405,9 @@ class Alike(FakeTokenizer):
         return b"a"
 
 
-def test_of_tokens_with_one_text_the_likeliest_counts() -> None:
-    entry = TokenLogprob(token=2, logprob=-5.0, top=((1, -0.1), (2, -5.0)))
+@pytest.mark.parametrize("chosen", [1, 2, 3])
+def test_of_tokens_with_one_text_the_likeliest_counts(chosen: int) -> None:
+    logprobs = {1: -0.1, 2: -5.0, 3: -9.0}
+    entry = TokenLogprob(token=chosen, logprob=logprobs[chosen], top=((1, -0.1), (2, -5.0)))
     (top,) = LegacyWriter(ShownPieces(Alike()), 0).write([entry]).top_logprobs
     assert top == {"a": -0.1}

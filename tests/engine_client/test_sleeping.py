@@ -91,11 +91,12 @@ async def test_a_kill_while_it_loads_is_a_pause(door: Gate) -> None:
         assert engine.status().restarts == 1
 
 
+@pytest.mark.parametrize("phase", ["loads", "builds"])
 async def test_a_model_that_is_unloaded_while_it_loads_ends_without_a_traceback(
-    door: Gate, capfd: pytest.CaptureFixture[str]
+    door: Gate, phase: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     door.close()
-    async with asleep(door.loads) as engine:
+    async with asleep(getattr(door, phase)) as engine:
         engine.residency.wake()
         await eventually(lambda: engine.engine_pid is not None)
         unloading = asyncio.create_task(engine.residency.sleep())
