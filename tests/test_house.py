@@ -1,4 +1,4 @@
-"""Names, methods and lengths of the package's files. See docs/contributing.md."""
+"""Names and words of the package's files. See docs/contributing.md."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
-MOST_METHODS = 25
-MOST_LINES = 500
 
 
 @functools.cache
@@ -39,17 +37,6 @@ def classes() -> list[ast.ClassDef]:
 def test_a_public_class_name_is_defined_once() -> None:
     homes = Counter(node.name for node in classes() if not node.name.startswith("_"))
     assert {name: count for name, count in homes.items() if count > 1} == {}
-
-
-def test_no_class_has_too_many_methods() -> None:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    counts = {node.name: sum(isinstance(one, kinds) for one in node.body) for node in classes()}
-    assert {name: count for name, count in counts.items() if count > MOST_METHODS} == {}
-
-
-def test_no_file_is_too_long() -> None:
-    lengths = {module: text.count("\n") for module, text in sources().items()}
-    assert {module: length for module, length in lengths.items() if length > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Prints the lines of Python of each room of the package, of tests and scripts, beside their budgets."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "openai_cpu_server"
+BUDGETS = {
+    "api": 16_500,
+    "structured": 8_700,
+    "llama": 7_900,
+    "scheduler": 4_200,
+    "http": 3_600,
+    "prompt": 3_200,
+    "replicas": 3_100,
+    "engine_client": 2_700,
+    "engine": 2_600,
+    "cli": 2_500,
+    "jobs": 2_400,
+    "contract": 2_400,
+    "server": 1_800,
+    "models": 1_600,
+    "model_source": 1_500,
+    "config": 1_400,
+    "observe": 1_200,
+    "reader": 1_200,
+    "kernels": 1_100,
+    "answers": 700,
+    "mcp_servers": 650,
+}
+"""Lines of a room. All others of the package have 1,550 together."""
+BUDGET_OF_PACKAGE, BUDGET_OF_TESTS, BUDGET_OF_SCRIPTS = 72_500, 53_000, 11_000
+
+
+def lines(folder: Path) -> int:
+    files = (file for file in folder.rglob("*.py") if "node_modules" not in file.parts)
+    return sum(file.read_bytes().count(b"\n") for file in files)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    table = Table("room", "lines", "budget", "over")
+    rows = [(room, lines(ROOT / PACKAGE / room), budget) for room, budget in BUDGETS.items()]
+    rows.append(("the package", lines(ROOT / PACKAGE), BUDGET_OF_PACKAGE))
+    rows += [("tests", lines(ROOT / "tests"), BUDGET_OF_TESTS)]
+    rows += [("scripts", lines(ROOT / "scripts"), BUDGET_OF_SCRIPTS)]
+    for room, number, budget in rows:
+        table.add_row(room, f"{number:,}", f"{budget:,}", f"{max(0, number - budget):,}")
+    Console(stderr=True).print(table)
+
+
+if __name__ == "__main__":
+    main()
