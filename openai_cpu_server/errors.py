@@ -271,7 +271,8 @@ class RequestsLimited(RateLimited):
     """Too many requests, over time or at once."""
 
 
-class TokensLimited(RateLimited): ...
+class TokensLimited(RateLimited):
+    """Too many tokens."""
 
 
 class CulpritsLimited(RateLimited):

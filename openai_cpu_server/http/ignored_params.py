@@ -164,9 +164,9 @@ RERANK_REFUSALS: Refusals = {
 }
 
 MESSAGE_REFUSALS: Refusals = {
-    "images": UnsupportedParam("the models here have no vision", ([],)),
-    "videos": UnsupportedParam("the models here have no vision", ([],)),
-    "audio": UnsupportedParam("the models here cannot hear"),
+    "images": UnsupportedParam("pictures are parts of 'content', of type 'image_url'", ([],)),
+    "videos": UnsupportedParam("videos are not supported", ([],)),
+    "audio": UnsupportedParam("sounds are parts of 'content', of type 'input_audio'"),
 }
 
 

@@ -65,7 +65,7 @@ class BatchRunner:
         self.wake()
 
     async def release(self) -> None:
-        """Leases that cannot be given up expire."""
+        """Give up the leases. The others end with this process."""
         for batch_id in list(self._runs):
             await self._attempt(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
