@@ -156,7 +156,7 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
     if accepts(call, follower, text):
         assert read(call.reader(), list(text)) == ("", "", [("weather", {"city": city, "days": 3})])
     else:
-        assert "<" in city
+        assert "<" in city or any(token in city for token in CONTROL)
 
 
 @pytest.mark.parametrize(
