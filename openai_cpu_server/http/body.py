@@ -35,6 +35,7 @@ INLINE_BYTES = 2048
 """A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
 _LARGE_BYTES = 64 * 1024
+_HUGE_BYTES = 4 * 1024 * 1024
 
 
 class ThreadLane:
@@ -86,6 +87,8 @@ class ThreadKind(enum.Enum):
     event loop."""
     LARGE = 3
     """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
+    HUGE = 1
+    """Bodies above `_HUGE_BYTES`, which hold it for tens of milliseconds: two in turn are felt as one delay."""
     FETCH = 16
 
 
@@ -96,7 +99,8 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
     """Run work that never waits, in a thread unless the body is small. Raises NativePanic."""
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
-    kind = ThreadKind.LARGE if num_bytes > _LARGE_BYTES else ThreadKind.QUICK
+    sizes = {ThreadKind.HUGE: _HUGE_BYTES, ThreadKind.LARGE: _LARGE_BYTES}
+    kind = next((kind for kind, least in sizes.items() if num_bytes > least), ThreadKind.QUICK)
     return await thread_lane(kind).run(partial(_contained, work))
 
 
