@@ -88,7 +88,7 @@ class ThreadKind(enum.Enum):
     LARGE = 3
     """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
     HUGE = 1
-    """Bodies above `_HUGE_BYTES`, which hold it for tens of milliseconds: two in turn are felt as one delay."""
+    """Bodies above `_HUGE_BYTES`, which hold it for tens of milliseconds. One at a time."""
     FETCH = 16
 
 
