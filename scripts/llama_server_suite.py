@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.llama_sources import SetupFailed, llama_cpp_in, unpacked_sources
+from bench.peers import SetupFailed, llama_cpp_in, unpacked_sources
 from llama_server_suite.outcomes import Differences, outcomes_in, told
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.asking import Ask, ScoredToken, Trace
-from bench.load import Clients
+from bench.clients import Clients
 from bench.prompts import random_tokens
 
 from chaos_parts.ray_server import RayServer

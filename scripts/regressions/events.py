@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import random
 import statistics
@@ -19,11 +18,10 @@ from typing import NamedTuple
 import httpx
 import psutil
 from bench.asking import Ask, Priority
-from bench.contestants import Variant, ours
-from bench.http_client import call
-from bench.options import gguf
+from bench.clients import call
+from bench.models import gguf
 from bench.prompts import random_tokens
-from bench.servers import Server, running
+from bench.servers import Server, Variant, ours, running
 
 _WARM_UP_S = 10.0
 
@@ -40,32 +38,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=10)
 
 
-def run(asked: argparse.Namespace) -> None:
-    with running(ours(Variant.WHOLE, asked.model), []) as server:
-        asyncio.run(_measured(server, asked))
+def run(options: argparse.Namespace) -> None:
+    with running(ours(Variant.WHOLE, options.model), []) as server:
+        asyncio.run(_measured(server, options))
 
 
-async def _measured(server: Server, asked: argparse.Namespace) -> None:
+async def _measured(server: Server, options: argparse.Namespace) -> None:
     windows: dict[bool, list[Window]] = {False: [], True: []}
     counted: list[int] = []
     clients = server.clients()
-    load = asyncio.create_task(clients.closed_loop(endless(), asked.clients))
-    await asyncio.sleep(_WARM_UP_S)
-    for pair in range(asked.pairs):
-        for is_watched in (False, True) if pair % 2 else (True, False):
-            listener = asyncio.create_task(_listen(server.port, counted)) if is_watched else None
-            windows[is_watched].append(await _window(server, asked.window_s))
-            await _ended(listener)
-    await _ended(load)
-    clients.check()
-    _report(windows[False], windows[True], sum(counted) / (asked.pairs * asked.window_s))
-
-
-async def _ended(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    async with clients.endless(endless(), options.clients):
+        await asyncio.sleep(_WARM_UP_S)
+        for pair in range(options.pairs):
+            for is_watched in (False, True) if pair % 2 else (True, False):
+                listener = asyncio.create_task(_listen(server.port, counted)) if is_watched else None
+                windows[is_watched].append(await _window(server, options.window_s))
+                if listener is not None:
+                    listener.cancel()
+                    await asyncio.gather(listener, return_exceptions=True)
+    _report(windows[False], windows[True], sum(counted) / (options.pairs * options.window_s))
 
 
 def endless() -> Iterator[Ask]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 import msgspec
 from bench.asking import Ask, first_token_times
 from bench.bench import Bench
-from bench.http_client import call
+from bench.clients import call
 from bench.prompts import short_texts
-from bench.results import Figure, Goal, WorkloadResult
+from bench.results import Figure, Goal, Rounds, WorkloadResult, percentile, ratios
 from bench.servers import Server
-from bench.stats import Rounds, percentile, ratios
-from bench.workloads.mixed_load import (
+from bench.workloads.mixed import (
     Size,
     Window,
     batch_asks,
@@ -49,11 +48,7 @@ class Round:
     embedded_per_s: float
 
     def ttft_s(self, company: str | None, percent: float) -> float:
-        times = first_token_times(self.windows[company].interactive) if company else self.idle_ttft_s
-        return percentile(times, percent)
-
-    def gap_s(self, company: str) -> float:
-        return percentile([gap for one in self.windows[company].interactive for gap in one.gaps_s], 95)
+        return self.windows[company].ttft_s(percent) if company else percentile(self.idle_ttft_s, percent)
 
 
 def workload(bench: Bench) -> WorkloadResult:
@@ -67,8 +62,7 @@ def workload(bench: Bench) -> WorkloadResult:
             rounds.append(asyncio.run(_round(bench, size, server, number)))
     return WorkloadResult(
         name="neighbours",
-        sizes=f"{size.batch_clients} batch clients, about {size.batch_prompt} + {size.batch_output} tokens; "
-        f"interactive about {size.short_prompt} + {size.short_output} tokens at random, on average "
+        sizes=f"{size.in_words} at random, on average "
         f"every two times what one takes alone; windows of {size.window_s:g} s at least; "
         f"the other model is the same file, and {_EMBEDDER} embeds, all in one server",
         goals=tuple(_goals(rounds)),
@@ -99,7 +93,7 @@ def _figures(rounds: list[Round]) -> Iterator[Figure]:
             what = f"interactive TTFT p{percent} beside {company or 'nobody'}"
             yield Figure(what=what, rounds=_ttft(rounds, company, percent), unit="s")
         if company:
-            gaps = Rounds.of(rounds, lambda one, company=company: one.gap_s(company))
+            gaps = Rounds.of(rounds, lambda one, company=company: one.windows[company].gap_s(95))
             yield Figure(what=f"inter-token latency p95 beside {company}", rounds=gaps, unit="s")
     for company in (_OWN_BATCH, _BATCH):
         batch = Rounds.of(rounds, lambda one, company=company: one.windows[company].batch_output_per_s)

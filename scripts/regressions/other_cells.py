@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from bench.asking import Ask
 from bench.bench import Bench
-from bench.cache_stats import cache_stats, clear_cache
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed, cache_stats, clear_cache
 from bench.prompts import RandomPrompts
-from bench.results import Figure, Goal, WorkloadResult
+from bench.results import Figure, Goal, Rounds, WorkloadResult, percentile, ratios
 from bench.servers import Server
-from bench.stats import Rounds, percentile, ratios
 from bench.workloads.batches import questions
 
 from openai_cpu_server.llama.gguf.header import GgufHeader

@@ -19,11 +19,10 @@ from pathlib import Path
 import llama_cpp
 import msgspec
 from bench.asking import Ask
-from bench.contestants import Variant, ours
-from bench.options import gguf
-from bench.servers import running
+from bench.models import gguf
+from bench.servers import Variant, ours, running
 from bench.workloads.batches import run_batch
-from simulation.replica import new_scheduler
+from simulation.fleet import new_scheduler
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
@@ -108,10 +107,10 @@ def _curve(model: str) -> CostCurve:
         backend.close()
 
 
-def _steps(load: Load, told: CostCurve) -> Iterator[Step]:
+def _steps(load: Load, curve: CostCurve) -> Iterator[Step]:
     ledger, cache = KVLedger(KV_TOKENS // POOL_BLOCK_TOKENS), SavedPrefixes(0)
     scheduler = new_scheduler(
-        num_slots=OPTIONS.max_seqs, ledger=ledger, cache=cache, told=told, outputs=OUTPUTS
+        num_slots=OPTIONS.max_seqs, ledger=ledger, cache=cache, curve=curve, outputs=OUTPUTS
     )
     for number in range(load.clients):
         prompt, sampling = load.prompt(number), Sampling(seed=number)

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import httpx
-from bench.load import Clients
+from bench.clients import Clients
 from playwright.sync_api import Browser, Page, expect
 
 from openai_cpu_server.page.bundle import BUILT

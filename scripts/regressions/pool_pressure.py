@@ -17,11 +17,9 @@ from typing import NamedTuple
 import msgspec
 from bench.asking import Ask, Priority, ScoredToken, Trace
 from bench.bench import Bench
-from bench.http_client import call
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed, call
 from bench.prompts import random_words
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.stats import Rounds
+from bench.results import Direction, Figure, Goal, Rounds, WorkloadResult
 
 _ALTERNATIVES = 5
 _COMPANY = 8

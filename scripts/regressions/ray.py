@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 import psutil
 from bench.asking import Ask
-from bench.http_client import call
-from bench.options import gguf
+from bench.clients import call
+from bench.models import gguf
 from bench.prompts import random_tokens
 from chaos_parts.ray_server import RayServer
 from chaos_parts.server import KillableServer, Server

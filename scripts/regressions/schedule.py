@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from bench.bench import Bench
 from bench.prompts import random_tokens
-from bench.results import Figure, Goal, WorkloadResult
-from bench.stats import Rounds, percentile
-from simulation.replica import new_scheduler
+from bench.results import Figure, Goal, Rounds, WorkloadResult, percentile
+from simulation.fleet import new_scheduler
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Sample, StepResult
@@ -57,7 +56,7 @@ def measured(num_steps: int, number: int, *, running: int = _RUNNING, waiting: i
         num_slots=running,
         ledger=KVLedger(4_096),
         cache=SavedPrefixes(4_096),
-        told=CostModel.guess().curve,
+        curve=CostModel.guess().curve,
         outputs=running,
     )
     source = _requests(number)

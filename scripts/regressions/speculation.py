@@ -8,11 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.bench import Bench
-from bench.contest import Contest
-from bench.contestants import Contestant, Room, Variant, ours
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import ServerSpec
-from bench.stats import ratios
+from bench.results import Contest, Direction, Goal, Line, WorkloadResult, ratios
+from bench.servers import Contestant, Room, ServerSpec, Variant, ours
 from bench.workloads.batches import BatchRun, run_batch
 
 from regressions.speculation_tasks import TASKS, Task, draft_model, tasks

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from bench.model import made_projector
+from bench.models import made_projector
 from bench.servers import OUR_COMMAND, ServerSpec, running
 from PIL import Image
 from rich.console import Console

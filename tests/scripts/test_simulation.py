@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 from simulation import stories
-from simulation.fleet import Fault, Plan, simulate
-from simulation.machines import read_curve
-from simulation.replica import Machine
-from simulation.workloads import trace
+from simulation.fleet import Fault, Machine, Plan, simulate
+from simulation.stories import read_curve
+from simulation.turns import trace
 
 _PLAN = Plan(Machine(read_curve("1b")), 4)
 _FEW = trace(stories.scaled(stories.PREFIXES, 4), 40, seed=2)

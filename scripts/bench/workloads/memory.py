@@ -11,15 +11,10 @@ from dataclasses import dataclass
 
 from bench.asking import Ask
 from bench.bench import Bench
-from bench.cache_stats import CacheStats, Pool, cache_stats
-from bench.contest import OURS, Contest
-from bench.contestants import Contestant, Room, Variant
-from bench.load import Clients, LoadFailed
-from bench.process_tree import TreeUse, cpu_seconds
+from bench.clients import CacheStats, Clients, LoadFailed, Pool, cache_stats
 from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import Rounds
+from bench.results import OURS, Contest, Direction, Figure, Goal, Line, Rounds, WorkloadResult
+from bench.servers import Contestant, Room, Server, TreeUse, Variant, cpu_seconds, running
 
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
@@ -96,7 +91,8 @@ def run(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> MemoryRun:
         if number == 0 and not who.is_peer:
-            bench.start_unmeasured(who, size.room)  # its calibration is no part of "ready after"
+            with running(who.spec(bench.model, size.room), []):
+                pass  # its calibration is no part of "ready after"
         with bench.start(who, size.room) as server:
             idle_cores = _idle_cores(server, size.idle_s)
             peak = asyncio.run(_load(size, server, number, is_ours=who.key == OURS))

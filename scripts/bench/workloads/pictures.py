@@ -15,14 +15,11 @@ from PIL import Image
 
 from bench.asking import Ask, Message, Trace, first_token_times
 from bench.bench import Bench
-from bench.contest import Contest
-from bench.contestants import Contestant, Room, Variant
-from bench.load import LoadFailed
-from bench.model import made_projector
-from bench.peers import Words
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server, ServerSpec
-from bench.stats import Rounds, percentile
+from bench.clients import LoadFailed
+from bench.models import made_projector
+from bench.results import Contest, Direction, Goal, Line, Rounds, WorkloadResult, percentile
+from bench.servers import Contestant, Room, Server, ServerSpec, Variant
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _POOL_TOKENS = 8192
 _SOUND_RATE = 16_000
@@ -127,12 +124,12 @@ def run_sound(bench: Bench) -> WorkloadResult:
 
 def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
     projector = made_projector(size.kind, size.encoder, bench.model)
-    words = Words(bench.model)
+    vocabulary = Vocabulary.open(bench.model)
 
     def seeing(spec: ServerSpec) -> ServerSpec:
         """llama-server takes no token ids with a projector, so no server gets any."""
-        asked_in = replace(spec.dialect, as_text=words.text)
-        return replace(spec.with_options("--mmproj", str(projector)), dialect=asked_in)
+        dialect = replace(spec.dialect, as_text=lambda tokens: vocabulary.decode(list(tokens)))
+        return replace(spec.with_options("--mmproj", str(projector)), dialect=dialect)
 
     def measure(who: Contestant, number: int) -> PicturesRun:
         with bench.start(who, size.room, changed=seeing) as server:

@@ -5,7 +5,6 @@ text. Its prompt is computed in every slot before the clock starts, so that stea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Iterator
@@ -15,14 +14,11 @@ import msgspec
 
 from bench.asking import Ask
 from bench.bench import Bench
-from bench.contest import OURS, Contest, curves
-from bench.contestants import Contestant, Room, Variant
-from bench.load import Clients
+from bench.clients import Clients
 from bench.peers import SLOTS
 from bench.prompts import random_tokens
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import ratios
+from bench.results import OURS, Contest, Direction, Goal, Line, WorkloadResult, ratios
+from bench.servers import Contestant, Room, Server, Variant
 from bench.workloads.batches import clients_in_words
 
 _POOL_TOKENS = 16384
@@ -46,9 +42,6 @@ class Size:
     def room(self) -> Room:
         longest = self.shared_tokens + self.own_tokens + self.output_tokens
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
-
-    def num_requests(self, clients: int) -> int:
-        return max(self.least_requests, 2 * clients)
 
 
 FULL = Size((1, 2, 4, 8, 16, 32), 1024, 16, 16, point_s=20, least_requests=8)
@@ -77,7 +70,6 @@ def run(bench: Bench) -> WorkloadResult:
         f"one that serves one at a time with {_ENOUGH}",
         goals=_goals(contest, lines),
         lines=tuple(lines.values()),
-        curves=curves(lines),
         failures=contest.failures,
     )
 
@@ -109,16 +101,12 @@ async def _speed(server: Server, size: Size, number: int, num_clients: int, enou
     """Requests/s while all clients are busy. With fewer answers than requests it would be too low."""
     clients = server.clients()
     start = time.perf_counter()
-    loop = asyncio.create_task(clients.closed_loop(asks(size, number, num_clients), num_clients))
-    while not loop.done():
-        await asyncio.wait([loop], timeout=_POLL_S)
-        is_late = time.perf_counter() > start + size.point_s
-        if len(_ends(clients)) >= (enough if is_late else size.num_requests(num_clients)):
-            break
-        clients.check()
-    loop.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await loop
+    async with clients.endless(asks(size, number, num_clients), num_clients):
+        wanted, is_late = max(size.least_requests, 2 * num_clients), False
+        while len(_ends(clients)) < (enough if is_late else wanted):
+            clients.check()
+            await asyncio.sleep(_POLL_S)
+            is_late = time.perf_counter() > start + size.point_s
     await asyncio.sleep(_PAUSE_S)
     clients.check()
     ends = _ends(clients)

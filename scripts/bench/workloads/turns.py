@@ -13,13 +13,10 @@ from pathlib import Path
 
 from bench.asking import Ask, Message, Trace, first_token_times
 from bench.bench import Bench
-from bench.contest import Contest
-from bench.contestants import Contestant, Room, Variant
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed
 from bench.prompts import random_words
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import percentile
+from bench.results import Contest, Direction, Line, WorkloadResult, percentile
+from bench.servers import Contestant, Room, Server, Variant
 
 _POOL_TOKENS = 16384
 _TOKENS_PER_WORD = 1.5
@@ -82,16 +79,16 @@ class Talk:
         return [traces[-1] for traces in self.conversations]
 
     @property
-    def given_back(self) -> float:
+    def reused_share(self) -> float:
         """Share of earlier tokens, prompt and answer of the turn before, that were not computed again."""
-        return _given_back(traces[:-1] for traces in self.conversations)
+        return _reused_share(traces[:-1] for traces in self.conversations)
 
     @property
-    def given_back_after_restart(self) -> float:
-        return _given_back(traces[-2:] for traces in self.conversations)
+    def reused_share_after_restart(self) -> float:
+        return _reused_share(traces[-2:] for traces in self.conversations)
 
 
-def _given_back(conversations: Iterable[Sequence[Trace]]) -> float:
+def _reused_share(conversations: Iterable[Sequence[Trace]]) -> float:
     usages = [[trace.usage for trace in traces if trace.usage] for traces in conversations]
     pairs = list(itertools.chain.from_iterable(map(itertools.pairwise, usages)))
     earlier = sum(before.prompt_tokens + before.completion_tokens for before, _ in pairs)
@@ -112,9 +109,8 @@ def run(bench: Bench) -> WorkloadResult:
         name="turns",
         sizes=f"{size.conversations} conversations at once, {size.turns} turns and one after a restart; "
         f"{size.system_words} words before them, {size.user_words} words + {size.answer_tokens} tokens each",
-        goals=_goals(contest, lines),
+        goals=tuple(contest.own_goal(line, line.what, 95) for line in lines[:2]),
         lines=lines,
-        distributions=contest.distributions(lambda talk: talk.later_turns),
         failures=contest.failures,
     )
 
@@ -143,12 +139,8 @@ def _lines(contest: Contest[Talk]) -> tuple[Line, ...]:
     more, less = Direction.AT_LEAST, Direction.AT_MOST
     back, restart = "earlier tokens given back", "after a restart"
     return (
-        contest.line(back, "%", more, lambda talk: 100 * talk.given_back),
-        contest.line(f"{back} {restart}", "%", more, lambda talk: 100 * talk.given_back_after_restart),
+        contest.line(back, "%", more, lambda talk: 100 * talk.reused_share),
+        contest.line(f"{back} {restart}", "%", more, lambda talk: 100 * talk.reused_share_after_restart),
         contest.line("TTFT p50 from the second turn on", "s", less, lambda t: first_token_s(t.later_turns)),
         contest.line(f"TTFT p50 {restart}", "s", less, lambda talk: first_token_s(talk.restarted_turns)),
     )
-
-
-def _goals(contest: Contest[Talk], lines: tuple[Line, ...]) -> tuple[Goal, ...]:
-    return tuple(contest.own_goal(line, line.what, 95) for line in lines[:2])
