@@ -4,19 +4,175 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import httpx
 import psutil
+import websockets
 
 from chaos_parts.server import Server
-from chaos_parts.traffic import Client
+
+Json = dict[str, Any]
+_CHAT = "/v1/chat/completions"
+_WORDS = ("the", "cat", "a", "tree", "sings", "of", "seven", "stones", "and", "rain")
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
+_BAD = (b"{", b"[]", b'{"messages":[]}', b"[" * 50_000, b'{"messages":[{"role":"user"}],"temperature":1e400}')
+
+
+class Wrong(Exception): ...
+
+
+class Client:
+    """One of many clients at once; its visits are drawn from a seed. `kinds`: kind of each model."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, kinds: dict[str, str], counts: Counter[str], seed: int
+    ) -> None:
+        self._http = http
+        self._models = kinds
+        self._model = ""
+        self._counts = counts
+        self._random = Random(seed)
+        self._kinds: tuple[Callable[[], Awaitable[None]], ...] = (
+            self.whole,
+            self.stream,
+            self.stream,
+            self.leaves,
+            self.structured,
+            self.tools,
+            self.bad,
+            self.socket,
+            self.batch,
+        )
+
+    async def visit(self) -> None:
+        self._model = self._random.choice(list(self._models))
+        kind = self._random.choice(self._kinds)
+        if self._models[self._model] == "embeds":
+            kind = self.embed
+        try:
+            await kind()
+            self._counts[kind.__name__] += 1
+        except (httpx.HTTPError, websockets.WebSocketException, OSError, Wrong) as error:
+            self._counts["errors"] += 1
+            self._counts[f"{kind.__name__}: {type(error).__name__} {error}"[:160]] += 1
+
+    async def embed(self) -> None:
+        texts = [self._words(), "tea"]
+        answer = await self._http.post("/v1/embeddings", json={"model": self._model, "input": texts})
+        if len(self._json(answer)["data"]) != len(texts):
+            raise Wrong("another number of embeddings")
+
+    async def whole(self) -> None:
+        self._json(await self._http.post(_CHAT, json=self._body()))
+
+    async def stream(self) -> None:
+        async with self._http.stream("POST", _CHAT, json=self._body(stream=True)) as answer:
+            self._note(answer)
+            lines = [line async for line in answer.aiter_lines() if line]
+        if answer.status_code == 200 and lines[-1] != "data: [DONE]":
+            raise Wrong(f"a stream ended with {lines[-1][:80]}")
+
+    async def leaves(self) -> None:
+        body = self._body(stream=True, max_tokens=200, ignore_eos=True)
+        async with self._http.stream("POST", _CHAT, json=body) as answer:
+            self._note(answer)
+            async for _ in answer.aiter_bytes():
+                return
+
+    async def structured(self) -> None:
+        shape = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": _SCHEMA}}
+        answer = await self._post(self._body(response_format=shape, max_tokens=60))
+        choice = _expect(answer, 200)["choices"][0]
+        if choice["finish_reason"] == "stop":
+            json.loads(choice["message"]["content"])
+
+    async def tools(self) -> None:
+        answer = await self._post(self._body(tools=[_TOOL], tool_choice="required", max_tokens=60))
+        if answer.status_code != 400:  # a model without a way of calling them
+            _expect(answer, 200)
+
+    async def bad(self) -> None:
+        answer = await self._http.post(_CHAT, content=self._random.choice(_BAD))
+        self._note(answer)
+        if answer.status_code != 400:
+            raise Wrong(f"{answer.status_code} for a bad request")
+
+    async def socket(self) -> None:
+        url = str(self._http.base_url).replace("http", "ws", 1).rstrip("/") + _CHAT
+        async with websockets.connect(url) as socket:
+            for name in "abc":
+                await socket.send(json.dumps(self._body(request_id=name)))
+            await socket.send('{"cancel": "b"}')
+            left = set("abc")
+            while left:
+                message = json.loads(await socket.recv())
+                self._counts["requests"] += "done" in message or "error" in message
+                self._counts["5xx"] += message.get("status", 0) >= 500
+                if "done" in message or "error" in message:
+                    left.discard(message["request_id"])
+
+    async def batch(self) -> None:
+        rows = [{"custom_id": str(i), "method": "POST", "url": _CHAT, "body": self._body()} for i in range(5)]
+        data = "\n".join(map(json.dumps, rows)).encode()
+        form = {"purpose": "batch"}
+        sent = await self._http.post("/v1/files", data=form, files={"file": ("rows.jsonl", data)})
+        file_id = self._json(sent)["id"]
+        ask = {"input_file_id": file_id, "endpoint": _CHAT, "completion_window": "24h"}
+        batch = self._json(await self._http.post("/v1/batches", json=ask))
+        while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
+            await asyncio.sleep(0.5)
+            batch = self._json(await self._http.get(f"/v1/batches/{batch['id']}"))
+        if batch["request_counts"]["completed"] != len(rows):
+            raise Wrong(f"a batch ended {batch['status']}: {batch['request_counts']}")
+        for name in (file_id, batch["output_file_id"]):
+            self._json(await self._http.delete(f"/v1/files/{name}"))
+
+    def _body(self, **fields: object) -> Json:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": self._words()}],
+            "max_tokens": self._random.choice((1, 8, 24)),
+        }
+        return {**body, **fields}
+
+    def _words(self) -> str:
+        return " ".join(self._random.choices(_WORDS, k=self._random.choice((3, 10, 40))))
+
+    async def _post(self, body: Json) -> httpx.Response:
+        answer = await self._http.post(_CHAT, json=body)
+        self._note(answer)
+        return answer
+
+    def _json(self, answer: httpx.Response) -> Json:
+        self._note(answer)
+        return _expect(answer, 200)
+
+    def _note(self, answer: httpx.Response) -> None:
+        self._counts["requests"] += 1
+        self._counts["5xx"] += answer.status_code >= 500
+
+
+def _expect(answer: httpx.Response, status: int) -> Json:
+    if answer.status_code != status:
+        raise Wrong(f"{answer.status_code}: {answer.text[:120]}")
+    return dict(answer.json())
+
 
 _LOOK_S = 0.5
 _SETTLE_S = 2.0
