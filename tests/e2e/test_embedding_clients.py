@@ -92,20 +92,6 @@ def test_llama_index_embeds_and_reranks(url: str) -> None:
     assert best.score > second.score
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")  # of LiteLLM's own types
-def test_litellm_embeds_and_reranks(url: str) -> None:
-    answer = litellm.embedding(model="hosted_vllm/minilm", input=WEATHER, api_base=url + "/v1")
-    assert cosines([item["embedding"] for item in answer.data]) == pytest.approx(PUBLISHED, abs=0.01)
-    assert answer.usage.prompt_tokens > 0
-    ranked = litellm.rerank(
-        model="hosted_vllm/minilm", query=QUESTION, documents=FACTS, top_n=2, api_base=url + "/v1"
-    )
-    assert ranked.results[0]["index"] == 0
-    assert ranked.results[0]["document"]["text"] == FACTS[0]
-    assert len(ranked.results) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "num_tokens"),
     [
