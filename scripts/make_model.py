@@ -8,10 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from random_model.architectures import ARCHITECTURES
+from random_model.architectures import ARCHITECTURES, SHAPES, spelt
 from random_model.borrowed import UnfitTokenizer, borrowed_vocabulary
 from random_model.gguf_file import write_model
-from random_model.shapes import SHAPES, spelt
 from random_model.tensors import Quant
 from random_model.vocabulary import Vocabulary, build_vocabulary
 

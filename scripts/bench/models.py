@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from random_model.shapes import SHAPES, spelt
+from random_model.architectures import SHAPES, spelt
 from random_model.tensors import Quant
 
 from openai_cpu_server.config.folders import user_cache_dir

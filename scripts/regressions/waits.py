@@ -43,14 +43,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=10, help="of each kind, by the light client")
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     heads = ("heavy client sends", *(f"{kind}, s" for kind in LIGHT), "/health late, ms", "heavy client gets")
     table, model = Table(*heads), PACKAGED["smollm2"].path()
     for encoder, rows in _BY_ENCODER.items():
         with _server(model, made_projector(encoder, "tiny", model)) as url:
             light = {kind: body for kind, body in LIGHT.items() if kind != "picture" or encoder == _SEES}
             for name, heavy in rows.items():
-                table.add_row(*_row(url, name, heavy, light, asked.requests))
+                table.add_row(*_row(url, name, heavy, light, options.requests))
     Console(width=_WIDTH).print(table)
     return 0
 
@@ -100,42 +100,47 @@ def _answer(url: str, key: str, body: Body) -> httpx.Response:
 
 @contextlib.contextmanager
 def _flood(url: str, heavy: MakeBody | None) -> Iterator[list[int]]:
-    numbers, is_over, statuses = itertools.count(), threading.Event(), list[int]()
+    numbers, statuses = itertools.count(), list[int]()
 
     def send() -> None:
         assert heavy is not None
-        while not is_over.is_set():
-            statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
+        statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
 
-    threads = [threading.Thread(target=send) for _ in range(_AT_ONCE if heavy else 0)]
-    for thread in threads:
-        thread.start()
-    try:
+    with _repeated(send, _AT_ONCE if heavy else 0):
         yield statuses
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
 
 
 @contextlib.contextmanager
 def _sampled(url: str) -> Iterator[list[float]]:
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-        is_over, late_ms = threading.Event(), list[float]()
+        late_ms = list[float]()
 
         def look() -> None:
-            while not is_over.is_set():
-                start_s = time.monotonic()
-                client.get("/health")
-                late_ms.append(1000 * (time.monotonic() - start_s))
-                is_over.wait(_LOOK_S)
+            start_s = time.monotonic()
+            client.get("/health")
+            late_ms.append(1000 * (time.monotonic() - start_s))
+            time.sleep(_LOOK_S)
 
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
+        with _repeated(look, 1):
             yield late_ms
-        finally:
-            is_over.set()
+
+
+@contextlib.contextmanager
+def _repeated(act: Callable[[], None], num_threads: int) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            act()
+
+    threads = [threading.Thread(target=run) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
             thread.join()
 
 

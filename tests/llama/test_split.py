@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from random_model import gguf_file
-from random_model.shapes import SHAPES
+from random_model.architectures import SHAPES
 from random_model.tensors import Quant
 from random_model.vocabulary import build_vocabulary
 from random_model.wanted import wanted_tensors

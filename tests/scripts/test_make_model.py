@@ -13,10 +13,9 @@ import llama_cpp
 import numpy as np
 import pytest
 from make_model import main
-from random_model.architectures import WINDOW, Architecture
+from random_model.architectures import SHAPES, WINDOW, Architecture
 from random_model.blocks import BlockType
 from random_model.gguf_file import write_model
-from random_model.shapes import SHAPES
 from random_model.tensors import Quant
 from random_model.vocabulary import build_vocabulary
 
