@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 from random_model.architectures import ARCHITECTURES, SHAPES, spelt
-from random_model.borrowed import UnfitTokenizer, borrowed_vocabulary
 from random_model.gguf_file import write_model
 from random_model.tensors import Quant
-from random_model.vocabulary import Vocabulary, build_vocabulary
+from random_model.vocabulary import UnfitTokenizer, Vocabulary, borrowed_vocabulary, build_vocabulary
 
 _MODELS = {**SHAPES, **ARCHITECTURES}
 _PROGRESS_FROM_BYTES = 200_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -94,23 +94,23 @@ class ScoredToken(msgspec.Struct, frozen=True):
     top: dict[str, float]
 
 
+@dataclass(eq=False)
 class Trace:
     """One client's view of one request, filled in while the answer streams."""
 
-    def __init__(self, ask: Ask, arrival: float) -> None:
-        self.ask = ask
-        self.arrival = arrival
-        """Time at which the request was due, because a late client must not make a server look faster."""
-        self.chunk_times: list[float] = []
-        """Times of chunks with content, not of one that only names the role."""
-        self.text = ""
-        self.scored: list[ScoredToken] = []
-        self.usage: Usage | None = None
-        self.timings = Timings()
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self.end: float | None = None
-        """Time at which the answer was complete, or None."""
+    ask: Ask
+    arrival: float
+    """Time at which the request was due, because a late client must not make a server look faster."""
+    chunk_times: list[float] = field(default_factory=list)
+    """Times of chunks with content, not of one that only names the role."""
+    text: str = ""
+    scored: list[ScoredToken] = field(default_factory=list)
+    usage: Usage | None = None
+    timings: Timings = field(default_factory=Timings)
+    finish_reason: str | None = None
+    error: str | None = None
+    end: float | None = None
+    """Time at which the answer was complete, or None."""
 
     @property
     def is_complete(self) -> bool:

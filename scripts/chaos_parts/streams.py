@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.asking import Ask, ScoredToken, Trace
+from bench.asking import Ask, Trace
 from bench.clients import Clients
 from bench.prompts import random_tokens
 
@@ -156,17 +156,13 @@ def _num_tokens(clients: Clients) -> int:
 
 
 def _is_whole(trace: Trace) -> bool:
-    asked = trace.ask.max_tokens
-    return trace.is_complete and trace.output_tokens == asked and len(trace.scored) >= asked
+    wanted = trace.ask.max_tokens
+    return trace.is_complete and trace.output_tokens == wanted and len(trace.scored) >= wanted
 
 
 def parting(quiet: Trace, disturbed: Trace) -> float | None:
     """Return the quiet run's margin over the second best token where two answers part, or None."""
     for one, other in zip(quiet.scored, disturbed.scored, strict=False):
         if one.text != other.text:
-            return _margin(one)
+            return max(one.top.values()) - min(one.top.values()) if len(one.top) > 1 else 0.0
     return None
-
-
-def _margin(token: ScoredToken) -> float:
-    return max(token.top.values()) - min(token.top.values()) if len(token.top) > 1 else 0.0

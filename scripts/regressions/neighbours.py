@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -60,27 +59,22 @@ def workload(bench: Bench) -> WorkloadResult:
         # The benchmark's model comes first, so it answers requests that name none.
         with bench.server("--ctx-size", str(size.pool_tokens), *others) as server:
             rounds.append(asyncio.run(_round(bench, size, server, number)))
+
+    def goal(what: str, company: str, against: str | None, limit: float) -> Goal:
+        share = ratios(_ttft(rounds, company, 95), _ttft(rounds, against, 95))
+        return Goal.at_most(f"interactive TTFT p95 beside {what}", share, limit, "x")
+
     return WorkloadResult(
         name="neighbours",
         sizes=f"{size.in_words} at random, on average "
         f"every two times what one takes alone; windows of {size.window_s:g} s at least; "
         f"the other model is the same file, and {_EMBEDDER} embeds, all in one server",
-        goals=tuple(_goals(rounds)),
+        goals=(
+            goal(f"{_BATCH}, against beside its own", _BATCH, _OWN_BATCH, 1.0),
+            goal(f"{_EMBEDDING}, against idle", _EMBEDDING, None, 2.0),
+        ),
         figures=tuple(_figures(rounds)),
     )
-
-
-def _goals(rounds: list[Round]) -> Iterator[Goal]:
-    for what, company, against, limit in (
-        (f"{_BATCH}, against beside its own", _BATCH, _OWN_BATCH, 1.0),
-        (f"{_EMBEDDING}, against idle", _EMBEDDING, None, 2.0),
-    ):
-        yield Goal.at_most(
-            f"interactive TTFT p95 beside {what}",
-            ratios(_ttft(rounds, company, 95), _ttft(rounds, against, 95)),
-            limit,
-            "x",
-        )
 
 
 def _ttft(rounds: list[Round], company: str | None, percent: float) -> Rounds:
@@ -117,11 +111,12 @@ async def _round(bench: Bench, size: Size, server: Server, number: int) -> Round
         bench.say(f"  beside {company}")
         shorts = interactive_asks(bench.prompts, size, company, number)
         arrivals = window_arrivals(bench, size, number)
-        async with _embedding(bench, server, is_on=company is _EMBEDDING) as embedded:
+        num_texts = (_QUICK_TEXTS if bench.is_quick else _TEXTS) if company is _EMBEDDING else 0
+        async with _embedding(server, num_texts) as embedded:
             load = run_window(replace(size, batch_clients=clients), server, jobs, shorts, arrivals)
             began_s = time.perf_counter()
             windows[company] = await load
-            embedded_per_s = len(embedded) * _texts(bench) / (time.perf_counter() - began_s)
+            embedded_per_s = len(embedded) * num_texts / (time.perf_counter() - began_s)
     return Round(first_token_times(idle), windows, embedded_per_s)
 
 
@@ -129,17 +124,14 @@ def _of_other(asks: Iterator[Ask]) -> Iterator[Ask]:
     return (msgspec.structs.replace(ask, model=_OTHER) for ask in asks)
 
 
-def _texts(bench: Bench) -> int:
-    return _QUICK_TEXTS if bench.is_quick else _TEXTS
-
-
 @contextlib.asynccontextmanager
-async def _embedding(bench: Bench, server: Server, *, is_on: bool) -> AsyncIterator[list[int]]:
-    body = {"model": _EMBEDDER, "input": short_texts(_texts(bench)), "encoding_format": "base64"}
+async def _embedding(server: Server, num_texts: int) -> AsyncIterator[list[int]]:
+    """Embed without pause meanwhile, if there are texts; yields the sizes of answers."""
+    body = {"model": _EMBEDDER, "input": short_texts(num_texts), "encoding_format": "base64"}
     answers: list[int] = []
 
     async def embed_on() -> None:
-        for _ in itertools.count() if is_on else ():
+        while num_texts:
             answers.append(len(await call(server.port, "POST", "/v1/embeddings", json.dumps(body).encode())))
 
     task = asyncio.create_task(embed_on())
@@ -147,5 +139,4 @@ async def _embedding(bench: Bench, server: Server, *, is_on: bool) -> AsyncItera
         yield answers
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)

@@ -7,6 +7,7 @@ The bare loop asks the scheduler for its steps beforehand, so both compute batch
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import statistics
 import time
@@ -38,6 +39,11 @@ from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 KV_TOKENS = 8192
 OPTIONS = EngineOptions(model_path="", kv_tokens=KV_TOKENS, repack=False)
 OUTPUTS = 128
+_SERVER_OPTIONS = (
+    *("--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs)),
+    *("--prefill-tokens", str(OPTIONS.prefill_tokens), "--repack", "off", "--cache-mb", "0"),
+    *("--speculation", "off"),  # with drafts, its steps would be others than the bare loop's
+)
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
 
 
-def run(asked: argparse.Namespace) -> None:
-    load = Load(asked.clients, asked.prompt_tokens, asked.tokens)
-    steps = list(_steps(load, _curve_apart(asked.model)))
+def run(options: argparse.Namespace) -> None:
+    load = Load(options.clients, options.prompt_tokens, options.tokens)
+    # In a process of its own, because no thread may compute here before `Bare`.
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        steps = list(_steps(load, pool.submit(_curve, str(options.model)).result()))
     bare, served = [], []
     cores = ComputeThreads(Machine().num_threads())  # one for all rounds: threads come into being once
-    for number in range(asked.rounds):
-        with Bare(asked.model, cores) as loop:
+    for number in range(options.rounds):
+        with Bare(options.model, cores) as loop:
             bare.append(load.clients * load.tokens / loop.run(steps))
-        with running(ours(Variant.WHOLE, asked.model, *_server_options()), []) as server:
+        with running(ours(Variant.WHOLE, options.model, *_SERVER_OPTIONS), []) as server:
             run_batch(server, load.asks(4), load.clients)  # warm up
             served.append(run_batch(server, load.asks(load.tokens), load.clients).output_tokens_per_s)
         print(f"round {number + 1}: bare {bare[-1]:.2f} tok/s, server {served[-1]:.2f} tok/s", flush=True)
@@ -80,31 +88,10 @@ def run(asked: argparse.Namespace) -> None:
     print(f"ratio: {other / one:.3f}")
 
 
-def _server_options() -> tuple[str, ...]:
-    given = {
-        "ctx-size": KV_TOKENS,
-        "max-seqs": OPTIONS.max_seqs,
-        "prefill-tokens": OPTIONS.prefill_tokens,
-        "repack": "off",
-        "cache-mb": 0,
-        "speculation": "off",  # with drafts, its steps would be others than the bare loop's
-    }
-    return tuple(part for name, value in given.items() for part in (f"--{name}", str(value)))
-
-
-def _curve_apart(model: Path) -> CostCurve:
-    """Measured in a process of its own, because no thread may compute here before `Bare`."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_curve, str(model)).result()
-
-
 def _curve(model: str) -> CostCurve:
     options = msgspec.structs.replace(OPTIONS, model_path=model)
-    backend = LlamaBackend.load(options, lambda fraction: None)
-    try:
+    with contextlib.closing(LlamaBackend.load(options, lambda fraction: None)) as backend:
         return cost_curve(backend, options, user_cache_dir() / "measured")
-    finally:
-        backend.close()
 
 
 def _steps(load: Load, curve: CostCurve) -> Iterator[Step]:

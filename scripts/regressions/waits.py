@@ -4,7 +4,6 @@ of one kind without pause; and delays of `/health` meanwhile."""
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import hashlib
 import io
@@ -12,15 +11,14 @@ import itertools
 import tempfile
 import threading
 import time
-import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import numpy as np
+from bench.media import picture_part, sound_part, uri
 from bench.models import made_projector
 from bench.servers import OUR_COMMAND, ServerSpec, running
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -159,13 +157,6 @@ def _schema(number: int, num_properties: int) -> Body:
     return _chat("Hello", response_format=form)
 
 
-def _picture(number: int, side: int) -> Body:
-    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).resize((side, side)).save(file, "PNG", compress_level=1)
-    return _chat([{"type": "image_url", "image_url": {"url": _uri("image/png", file.getvalue())}}])
-
-
 def _document(number: int) -> Body:
     """One page with 400,000 operators."""
     from pypdf import PdfWriter
@@ -181,18 +172,8 @@ def _document(number: int) -> Body:
     page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
     file = io.BytesIO()
     writer.write(file)
-    data = {"filename": "a.pdf", "file_data": _uri("application/pdf", file.getvalue())}
+    data = {"filename": "a.pdf", "file_data": uri("application/pdf", file.getvalue())}
     return _chat([{"type": "file", "file": data}])
-
-
-def _sound(number: int) -> Body:
-    """20 MB."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((1, 2, 16_000, 0, "NONE", ""))
-        sound.writeframes(np.random.default_rng(number).integers(-999, 999, 10_000_000, np.int16).tobytes())
-    data = base64.b64encode(file.getvalue()).decode()
-    return _chat([{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}])
 
 
 def _lark(number: int) -> Body:
@@ -215,25 +196,21 @@ def _template(number: int) -> Body:
     return "/api/generate", {"model": "smollm2", "prompt": "Hello", "stream": False, "template": text}
 
 
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
 _salts = itertools.count(1_000_000)
 """Make all requests of the light client new."""
 LIGHT: dict[str, MakeBody] = {
     "schema of 30 properties": lambda number: _schema(next(_salts), 30),
     "chat": lambda number: _chat(f"Hello {next(_salts)}"),
-    "picture": lambda number: _picture(next(_salts), 64),
+    "picture": lambda number: _chat([picture_part(64, next(_salts))]),
 }
 _BY_ENCODER: dict[str, dict[str, MakeBody | None]] = {
     _SEES: {
         "nothing": None,
         "documents": _document,
         "Lark grammars": _lark,
-        "pictures of 40 megapixels": lambda number: _picture(number, 6324),
+        "pictures of 40 megapixels": lambda number: _chat([picture_part(6324, number)]),
         "schemas of 60 kB": lambda number: _schema(number, 1800),
         "templates": _template,
     },
-    "ultravox": {"sounds of 20 MB": _sound},
+    "ultravox": {"sounds of 20 MB": lambda number: _chat([sound_part(625, number)])},
 }

@@ -272,11 +272,29 @@ def _deliver(live: Live, tokens: Iterable[int], now_s: float) -> None:
     live.last_token_s = now_s
 
 
-class _Counting:
-    def __init__(self) -> None:
+class PlainRouter:
+    """Chooses one replica after the other, or the one with the fewest requests of this router. Offers what
+    `ReplicaRouter` does."""
+
+    def __init__(self, begin: float, random: Random | None = None) -> None:
+        """`begin`: 0 is the first replica, 1 would be behind the last, because routers would otherwise all go
+        the same way. `random`: chooses among equals with the fewest requests."""
         self._ready: list[str] = []
         self._num_live: Counter[str] = Counter()
         self._places: dict[str, str] = {}
+        self._begin = begin
+        self._random = random
+        self._next = 0
+
+    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None:
+        if not self._ready:
+            return None
+        if self._random is not None:
+            draw = self._random.random
+            return ReplicaChoice(min(self._ready, key=lambda one: (self._num_live[one], draw())), 0, 0.0)
+        self._next += 1
+        place = self._next + int(self._begin * len(self._ready))
+        return ReplicaChoice(self._ready[place % len(self._ready)], 0, 0.0)
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
         is_ready = report.state is EngineState.READY
@@ -295,8 +313,7 @@ class _Counting:
         self._places[wanted.id] = choice.replica
         self._num_live[choice.replica] += 1
 
-    def began(self, name: str) -> None:
-        pass
+    def began(self, name: str) -> None: ...
 
     def ended(self, name: str) -> None:
         replica = self._places.pop(name, None)
@@ -304,47 +321,16 @@ class _Counting:
             self._num_live[replica] -= 1
 
 
-class RoundRobin(_Counting):
-    """Routers begin at different places, because they would otherwise all go the same way."""
-
-    def __init__(self, begin: float) -> None:
-        """`begin`: 0 is the first replica, 1 would be behind the last."""
-        super().__init__()
-        self._begin = begin
-        self._next = 0
-
-    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None:
-        if not self._ready:
-            return None
-        self._next += 1
-        place = self._next + int(self._begin * len(self._ready))
-        return ReplicaChoice(self._ready[place % len(self._ready)], 0, 0.0)
-
-
-class LeastLoaded(_Counting):
-    """Chooses the replica with the fewest requests of this router, at random among equals."""
-
-    def __init__(self, random: Random) -> None:
-        super().__init__()
-        self._random = random
-
-    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None:
-        if not self._ready:
-            return None
-        name = min(self._ready, key=lambda one: (self._num_live[one], self._random.random()))
-        return ReplicaChoice(name, 0, 0.0)
-
-
 ROUTINGS = ("round robin", "least loaded", "ours")
-Routing = ReplicaRouter | RoundRobin | LeastLoaded
+Routing = ReplicaRouter | PlainRouter
 
 
 def routing(name: str, seed: int, number: int, num_routers: int) -> Routing:
     """Return the router of this number, one of `num_routers`."""
     if name == "round robin":
-        return RoundRobin(number / num_routers)
+        return PlainRouter(number / num_routers)
     if name == "least loaded":
-        return LeastLoaded(Random(seed + number))
+        return PlainRouter(0.0, Random(seed + number))
     return ReplicaRouter(Random(seed + number), num_routers=num_routers)
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from make_model import main
 from random_model.architectures import SHAPES, WINDOW, Architecture
-from random_model.blocks import BlockType
 from random_model.gguf_file import write_model
-from random_model.tensors import Quant
+from random_model.tensors import BlockType, Quant
 from random_model.vocabulary import build_vocabulary
 
 from tests.tiny_model import make_model, tiny_model_path

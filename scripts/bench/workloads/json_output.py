@@ -95,19 +95,12 @@ def is_valid(trace: Trace) -> bool:
 
 
 def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
+    overhead = "overhead of answers that follow a schema, against free ones of the same lengths"
+    valid = "answers that are JSON and fit their schema, in the worst round"
+    worst = Rounds((min(run.valid_percent for run in runs),))
     return (
-        Goal.at_most(
-            "overhead of answers that follow a schema, against free ones of the same lengths",
-            Rounds.of(runs, lambda run: run.overhead_percent),
-            0,
-            "%",
-        ),
-        Goal.at_least(
-            "answers that are JSON and fit their schema, in the worst round",
-            Rounds((min(run.valid_percent for run in runs),)),
-            100,
-            "%",
-        ),
+        Goal.at_most(overhead, Rounds.of(runs, lambda run: run.overhead_percent), 0, "%"),
+        Goal.at_least(valid, worst, 100, "%"),
     )
 
 

@@ -4,25 +4,19 @@ random weights in the shape of a real one, because its time depends on nothing e
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
-import wave
 from dataclasses import dataclass, replace
 from itertools import pairwise
-
-import numpy as np
-from PIL import Image
 
 from bench.asking import Ask, Message, Trace, first_token_times
 from bench.bench import Bench
 from bench.clients import LoadFailed
+from bench.media import picture_part, sound_part
 from bench.models import made_projector
 from bench.results import Contest, Direction, Goal, Line, Rounds, WorkloadResult, percentile
 from bench.servers import Contestant, Room, Server, ServerSpec, Variant
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _POOL_TOKENS = 8192
-_SOUND_RATE = 16_000
 _BEHIND_S = 2.0
 
 
@@ -208,26 +202,8 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
 
 
 def _shown(size: Size, seed: int) -> Message:
-    part = _sound(size.sound_s, seed) if size.sound_s else _picture(size.pixels, seed)
+    part = sound_part(size.sound_s, seed) if size.sound_s else picture_part(size.pixels, seed)
     return {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
-
-
-def _picture(pixels: int, seed: int) -> dict[str, object]:
-    data = io.BytesIO()
-    coarse = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
-    Image.fromarray(coarse).resize((pixels, pixels)).save(data, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _sound(seconds: float, seed: int) -> dict[str, object]:
-    data = io.BytesIO()
-    noise = np.random.default_rng(seed).normal(0, 3000, int(seconds * _SOUND_RATE)).astype("<i2")
-    with wave.open(data, "wb") as file:
-        file.setparams((1, 2, _SOUND_RATE, len(noise), "NONE", ""))
-        file.writeframes(noise.tobytes())
-    encoded = base64.b64encode(data.getvalue()).decode()
-    return {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
 
 
 def first_s(trace: Trace) -> float:
