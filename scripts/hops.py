@@ -33,6 +33,8 @@ _QUESTIONS = ["What is the sea?", "Why is the sky blue?", "Who was the first on 
 _SWITCHED_S = 0.2
 _IDLE_S = 2.0
 _PATIENCE_S = 120
+_KINDS = {"api": "API process", "engine": "engine process"}
+"""By folders of the package of which only they call functions."""
 Call = tuple[str, ...]
 
 
@@ -60,18 +62,12 @@ def chat_calls(package: Path) -> dict[str, set[Call]]:
             for rows in path.read_text().split(".\n")[:-1]
         ]
         if any(windows):
-            kind = found.setdefault(_kind(set().union(*windows)), [set() for _ in windows])
-            for calls, more in zip(kind, windows, strict=True):
+            folders = {Path(call[0]).relative_to(package).parts[0] for calls in windows for call in calls}
+            kind = next((_KINDS[folder] for folder in _KINDS if folder in folders), "reader processes")
+            for calls, more in zip(found.setdefault(kind, [set() for _ in windows]), windows, strict=True):
                 calls |= more
     assert {"API process", "engine process"} <= set(found), "the processes ran another copy of the package"
     return {kind: set.intersection(*chats) - idle for kind, (idle, *chats) in sorted(found.items())}
-
-
-def _kind(calls: set[Call]) -> str:
-    marks = {"/api/": "API process", "/engine/": "engine process"}
-    return next(
-        (kind for mark, kind in marks.items() if any(mark in c[0] for c in calls)), "reader processes"
-    )
 
 
 def _recorded(package: Path) -> list[Path]:
@@ -95,15 +91,11 @@ def _recorded(package: Path) -> list[Path]:
             time.sleep(_SWITCHED_S)
             act()
             (folder / "on").unlink()
-            _wait(partial(_have_ended, files, number), log)
+            _wait(lambda: all(path.read_text().count(".\n") == number for path in files), log)  # noqa: B023
     finally:
         server.terminate()
         server.wait()
     return files
-
-
-def _have_ended(files: list[Path], windows: int) -> bool:
-    return all(path.read_text().count(".\n") == windows for path in files)
 
 
 def _counts(package: Path, call: tuple[str, ...]) -> bool:

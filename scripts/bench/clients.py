@@ -102,14 +102,9 @@ def _note(trace: Trace, data: bytes) -> None:
             trace.chunk_times.append(time.perf_counter())
         trace.text += choice.content
         trace.finish_reason = choice.finish_reason or trace.finish_reason
-        trace.scored += _scored(choice.logprobs)
-
-
-def _scored(logprobs: _Logprobs | None) -> list[ScoredToken]:
-    if logprobs is None:
-        return []
-    rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
-    return [ScoredToken(text, logprob or 0.0, top or {}) for text, logprob, top in rows]
+        if (scores := choice.logprobs) is not None:
+            rows = zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True)
+            trace.scored += [ScoredToken(text, logprob or 0.0, top or {}) for text, logprob, top in rows]
 
 
 async def _open(

@@ -36,8 +36,14 @@ def made_model(shape: str, quant: str) -> Path:
     """Make a model with random weights in the shape of a real one. It has SmolLM2's tokenizer where that
     is installed, because OpenVINO reads no SentencePiece from GGUF. Types that `make_model.py` does not
     write are quantised from its f16. Raises CalledProcessError."""
-    tokenizer = _tokenizer()
-    name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{_generator_digest()}.gguf"
+    try:
+        tokenizer = PACKAGED["smollm2"].path()
+    except StartupError:
+        tokenizer = None
+    digest = hashlib.sha256()
+    for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{digest.hexdigest()[:12]}.gguf"
     path = user_cache_dir() / "models" / name
     if path.is_file():
         return path
@@ -74,20 +80,6 @@ def stored(source: Path, weights: str, target: Path) -> Path:
         as_asked = ["--type", Quant.Q8_0.value, "--tensor-type", rf"blk.*\.weight={weights}"]
     subprocess.run([*command, *as_asked, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
     return target
-
-
-def _tokenizer() -> Path | None:
-    try:
-        return PACKAGED["smollm2"].path()
-    except StartupError:
-        return None
-
-
-def _generator_digest() -> str:
-    digest = hashlib.sha256()
-    for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"

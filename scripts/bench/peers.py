@@ -124,7 +124,12 @@ class PeerPaths:
     def found(cls, llama_server: Path | None) -> PeerPaths:
         """Return llama-server as named or from PATH, and peers from `--set-up-peers`. Raises PeerUnusable."""
         if llama_server is not None:
-            _check(llama_server)
+            command = (llama_server, "--version")
+            try:
+                subprocess.run(command, env=environment(), capture_output=True, timeout=_CHECK_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                output = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+                raise PeerUnusable(f"--llama-server: {error}\n{output}".rstrip()) from None
         on_path = shutil.which("llama-server")
         return cls(
             llama_server=llama_server or (Path(on_path) if on_path else _if_there(BUILT_LLAMA_SERVER)),
@@ -175,19 +180,6 @@ def _openvino(python: Path, threads: str, model: Path, room: Room) -> ServerSpec
 
 def _context(room: Room) -> int:
     return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
-
-
-def _check(llama_server: Path) -> None:
-    command = (llama_server, "--version")
-    try:
-        done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=_CHECK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PeerUnusable(f"--llama-server: {error}") from None
-    if done.returncode != 0:
-        message = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise PeerUnusable(f"--llama-server: `{llama_server} --version` fails: {message or done.returncode}")
 
 
 def _if_there(path: Path) -> Path | None:

@@ -160,7 +160,11 @@ def _section(result: WorkloadResult) -> Iterator[str]:
         yield "\n".join(f"- {note}" for note in notes)
     if result.uses:
         heads = ("server", "ready after", "peak RSS", "CPU", "cores used")
-        yield Table(heads, list(_use_rows(result))).markdown()
+        rows = []
+        for label, use in result.uses:
+            memory, cores = f"{use.peak_rss_bytes / 1e6:.0f} MB", use.cpu_s / (use.wall_s or 1)
+            rows.append((label, f"{use.ready_s:.1f} s", memory, f"{use.cpu_s:.1f} s", f"{cores:.2f}"))
+        yield Table(heads, rows).markdown()
 
 
 def _notes(result: WorkloadResult) -> list[str]:
@@ -201,13 +205,6 @@ def _cell(rounds: Rounds | None) -> str:
         return ""
     spread = f" ({100 * rounds.spread:.0f} %)" if len(rounds.values) > 1 else ""
     return _number(rounds.median) + spread
-
-
-def _use_rows(result: WorkloadResult) -> Iterator[tuple[str, ...]]:
-    for label, use in result.uses:
-        cores = use.cpu_s / use.wall_s if use.wall_s else 0.0
-        memory = f"{use.peak_rss_bytes / 1e6:.0f} MB"
-        yield label, f"{use.ready_s:.1f} s", memory, f"{use.cpu_s:.1f} s", f"{cores:.2f}"
 
 
 def _goal_table(report: Report) -> Table:

@@ -262,16 +262,13 @@ class Variant(enum.Enum):
         return Contestant(
             key=self.key,
             label=self.label,
-            spec=self._in_room,
+            spec=lambda model, room: ours(self, model, "--ctx-size", str(room.pool_tokens)),
             is_peer=False,
             does_json=True,
             takes_pictures=True,
             tells_cached=True,
             at_once=1 if self is Variant.SEQUENTIAL else None,
         )
-
-    def _in_room(self, model: Path, room: Room) -> ServerSpec:
-        return ours(self, model, "--ctx-size", str(room.pool_tokens))
 
 
 _REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none", "--calibrate", "start")

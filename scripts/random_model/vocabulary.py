@@ -54,15 +54,6 @@ class Vocabulary:
     quiet: list[int] = field(default_factory=list)
 
 
-def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
-    silent_kinds = (TokenType.UNKNOWN, TokenType.CONTROL)
-    return [
-        token
-        for token, (text, kind) in enumerate(zip(texts, kinds, strict=True))
-        if kind in silent_kinds or (kind is TokenType.BYTE and text != "<0x0A>")
-    ]
-
-
 def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
     """Return `size` tokens. Raises ValueError if bytes, control tokens and ASCII need more."""
     further = ((FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE) if fim else ()) + (MEDIA_MARKS if sees else ())
@@ -79,7 +70,12 @@ def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
     scores = [0.0] * len(texts) + [-float(rank) for rank in range(len(pieces))]
     texts, kinds = texts + pieces, kinds + [TokenType.NORMAL] * len(pieces)
     tokenizer = Tokenizer("llama", None, bos=BOS, eos=texts.index(IM_END), unknown=UNKNOWN, adds_bos=True)
-    return Vocabulary(texts, scores, kinds, tokenizer, quiet=_quiet(texts, kinds))
+    quiet = [
+        token
+        for token, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+        if kind in (TokenType.UNKNOWN, TokenType.CONTROL) or (kind is TokenType.BYTE and text != "<0x0A>")
+    ]
+    return Vocabulary(texts, scores, kinds, tokenizer, quiet=quiet)
 
 
 def _pieces(count: int) -> list[str]:
@@ -139,8 +135,8 @@ def borrowed_vocabulary(path: Path, size: int) -> Vocabulary:
     missing = max(0, size - len(texts))
     texts = [*texts[:size], *(f"<|unused_{i}|>" for i in range(missing))]
     kinds = [*kinds[:size], *[TokenType.UNUSED] * missing]
-    kept = set(texts)
-    if not {tokenizer.bos, tokenizer.eos, tokenizer.unknown} <= set(range(size)) or not kept >= _CHAT_TOKENS:
+    left = set(texts)
+    if not {tokenizer.bos, tokenizer.eos, tokenizer.unknown} <= set(range(size)) or not left >= _CHAT_TOKENS:
         raise UnfitTokenizer(f"{path.name}: its chat tokens are not among the first {size}")
     return Vocabulary(
         texts,
@@ -148,7 +144,7 @@ def borrowed_vocabulary(path: Path, size: int) -> Vocabulary:
         kinds,
         tokenizer,
         # llama.cpp wants at least one.
-        merges=[merge for merge in merges if _result(merge) in kept] or merges[:1],
+        merges=[merge for merge in merges if merge.replace(" ", "", 1) in left] or merges[:1],
         quiet=[i for i, text in enumerate(texts) if kinds[i] is not TokenType.NORMAL or not is_text(text)],
     )
 
@@ -171,10 +167,6 @@ def _read(path: Path) -> tuple[list[str], list[TokenType], list[str], Tokenizer]
     return texts, [TokenType(kind) for kind in kinds], merges, tokenizer
 
 
-def _result(merge: str) -> str:
-    return merge.replace(" ", "", 1)
-
-
 def is_text(token: str) -> bool:
     """Return True if the bytes of a byte-level token are whole characters."""
     try:
@@ -184,10 +176,6 @@ def is_text(token: str) -> bool:
     return True
 
 
-def _byte_of_letter() -> dict[str, int]:
-    others = (byte for byte in range(256) if byte not in _FIRST_LETTERS)
-    same = {chr(byte): byte for byte in _FIRST_LETTERS}
-    return same | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_of_letter()
+_BYTES = {chr(byte): byte for byte in _FIRST_LETTERS} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(_FIRST_LETTERS)))
+}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.asking import Failed
 from bench.clients import call
 from bench.models import gguf
 from bench.peers import BUILT_LLAMA_SERVER
@@ -98,18 +99,15 @@ def _server(spec: ServerSpec, texts: list[str]) -> Iterator[Seconds]:
 
         def seconds() -> float:
             started = time.perf_counter()
-            answer = asyncio.run(_answer(spec.label, server.port, body))
+            try:
+                answer = asyncio.run(
+                    asyncio.wait_for(call(server.port, "POST", "/v1/embeddings", body), _LIMIT_S)
+                )
+            except asyncio.TimeoutError:  # llama-server has hung once
+                raise Failed(f"{spec.label} has not answered all inputs in {_LIMIT_S:g} s") from None
             taken = time.perf_counter() - started
             assert len(json.loads(answer)["data"]) == len(texts)
             return taken
 
         seconds()
         yield seconds
-
-
-async def _answer(label: str, port: int, body: bytes) -> bytes:
-    """llama-server has hung once; that ends the run."""
-    try:
-        return await asyncio.wait_for(call(port, "POST", "/v1/embeddings", body), _LIMIT_S)
-    except asyncio.TimeoutError:
-        raise SystemExit(f"{label} has not answered all inputs in {_LIMIT_S:g} s: run it again") from None

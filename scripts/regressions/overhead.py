@@ -29,7 +29,7 @@ from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Span, Step, StepResult
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Step, StepResult
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.measure.calibrate import cost_curve
@@ -148,35 +148,33 @@ class Bare:
         return time.perf_counter() - start
 
     def _step(self, step: Step) -> None:
-        n = 0
+        batch, n = self._batch, 0
+
+        def put(token: int, position: int, slot: int, output: bool) -> None:
+            nonlocal n
+            batch.token[n], batch.pos[n], batch.n_seq_id[n], batch.logits[n] = token, position, 1, output
+            batch.seq_id[n][0] = slot
+            n += 1
+
         for span in step.spans:
             for i, token in enumerate(span.tokens):
                 token = self._next[span.slot] if len(span.tokens) == 1 else token
-                self._put(n, token, span.start + i, span.slot, span.sample and i == len(span.tokens) - 1)
-                n += 1
+                put(token, span.start + i, span.slot, span.sample and i == len(span.tokens) - 1)
         for position in range(step.padding):
-            self._put(n + position, 0, position, OPTIONS.max_seqs, False)
-        self._batch.n_tokens = n + step.padding
+            put(0, position, OPTIONS.max_seqs, False)
+        batch.n_tokens = n
         with self._cores.computing():
-            code = llama_cpp.llama_decode(self._context, self._batch)
+            code = llama_cpp.llama_decode(self._context, batch)
         assert code == 0, f"llama_decode returned {code}"
-        self._sample(step.spans)
+        row = -1
+        for span in step.spans:
+            row += len(span.tokens)
+            if span.sample:
+                chain = self._chains[span.slot]
+                self._next[span.slot] = llama_cpp.llama_sampler_sample(chain, self._context, row)
         if step.padding:
             memory = llama_cpp.llama_get_memory(self._context)
             llama_cpp.llama_memory_seq_rm(memory, OPTIONS.max_seqs, -1, -1)
-
-    def _put(self, n: int, token: int, position: int, slot: int, output: bool) -> None:
-        batch = self._batch
-        batch.token[n], batch.pos[n], batch.n_seq_id[n], batch.logits[n] = token, position, 1, output
-        batch.seq_id[n][0] = slot
-
-    def _sample(self, spans: Sequence[Span]) -> None:
-        n = -1
-        for span in spans:
-            n += len(span.tokens)
-            if span.sample:
-                chain = self._chains[span.slot]
-                self._next[span.slot] = llama_cpp.llama_sampler_sample(chain, self._context, n)
 
     def _context_params(self) -> llama_cpp.llama_context_params:
         params = llama_cpp.llama_context_default_params()

@@ -19,6 +19,7 @@ _TIMEOUT_S = 120.0
 _HEADERS = ("content-type", "retry-after", "cache-control", "allow", "content-disposition")
 _SENT = {"content-type": "application/json"}
 _SHOWN_LINES = 40
+_ENDS = ("completed", "failed", "expired", "cancelled")
 
 _ID = re.compile(
     r"\b(?:chatcmpl|cmpl|resp|msg|rs|fc|call|toolu|file|batch|batch_req|conv|req|ctc|score|rerank|embd|classify|gen|cmp)"
@@ -76,13 +77,9 @@ def _recorded(url: str) -> str:
             text = _MEASURED.sub(r"\g<1>0", ids.normalised(head + "\n" + answer.text))
             parts.append(f"{name} {method} {path}\n{answer.status_code}\n{text}\n")
             if name == "batch":
-                _await_end(client, ids.filled("/v1/batches/{batch}"))
+                while client.get(ids.filled("/v1/batches/{batch}")).json()["status"] not in _ENDS:
+                    time.sleep(0.1)
     return _MARK.join(parts)
-
-
-def _await_end(client: httpx.Client, path: str) -> None:
-    while client.get(path).json()["status"] not in ("completed", "failed", "expired", "cancelled"):
-        time.sleep(0.1)
 
 
 class _Ids:

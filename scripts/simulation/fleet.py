@@ -135,7 +135,10 @@ class SimReplica:
         step = self._scheduler.schedule(beside_interactive=self._was_interrupted)
         noise = math.exp(self._noise.gauss(0, self._machine.noise))
         if self._machine.step_ms is None:
-            self._elapsed_ms = self._computing_ms(step) * noise + self._copying.predict_ms(step.verbs)
+            attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
+            size = step.num_tokens + step.padding
+            computing_ms = self._truth.predict_ms(size, attended) if size else 0.0
+            self._elapsed_ms = computing_ms * noise + self._copying.predict_ms(step.verbs)
         else:
             cells = POOL_BLOCK_TOKENS * self._scheduler.kv_stats.pool_blocks_used
             self._elapsed_ms = self._machine.step_ms(step, cells) * noise
@@ -143,11 +146,6 @@ class SimReplica:
         self._num_steps = self._stride(step)
         self._ends_s = now_s + self._num_steps * self._elapsed_ms / 1000
         return self._ends_s
-
-    def _computing_ms(self, step: Step) -> float:
-        attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
-        size = step.num_tokens + step.padding
-        return self._truth.predict_ms(size, attended) if size else 0.0
 
     def cut(self, now_s: float) -> float:
         """End the stride with the step that runs now, because a request has arrived. Return its end."""
@@ -571,12 +569,13 @@ class _Simulation:
     def _drain(self, replica: SimReplica) -> None:
         replica.state = EngineState.DRAINING
         self._report(replica)
-        if not replica.live:
-            self._at(self._now_s + 1.0, lambda: self._vanish_if_idle(replica))
 
-    def _vanish_if_idle(self, replica: SimReplica) -> None:
-        if not replica.live and replica.name in self._replicas:
-            self._vanish(replica.name)
+        def vanish() -> None:
+            if not replica.live and replica.name in self._replicas:
+                self._vanish(replica.name)
+
+        if not replica.live:
+            self._at(self._now_s + 1.0, vanish)
 
     def _strike(self, fault: Fault) -> None:
         replica = list(self._replicas.values())[fault.replica]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 vectorstores, langchain_openai = Lazy("langchain_core.vectorstores"), Lazy("langchain_openai")
-litellm, schema = Lazy("litellm"), Lazy("llama_index.core.schema")
+schema = Lazy("llama_index.core.schema")
 embeddings = Lazy("llama_index.embeddings.openai_like")
 rerankers = Lazy("llama_index.postprocessor.jinaai_rerank")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from bench.bench import Bench
 from bench.results import WorkloadResult
@@ -31,9 +32,9 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "bursts": batches.bursts,
     "unequal": batches.unequal,
     "json": json_output.run,
-    "pictures": pictures.run,
-    "pictures-large": pictures.run_large,
-    "sound": pictures.run_sound,
+    "pictures": partial(pictures.run, "pictures", pictures.FULL, pictures.QUICK),
+    "pictures-large": partial(pictures.run, "pictures-large", pictures.LARGE, pictures.QUICK),
+    "sound": partial(pictures.run, "sound", pictures.SOUND, pictures.QUICK_SOUND),
     "memory": memory.run,
 }
 

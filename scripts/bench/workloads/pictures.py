@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.asking import Ask, Message, Trace, first_token_times
+from bench.asking import Ask, Trace, first_token_times
 from bench.bench import Bench
 from bench.clients import LoadFailed
 from bench.media import picture_part, sound_part
@@ -104,19 +104,8 @@ class PicturesRun:
         return 100 * usage.cached_tokens / usage.prompt_tokens if usage else 0.0
 
 
-def run(bench: Bench) -> WorkloadResult:
-    return _run(bench, "pictures", QUICK if bench.is_quick else FULL)
-
-
-def run_large(bench: Bench) -> WorkloadResult:
-    return _run(bench, "pictures-large", QUICK if bench.is_quick else LARGE)
-
-
-def run_sound(bench: Bench) -> WorkloadResult:
-    return _run(bench, "sound", QUICK_SOUND if bench.is_quick else SOUND)
-
-
-def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
+def run(name: str, size: Size, quick: Size, bench: Bench) -> WorkloadResult:
+    size = quick if bench.is_quick else size
     projector = made_projector(size.kind, size.encoder, bench.model)
     vocabulary = Vocabulary.open(bench.model)
 
@@ -186,7 +175,9 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     streams = server.clients()
     running = [asyncio.create_task(streams.send(ask)) for ask in asks]
     await asyncio.sleep(size.before_s)
-    about = Ask(messages=(_shown(size, number),), max_tokens=8, temperature=0)
+    part = sound_part(size.sound_s, number) if size.sound_s else picture_part(size.pixels, number)
+    content = [part, {"type": "text", "text": "What is it?"}]
+    about = Ask(messages=({"role": "user", "content": content},), max_tokens=8, temperature=0)
     looking = asyncio.create_task(clients.send(about))
     beside = list[asyncio.Task[Trace]]()
     while not (await asyncio.wait([looking], timeout=size.every_s))[0]:
@@ -199,11 +190,6 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     again = await clients.send(about)
     clients.check()
     return PicturesRun(size, idle, streams.traces, [await one for one in beside], about_it, again)
-
-
-def _shown(size: Size, seed: int) -> Message:
-    part = sound_part(size.sound_s, seed) if size.sound_s else picture_part(size.pixels, seed)
-    return {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
 
 
 def first_s(trace: Trace) -> float:
