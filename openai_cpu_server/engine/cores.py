@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _LOST = 0.3
 """A thread has lost its core if it waits for one for this share of the time. A busy stranger takes a half,
 or two thirds where Linux shares cores between groups. API process and clients take at most 0.2
-(`scripts/regress.py stranger` prints it)."""
+(docs/tuning.md)."""
 _FREE = 0.6
 """Idle cores that are necessary for trying another thread."""
 _NOT_SLOWER = 0.95

@@ -163,7 +163,7 @@ class Checkpoints:
 
 HEADROOM_TOKENS = 32
 """Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it
-decodes: two blocks of the pool. `scripts/regress.py sensitivity memory.HEADROOM_TOKENS`: with room in the
+decodes: two blocks of the pool. `scripts/regress.py streams memory.HEADROOM_TOKENS`: with room in the
 pool 0 to 128 are equal."""
 
 

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pytest
 from random_model import gguf_file
-from random_model.shapes import SHAPES
+from random_model.architectures import SHAPES
+from random_model.gguf_file import wanted_tensors
 from random_model.tensors import Quant
 from random_model.vocabulary import build_vocabulary
-from random_model.wanted import wanted_tensors
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, Device, Offload

@@ -15,7 +15,7 @@ from openai_cpu_server.scheduler.sequence import Sequence
 _FORGET_ALL = 0.998
 """Decay of previous observations, so that about 500 of all sequences together count.
 
-`scripts/regress.py sensitivity speculation.drafts._FORGET_ALL` and the names below: no value from a quarter
+`scripts/regress.py streams speculation.drafts._FORGET_ALL` and the names below: no value from a quarter
 to four times as much changes any workload by more than 2 %. They are orders of magnitude.
 """
 _FORGET_OWN = 0.96
@@ -87,13 +87,13 @@ class OwnGuessRates:
 MIN_MATCH = 2
 """Tokens that must be equal.
 
-`scripts/regress.py sensitivity speculation.drafts.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they
+`scripts/regress.py streams speculation.drafts.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they
 are 3 % faster, for more work in Python.
 """
 MAX_MATCH = 32
 """Length beyond which further equal tokens make no difference."""
 _MAX_PLACES = 4
-"""Maximum places examined, from the latest backwards. `scripts/regress.py sensitivity
+"""Maximum places examined, from the latest backwards. `scripts/regress.py streams
 speculation.drafts._MAX_PLACES`: 1 to 16 changes nothing."""
 _ITEM = array("q").itemsize
 

@@ -17,7 +17,7 @@ _FORGET = 0.98
 
 This guards against drafts that lose against all predictions; tests/scheduler/test_drafts.py shows when it
 must act. Its value does not matter where drafts gain, and neither do those of the other names here
-(`scripts/regress.py sensitivity speculation.speculator._TRIAL`).
+(`scripts/regress.py streams speculation.speculator._TRIAL`).
 """
 _TRIAL = 32
 """Minimum steps with drafts before they are judged."""

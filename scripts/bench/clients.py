@@ -1,16 +1,16 @@
-"""Streaming client over a plain socket: real HTTP with little CPU, because client and server share cores."""
+"""Clients over plain sockets: real HTTP with little CPU, because client and server share cores."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from bench.asking import ScoredToken, Timings, Trace, Usage
-from bench.dialect import Dialect
-from bench.failures import Failed
+from bench.asking import OURS, Ask, Dialect, Failed, ScoredToken, Timings, Trace, Usage
 
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**16
@@ -57,16 +57,6 @@ class _Head(msgspec.Struct, frozen=True):
     is_chunked: bool
 
 
-async def stream(port: int, trace: Trace, dialect: Dialect) -> None:
-    """Ask, and fill in the trace. Failures are written into the trace, not raised."""
-    try:
-        await asyncio.wait_for(_stream(port, trace, dialect), _DEADLINE_S)
-    except asyncio.TimeoutError:
-        trace.error = f"not complete after {_DEADLINE_S} s"
-    except (OSError, EOFError, ValueError, HttpFailed, msgspec.DecodeError) as error:
-        trace.error = f"{type(error).__name__}: {error}"
-
-
 async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
     """Return the body of the answer to a small request. Raises HttpFailed."""
     try:
@@ -93,19 +83,12 @@ async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
             _check(head, b"".join([piece async for piece in _pieces(reader, head)]))
         async for data in _events(reader, head):
             if data == b"[DONE]":
-                _end(trace, dialect)
+                trace.end = time.perf_counter()
                 return
             _note(trace, data)
         raise HttpFailed("the stream ended without [DONE]")
     finally:
         writer.close()
-
-
-def _end(trace: Trace, dialect: Dialect) -> None:
-    """A server that does not count is believed if it says that the answer has its full length."""
-    trace.end = time.perf_counter()
-    if not dialect.tells_usage and trace.finish_reason == "length":
-        trace.usage = Usage(len(trace.ask.prompt), trace.ask.max_tokens)
 
 
 def _note(trace: Trace, data: bytes) -> None:
@@ -119,14 +102,9 @@ def _note(trace: Trace, data: bytes) -> None:
             trace.chunk_times.append(time.perf_counter())
         trace.text += choice.content
         trace.finish_reason = choice.finish_reason or trace.finish_reason
-        trace.scored += _scored(choice.logprobs)
-
-
-def _scored(logprobs: _Logprobs | None) -> list[ScoredToken]:
-    if logprobs is None:
-        return []
-    rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
-    return [ScoredToken(text, logprob or 0.0, top or {}) for text, logprob, top in rows]
+        if (scores := choice.logprobs) is not None:
+            rows = zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True)
+            trace.scored += [ScoredToken(text, logprob or 0.0, top or {}) for text, logprob, top in rows]
 
 
 async def _open(
@@ -169,3 +147,109 @@ async def _events(reader: asyncio.StreamReader, head: _Head) -> AsyncIterator[by
 def _check(head: _Head, body: bytes) -> None:
     if head.status >= 400:
         raise HttpFailed(f"status {head.status}: {body[:300].decode(errors='replace')}")
+
+
+class LoadFailed(Failed): ...
+
+
+@dataclass
+class Clients:
+    """Clients of one server: closed loops (k clients that ask again once answered) and open loops."""
+
+    port: int
+    dialect: Dialect = OURS
+    traces: list[Trace] = field(default_factory=list)
+    """Also of requests that were cut off."""
+
+    async def send(self, ask: Ask, arrival: float | None = None) -> Trace:
+        """Ask. Failures are written into the trace, not raised."""
+        trace = Trace(ask, time.perf_counter() if arrival is None else arrival)
+        self.traces.append(trace)
+        try:
+            await asyncio.wait_for(_stream(self.port, trace, self.dialect), _DEADLINE_S)
+        except asyncio.TimeoutError:
+            trace.error = f"not complete after {_DEADLINE_S} s"
+        except (OSError, EOFError, ValueError, HttpFailed, msgspec.DecodeError) as error:
+            trace.error = f"{type(error).__name__}: {error}"
+        return trace
+
+    async def closed_loop(self, asks: Iterable[Ask], num_clients: int) -> None:
+        """Ask until `asks` ends. A client whose request fails asks no more."""
+        source = iter(asks)
+
+        async def ask_all() -> None:
+            for ask in source:
+                if (await self.send(ask)).error is not None:
+                    return
+
+        await asyncio.gather(*(ask_all() for _ in range(num_clients)))
+
+    @contextlib.asynccontextmanager
+    async def endless(self, asks: Iterable[Ask], num_clients: int) -> AsyncIterator[None]:
+        """Run a closed loop beside the block, and cut it off at its end. Raises LoadFailed."""
+        load = asyncio.create_task(self.closed_loop(asks, num_clients))
+        try:
+            yield
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+        self.check()
+
+    async def open_loop(self, asks: Iterable[Ask], offsets: Sequence[float]) -> None:
+        """Send each request at its offset from now, whatever the server does, and wait for all answers."""
+        start = time.perf_counter()
+
+        async def send_at(ask: Ask, arrival: float) -> None:
+            await asyncio.sleep(max(0.0, arrival - time.perf_counter()))
+            await self.send(ask, arrival)
+
+        pairs = zip(asks, offsets, strict=False)
+        await asyncio.gather(*(send_at(ask, start + offset) for ask, offset in pairs))
+
+    def check(self) -> None:
+        """Check success and token counts, except of answers that end themselves. Raises LoadFailed."""
+        for trace in self.traces:
+            if trace.error is not None:
+                raise LoadFailed(trace.error)
+            is_fixed = not trace.ask.ends_itself
+            if is_fixed and trace.is_complete and trace.output_tokens != trace.ask.max_tokens:
+                raise LoadFailed(f"{trace.output_tokens} output tokens instead of {trace.ask.max_tokens}")
+
+
+class Amount(msgspec.Struct, frozen=True):
+    tokens: int
+    bytes: int
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """KV cells of running requests."""
+
+    total: Amount
+    used: Amount
+    shared: Amount
+
+
+class Cache(msgspec.Struct, frozen=True):
+    used: Amount
+
+
+class Savings(msgspec.Struct, frozen=True):
+    running_requests: int
+
+
+class CacheStats(msgspec.Struct, frozen=True):
+    """Figures are None before the engine's first step."""
+
+    pool: Pool | None
+    cache: Cache | None
+    savings: Savings | None
+
+
+async def cache_stats(port: int) -> CacheStats:
+    """Return the figures. Raises HttpFailed."""
+    return msgspec.json.decode(await call(port, "GET", "/v1/cache/stats"), type=CacheStats)
+
+
+async def clear_cache(port: int) -> None:
+    """Drop all prompts that are not pinned, with the engine's next step. Raises HttpFailed."""
+    await call(port, "DELETE", "/v1/cache")
