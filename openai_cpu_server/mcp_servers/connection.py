@@ -123,7 +123,9 @@ class McpConnection:
                 async with self._places:
                     return await self._called(tool, arguments)
         except TimeoutError:
-            self._suspect()
+            link, is_asking = self._link, self._asking is not None and not self._asking.done()
+            if link is not None and link.is_ready and not is_asking:
+                self._asking = asyncio.create_task(self._check_alive(link))
             return McpAnswer(f"the tool has not answered within {self._limits.seconds:g} seconds", True)
         except McpUnavailable as error:
             return McpAnswer(f"the MCP server is not there: {error}", True)
@@ -198,11 +200,6 @@ class McpConnection:
                 self._lose(str(error))
             raise
         return link
-
-    def _suspect(self) -> None:
-        link, is_asking = self._link, self._asking is not None and not self._asking.done()
-        if link is not None and link.is_ready and not is_asking:
-            self._asking = asyncio.create_task(self._check_alive(link))
 
     async def _check_alive(self, link: _Link) -> None:
         try:

@@ -77,18 +77,15 @@ class _OpenCalls:
         """A result without an id belongs to the latest message's next call, unless it names another."""
         call_id, name = result.get("tool_call_id"), result.get("name")
         if call_id:
-            return self._next_of(call_id)
+            messages = self._by_id.get(call_id, [])
+            while messages:
+                while messages[-1]:
+                    if (call := messages[-1].popleft()).result is None:
+                        return call
+                messages.pop()
+            return None
         open_calls = (call for call in self._latest if call.result is None and name in (None, call.name))
         return next(open_calls, None)
-
-    def _next_of(self, call_id: object) -> _Call | None:
-        messages = self._by_id.get(call_id, [])
-        while messages:
-            while messages[-1]:
-                if (call := messages[-1].popleft()).result is None:
-                    return call
-            messages.pop()
-        return None
 
     def _own_id(self, call_id: str) -> str:
         count = self._ids[call_id] = self._ids.get(call_id, 0) + 1

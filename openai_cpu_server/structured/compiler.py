@@ -163,17 +163,14 @@ class _Compiler:
         if kind is JsonKind.BOOLEAN:
             return alt(*(Text("true" if b else "false") for b in _booleans(branch)))
         if kind is JsonKind.NUMBER:
-            return self._number(branch, hint)
+            language = self._numbers.language(branch)
+            plain = {NUMBER: "number", INTEGER: "integer"}
+            return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
         if kind is JsonKind.STRING:
             return self._lexemes.string(self._strings.language(branch))
         if kind is JsonKind.ARRAY:
             return self._array(branch, hint)
         return alt(*(self._object(shape, branch, hint) for shape in self._shapes.shapes(branch)))
-
-    def _number(self, branch: Branch, hint: str) -> Expr:
-        language = self._numbers.language(branch)
-        plain = {NUMBER: "number", INTEGER: "integer"}
-        return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
 
     def _array(self, branch: Branch, hint: str) -> Expr:
         shape = array_shape(branch, self._goals)

@@ -80,7 +80,10 @@ def _codes(text: str, position: int) -> list[tuple[int, int]]:
     found = []
     end = len(text) - 1
     if "\\" not in text:
-        return _plain_codes(text, position, end)
+        wrong = _SURROGATE.search(text)
+        if wrong:
+            raise WrongCharacter(wrong.start(), f"there is no character {ord(wrong[0]):#x}")
+        return [(ord(text[i]), i) for i in range(position, end)]
     while position < end:
         match = _CHARACTER.match(text, position, end)
         if match is None:
@@ -91,13 +94,6 @@ def _codes(text: str, position: int) -> list[tuple[int, int]]:
         found.append((code, position))
         position = match.end()
     return found
-
-
-def _plain_codes(text: str, position: int, end: int) -> list[tuple[int, int]]:
-    wrong = _SURROGATE.search(text)
-    if wrong:
-        raise WrongCharacter(wrong.start(), f"there is no character {ord(wrong[0]):#x}")
-    return [(ord(text[i]), i) for i in range(position, end)]
 
 
 def _code(match: re.Match[str]) -> int:
@@ -258,10 +254,6 @@ class _Parser:
         while self._kind is not SymbolKind.END:
             self._rule()
             self._skip_lines()
-        self._check()
-        return self._rules
-
-    def _check(self) -> None:
         for name, symbol in self._mentioned.items():
             if name not in self._defined and name not in self._known:
                 raise self._symbols.error(symbol, f"there is no rule {name!r}")
@@ -273,6 +265,7 @@ class _Parser:
             path = " -> ".join([*named[:8], *(["..."] if len(named) > 8 else []), named[0]])
             message = f"left recursion: {path}; write it as a repetition, or with the recursion last"
             raise self._symbols.error(self._defined[named[0]], message)
+        return self._rules
 
     def _rule(self) -> None:
         name, symbol = self._text, self._next
@@ -304,9 +297,16 @@ class _Parser:
             self._operands[self._text] = self._made(kind)
             return
         if kind is SymbolKind.OPEN:
-            self._open(groups)
+            if len(groups) > DEEPEST_GROUP:
+                raise self._symbols.error(self._next, f"more than {DEEPEST_GROUP} nested groups")
+            groups.append(_Group())
         elif kind is SymbolKind.CLOSE and len(groups) > 1:
-            self._close(groups, lifted)
+            expr = groups.pop().finish()
+            if len(groups) >= _LIFTED_AT and expr.depth > 2:
+                name = next(lifted)
+                self._rules[name] = expr
+                expr = Ref(name)
+            groups[-1].items.append(expr)
         elif kind is SymbolKind.OR:
             group.next_alternative()
         elif kind is SymbolKind.REPEAT:
@@ -316,19 +316,6 @@ class _Parser:
         self._next += 1
         if kind is SymbolKind.OR:
             self._skip_lines()
-
-    def _open(self, groups: list[_Group]) -> None:
-        if len(groups) > DEEPEST_GROUP:
-            raise self._symbols.error(self._next, f"more than {DEEPEST_GROUP} nested groups")
-        groups.append(_Group())
-
-    def _close(self, groups: list[_Group], lifted: Iterator[str]) -> None:
-        expr = groups.pop().finish()
-        if len(groups) >= _LIFTED_AT and expr.depth > 2:
-            name = next(lifted)
-            self._rules[name] = expr
-            expr = Ref(name)
-        groups[-1].items.append(expr)
 
     def _repeat(self, group: _Group) -> None:
         if not group.items:

@@ -139,7 +139,16 @@ class Deriver:
         if isinstance(expr, Not):
             return negate(self.derive(expr.item, code))
         assert isinstance(expr, Residue), expr
-        return _of_residue(expr, code)
+        if code == _POINT:
+            return (
+                NOTHING if expr.read is not None else Residue(expr.modulus, expr.decimals, expr.remainder, 0)
+            )
+        if code not in DIGITS:
+            return NOTHING
+        if expr.read is not None and expr.read == expr.decimals:
+            return expr if code == _ZERO else NOTHING
+        remainder = (expr.remainder * 10 + code - _ZERO) % expr.modulus
+        return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
 
     def _of_all(self, items: tuple[Expr, ...], code: int) -> Expr:
         found: set[Expr] = set()
@@ -178,17 +187,6 @@ def _sorted_alt(options: list[Expr]) -> Expr:
 
 def _serial(expr: Expr) -> int:
     return expr.serial
-
-
-def _of_residue(expr: Residue, code: int) -> Expr:
-    if code == _POINT:
-        return NOTHING if expr.read is not None else Residue(expr.modulus, expr.decimals, expr.remainder, 0)
-    if code not in DIGITS:
-        return NOTHING
-    if expr.read is not None and expr.read == expr.decimals:
-        return expr if code == _ZERO else NOTHING
-    remainder = (expr.remainder * 10 + code - _ZERO) % expr.modulus
-    return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
 
 
 def build(expr: Expr, budget: Budget) -> Automaton:

@@ -266,19 +266,15 @@ def alt(*items: Expr) -> Expr:
         flat.update(dict.fromkeys(item.items if isinstance(item, Alt) else (item,)))
     chars = [x for x in flat if isinstance(x, Chars)]
     if len(chars) > 1:
-        flat = _merged_chars(flat, chars)
+        union = CharSet(())
+        for each in chars:
+            union = union | each.set
+        flat = dict.fromkeys(
+            [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
+        )
     if EMPTY in flat and len(flat) == 2:
         return _optional(next(x for x in flat if x != EMPTY))
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
-
-
-def _merged_chars(flat: dict[Expr, None], chars: list[Chars]) -> dict[Expr, None]:
-    union = CharSet(())
-    for each in chars:
-        union = union | each.set
-    return dict.fromkeys(
-        [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
-    )
 
 
 def _optional(item: Expr) -> Expr:

@@ -129,16 +129,12 @@ def _cut(expr: Expr, circle: Rules, filled: FilledRules) -> _Heads:
             found = found.beside(_cut(item, circle, filled))
         return found
     if isinstance(expr, Seq):
-        return _of_sequence(expr.items, circle, filled)
+        first, rest = expr.items[0], seq(*expr.items[1:])
+        if first not in filled.nullable or rest.references.isdisjoint(circle):
+            return _cut(first, circle, filled).then(rest)
+        return _cut(filled.filled(first), circle, filled).then(rest).beside(_cut(rest, circle, filled))
     assert isinstance(expr, Repeat), expr
     least = expr.low if expr.item not in filled.nullable else 0
     more = repeat(expr.item, max(least - 1, 0), None if expr.high is None else expr.high - 1)
     found = _cut(filled.filled(expr.item), circle, filled).then(more)
     return found.beside(_Heads(EMPTY, {})) if least == 0 else found
-
-
-def _of_sequence(items: tuple[Expr, ...], circle: Rules, filled: FilledRules) -> _Heads:
-    first, rest = items[0], seq(*items[1:])
-    if first not in filled.nullable or rest.references.isdisjoint(circle):
-        return _cut(first, circle, filled).then(rest)
-    return _cut(filled.filled(first), circle, filled).then(rest).beside(_cut(rest, circle, filled))

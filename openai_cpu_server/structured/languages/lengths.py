@@ -139,8 +139,9 @@ class PlainLanguages:
     def _has_none(self, language: Expr) -> bool:
         if isinstance(language, And) and _starts_clash(language):
             return True
-        length = next((x for x in language.parts if _is_length(x)), None)
-        if isinstance(language, And) and isinstance(length, Repeat):
+        lengths = (x for x in language.parts if isinstance(x, Repeat) and x.item is ANY_CHAR)
+        length = next(lengths, None)
+        if isinstance(language, And) and length is not None:
             body = both(*(x for x in language.items if x is not length))
             return not has_length(self.automaton(body), length.low, length.high, self._budget)
         return is_empty(language, self._budget)
@@ -187,10 +188,6 @@ class PlainLanguages:
     def _by_automaton(self, language: Expr) -> Expr | None:
         automaton = self._tried(self.automaton, language)
         return None if automaton is None else to_expr(automaton)
-
-
-def _is_length(expr: Expr) -> bool:
-    return isinstance(expr, Repeat) and expr.item is ANY_CHAR
 
 
 def _starts_clash(language: And) -> bool:

@@ -107,20 +107,16 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
         return set()
     suspects = set(plan.lexemes) if found is None else found
     try:
-        return _confirmed(plan, suspects, share)
+        leads = FirstBytes()
+        confirmed: set[str] = set()
+        for place in places(plan, share):
+            firsts = union(leads.mask(plan.lexemes[name]) for name in place if name in suspects)
+            lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
+            here = _conflicts(lexemes, place, share) if lexemes else set()
+            confirmed |= _largest(lexemes) if here is None else here
+        return confirmed
     except TooMuch:
         return _largest(plan.lexemes) if found is None else found
-
-
-def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
-    leads = FirstBytes()
-    confirmed: set[str] = set()
-    for place in places(plan, work):
-        firsts = union(leads.mask(plan.lexemes[name]) for name in place if name in suspects)
-        lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
-        here = _conflicts(lexemes, place, work) if lexemes else set()
-        confirmed |= _largest(lexemes) if here is None else here
-    return confirmed
 
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
@@ -196,13 +192,6 @@ class _Search:
 
     def found(self) -> set[str]:
         start: State = tuple((expr, expr) for expr in self._groups)
-        self._explore(start)
-        for word in self._words:
-            self._read(word, start)
-        self._compare_words()
-        return self._found
-
-    def _explore(self, start: State) -> None:
         seen, queue = {start}, [start]
         for state in queue:
             self._work.spend(4 + len(state))
@@ -214,6 +203,10 @@ class _Search:
                     seen.add(target)
                     queue.append(target)
                     self._budget.check("regex_states", len(seen))
+        for word in self._words:
+            self._read(word, start)
+        self._compare_words()
+        return self._found
 
     def _characters(self, state: State) -> list[str]:
         sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))

@@ -202,7 +202,13 @@ class _Mentions:
     def _walk(self, expr: Expr) -> tuple[list[int], list[int]]:
         self._work.spend(1)
         if isinstance(expr, Ref):
-            return self._mention(expr.name)
+            name = expr.name
+            number = len(self.names)
+            self.names.append(name)
+            self.after.append(set())
+            if not is_lexeme(name):
+                self.callers[name].append(number)
+            return [number], [number]
         if isinstance(expr, Seq):
             return self._sequence(expr)
         pairs = [self._walk(part) for part in expr.parts]
@@ -212,14 +218,6 @@ class _Mentions:
         else:
             assert isinstance(expr, (Alt, Repeat)), expr
         return firsts, lasts
-
-    def _mention(self, name: str) -> tuple[list[int], list[int]]:
-        number = len(self.names)
-        self.names.append(name)
-        self.after.append(set())
-        if not is_lexeme(name):
-            self.callers[name].append(number)
-        return [number], [number]
 
     def _sequence(self, expr: Seq) -> tuple[list[int], list[int]]:
         firsts: list[int] = []

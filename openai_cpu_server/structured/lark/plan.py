@@ -141,16 +141,13 @@ class LexemePlan:
         self.rules: dict[str, Expr] = {ROOT: self._planned(Ref(ROOT))}
         if self.rules[ROOT] == Ref(ROOT):
             del self.rules[ROOT]
-            self._add_rules()
-
-    def _add_rules(self) -> None:
-        queue = [ROOT]
-        seen = {ROOT}
-        for name in queue:
-            expr = self.rules[name] = self._planned(self._source[name])
-            fresh = sorted(n for n in expr.references if not is_lexeme(n) and n not in seen)
-            seen.update(fresh)
-            queue += fresh
+            queue = [ROOT]
+            seen = {ROOT}
+            for name in queue:
+                expr = self.rules[name] = self._planned(self._source[name])
+                fresh = sorted(n for n in expr.references if not is_lexeme(n) and n not in seen)
+                seen.update(fresh)
+                queue += fresh
 
     def _planned(self, expr: Expr) -> Expr:
         if expr not in self._known:
@@ -175,9 +172,6 @@ class LexemePlan:
         if isinstance(expr, Text):
             self._work.spend(4 * len(expr.text))
             return self._planned(literal(expr.text))
-        return self._of_parts(expr)
-
-    def _of_parts(self, expr: Expr) -> Expr:
         if isinstance(expr, (And, Not)):
             return self._planned(self._written_out(expr))
         if isinstance(expr, Repeat):

@@ -79,7 +79,10 @@ class QuotedStrings:
         if isinstance(expr, Chars):
             return _of_chars(expr)
         if isinstance(expr, Alt):
-            return self._either(expr.items)
+            moves: _Moves = (0, 0, 0, 0, 0)
+            for item in expr.items:
+                moves = _union(moves, self._moves(item))
+            return moves
         if isinstance(expr, Not):
             return _ANYWHERE
         if isinstance(expr, And):
@@ -92,12 +95,6 @@ class QuotedStrings:
         parts = map(_character, expr.text) if isinstance(expr, Text) else map(self._moves, expr.parts)
         for part in parts:
             moves = _then(moves, part)
-        return moves
-
-    def _either(self, items: tuple[Expr, ...]) -> _Moves:
-        moves: _Moves = (0, 0, 0, 0, 0)
-        for item in items:
-            moves = _union(moves, self._moves(item))
         return moves
 
 

@@ -234,7 +234,9 @@ class _Reader(_Cursor):
         if self._here.text == "[":
             fail(self._here.place, "attributes of rules are not supported")
         if self._takes("."):
-            self._priority()
+            if self._here.kind != "number":
+                fail(self._here.place, f"expected a priority, not {_shown(self._here)}")
+            self._next += 1
         if not self._takes(":"):
             fail(self._here.place, f"expected ':' behind {name!r}, not {_shown(self._here)}")
         self._takes("|")
@@ -247,11 +249,6 @@ class _Reader(_Cursor):
         if name in self._defined:
             fail(place, f"{name!r} is defined already")
         self._defined[name] = place
-
-    def _priority(self) -> None:
-        if self._here.kind != "number":
-            fail(self._here.place, f"expected a priority, not {_shown(self._here)}")
-        self._next += 1
 
     def _import(self) -> None:
         module = self._taken()

@@ -129,11 +129,10 @@ def _class(chars: CharSet) -> str:
         return _character(chars.ranges[0][0])
     is_negated = chars != ANY and chars.ranges[-1][1] == MAX
     ranges = (~chars if is_negated else chars).ranges
-    return f"[{'^' if is_negated else ''}{''.join(_range(low, high) for low, high in ranges)}]"
-
-
-def _range(low: int, high: int) -> str:
-    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
+    parts = [
+        _character(low) if low == high else f"{_character(low)}-{_character(high)}" for low, high in ranges
+    ]
+    return f"[{'^' if is_negated else ''}{''.join(parts)}]"
 
 
 @functools.lru_cache(maxsize=2048)

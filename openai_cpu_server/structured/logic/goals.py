@@ -179,7 +179,7 @@ class Goals:
             choice = state.next_choice(self._marks)
             if choice is None:
                 self._budget.spend("branches")
-                yield _branch(state.facts)
+                yield tuple(dict.fromkeys(fact for _, fact in sorted(state.facts, key=lambda x: x[0])))
             else:
                 waiting += [(state, option) for option in reversed(choice)]
 
@@ -210,7 +210,11 @@ class Goals:
         if isinstance(node, OneOf):
             return self._choose(self._one_of(item, node, state.kind), state, is_exclusive=item.is_true)
         if isinstance(node, Unevaluated):
-            return self._beyond(item, node, state)
+            # Expand at once, because its choices settle those of the schemas beside it.
+            if node.kind is not state.kind:
+                return item.is_true
+            expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
+            return self._step(expanded, state)
         return self._fact(item, node, state)
 
     def _followed(self, item: _Item, node: Reference) -> _Item:
@@ -233,13 +237,6 @@ class Goals:
             signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
         return self._choose(options, state)
-
-    def _beyond(self, item: _Item, node: Unevaluated, state: _State) -> bool | None:
-        """Expand at once, because its choices settle those of the schemas beside it."""
-        if node.kind is not state.kind:
-            return item.is_true
-        expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
-        return self._step(expanded, state)
 
     def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
         open_options = []
@@ -313,10 +310,6 @@ class Goals:
             self._report.refuse(*self.table.place(number), "cannot be negated by a grammar")
             return TRUE
         return found
-
-
-def _branch(facts: list[tuple[Order, Fact]]) -> Branch:
-    return tuple(dict.fromkeys(fact for _, fact in sorted(facts, key=lambda x: x[0])))
 
 
 def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:

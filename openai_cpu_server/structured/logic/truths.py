@@ -107,7 +107,10 @@ class PlainTruths:
         if isinstance(node, (Negation, Reference)):
             return truths[0]
         if isinstance(node, (AllOf, AnyOf)):
-            return _of_parts(truths, decisive=isinstance(node, AnyOf) == is_true)
+            decisive = isinstance(node, AnyOf) == is_true
+            if decisive in truths:
+                return decisive
+            return (not decisive) if all(t is (not decisive) for t in truths) else None
         if isinstance(node, Unevaluated):
             return None if node.kind is kind else is_true
         return None if isinstance(node, OneOf) else self.of_atom(node, is_true, kind)
@@ -118,28 +121,18 @@ class PlainTruths:
                 return None
             return (kind.value in node.names) == is_true
         if isinstance(node, Scalars):
-            return _of_scalars(node, is_true, kind)
+            listed: dict[JsonKind, bool] = {
+                JsonKind.NULL: node.null,
+                JsonKind.BOOLEAN: bool(node.booleans),
+                JsonKind.NUMBER: bool(node.numbers),
+                JsonKind.STRING: bool(node.strings),
+            }
+            if kind is JsonKind.NULL or not listed.get(kind, False):
+                return listed.get(kind, False) == is_true
+            return None
         if isinstance(node, LeftOut):
             return None if node.kind in (kind, None) else is_true
         return None if KIND_OF[type(node)] is kind else is_true
-
-
-def _of_parts(truths: list[bool | None], *, decisive: bool) -> bool | None:
-    if decisive in truths:
-        return decisive
-    return (not decisive) if all(t is (not decisive) for t in truths) else None
-
-
-def _of_scalars(node: Scalars, is_true: bool, kind: JsonKind) -> bool | None:
-    listed: dict[JsonKind, bool] = {
-        JsonKind.NULL: node.null,
-        JsonKind.BOOLEAN: bool(node.booleans),
-        JsonKind.NUMBER: bool(node.numbers),
-        JsonKind.STRING: bool(node.strings),
-    }
-    if kind is JsonKind.NULL or not listed.get(kind, False):
-        return listed.get(kind, False) == is_true
-    return None
 
 
 STAYS_NEGATED = (Pattern, Format, Integer, MultipleOf, Scalars)
@@ -152,7 +145,9 @@ def complement(node: Node, table: NodeTable) -> int | None:
         other = Maximum if isinstance(node, Minimum) else Minimum
         return table.add(other(Bound(node.bound.value, not node.bound.is_open)))
     if isinstance(node, (Length, Count, PropertyCount, Contains)):
-        return _outside(node, table)
+        below = table.add(replace(node, low=0, high=node.low - 1)) if node.low else FALSE
+        above = FALSE if node.high is None else table.add(replace(node, low=node.high + 1, high=None))
+        return table.any(below, above)
     if isinstance(node, Required):
         return table.any(*(table.add(Properties(((n, FALSE),), (), TRUE)) for n in node.names))
     if isinstance(node, Items):
@@ -160,7 +155,13 @@ def complement(node: Node, table: NodeTable) -> int | None:
     if isinstance(node, Properties):
         return _some_property(node, table)
     if isinstance(node, SomeProperty):
-        return _no_property(node, table)
+        wrong = table.negate(node.value)
+        if node.pattern is not None:
+            return table.add(Properties((), ((node.pattern, wrong),), TRUE))
+        names, patterns = node.beside
+        return table.add(
+            Properties(tuple((n, TRUE) for n in names), tuple((p, TRUE) for p in patterns), wrong)
+        )
     if isinstance(node, PropertyNames):
         return _some_name(node, table)
     return None
@@ -190,12 +191,6 @@ def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, boo
     return [*others, *rest, *((table.all(objects, x), True) for x in wrong)]
 
 
-def _outside(node: Length | Count | PropertyCount | Contains, table: NodeTable) -> int:
-    below = table.add(replace(node, low=0, high=node.low - 1)) if node.low else FALSE
-    above = FALSE if node.high is None else table.add(replace(node, low=node.high + 1, high=None))
-    return table.any(below, above)
-
-
 def _some_item(node: Items, table: NodeTable) -> int | None:
     options = []
     for i, item in enumerate(node.prefix):
@@ -222,14 +217,6 @@ def _some_property(node: Properties, table: NodeTable) -> int:
         beside = (tuple(n for n, _ in node.named), tuple(p for p, _ in node.patterns))
         options.append(table.add(SomeProperty(None, beside, table.negate(node.rest))))
     return table.any(*options)
-
-
-def _no_property(node: SomeProperty, table: NodeTable) -> int:
-    wrong = table.negate(node.value)
-    if node.pattern is not None:
-        return table.add(Properties((), ((node.pattern, wrong),), TRUE))
-    names, patterns = node.beside
-    return table.add(Properties(tuple((n, TRUE) for n in names), tuple((p, TRUE) for p in patterns), wrong))
 
 
 def _some_name(node: PropertyNames, table: NodeTable) -> int | None:

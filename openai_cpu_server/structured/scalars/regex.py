@@ -134,21 +134,22 @@ class AssertionReader:
 
     def _dispatched(self, tree: Tree, before: int, follow: _Follow) -> Expr:
         if isinstance(tree, Anchor):
-            return self._anchored(tree, before, follow)
+            if tree.is_start:
+                return follow(before) if before == _START else NOTHING
+            return EMPTY if follow(before).is_nullable else NOTHING
         if isinstance(tree, ASSERTIONS):
             return both(follow(before), self._asserted(tree, before))
         if isinstance(tree, Char):
-            return self._char(tree.set, follow)
+            parts: dict[Expr, list[CharSet]] = {}
+            for i, each in enumerate(self._classes):
+                if common := tree.set & each:
+                    parts.setdefault(follow(i), []).append(common)
+            return alt(*(seq(alt(*map(Chars, sets)), language) for language, sets in parts.items()))
         if isinstance(tree, RegexSequence):
             return self._sequence(_joined(tree.items), before, follow)
         if isinstance(tree, Choice):
             return alt(*(self._read(x, before, follow) for x in tree.items))
         return self._plainly(tree, before, follow) if _is_plain(tree) else self._rounds(tree, before, follow)
-
-    def _anchored(self, tree: Anchor, before: int, follow: _Follow) -> Expr:
-        if tree.is_start:
-            return follow(before) if before == _START else NOTHING
-        return EMPTY if follow(before).is_nullable else NOTHING
 
     def _asserted(self, tree: Boundary | Ahead | Behind, before: int) -> Expr:
         if isinstance(tree, Ahead):
@@ -162,13 +163,6 @@ class AssertionReader:
 
     def _is_in(self, chars: CharSet, before: int) -> bool:
         return before != _START and self._classes[before].ranges[0][0] in chars
-
-    def _char(self, chars: CharSet, follow: _Follow) -> Expr:
-        parts: dict[Expr, list[CharSet]] = {}
-        for i, each in enumerate(self._classes):
-            if common := chars & each:
-                parts.setdefault(follow(i), []).append(common)
-        return alt(*(seq(alt(*map(Chars, sets)), language) for language, sets in parts.items()))
 
     def _sequence(self, items: tuple[Tree, ...], before: int, follow: _Follow) -> Expr:
         if not items:

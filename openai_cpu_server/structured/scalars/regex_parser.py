@@ -266,9 +266,6 @@ class RegexParser(_Cursor):
             return CharSet.chars("\b")
         if not char:
             self._fail("the pattern ends in a backslash")
-        return self._plain_escape(char)
-
-    def _plain_escape(self, char: str) -> CharSet:
         if char in CONTROLS and not (char == "0" and self._peek().isdigit()):
             return CharSet.chars(CONTROLS[char])
         if char.isdigit() or char == "k":

@@ -131,7 +131,7 @@ class Combiner:
         self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
         found: list[Way] = []
         for a, b in itertools.product(one, other):
-            found += [a.join(b)] if self._meet(a, b) else []
+            found += [a.join(b)] if all(self._may_meet(x, y) for x in a.guards for y in b.guards) else []
             _check(len(found))
         return pruned(found)
 
@@ -145,9 +145,6 @@ class Combiner:
             found += [*useful, *self.both(found, useful)]
             _check(len(found))
         return pruned([Way(), *found] if is_nothing_seen else found)
-
-    def _meet(self, one: Way, other: Way) -> bool:
-        return all(self._may_meet(x, y) for x in one.guards for y in other.guards)
 
 
 def pruned(ways: list[Way]) -> list[Way]:

@@ -188,7 +188,9 @@ class Normaliser:
     def _of_keywords(self, schema: Schema, path: str) -> int:
         if "$ref" in schema and self.references.draft(schema) is Draft.OLD:
             return self._reference("$ref", schema, path)
-        parts = self._unevaluated(schema, path)
+        # First, because their choices settle those of the keywords beside them.
+        kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
+        parts = [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
         done: set[object] = set()
         for keyword in schema:
             handler = self._handlers.get(keyword)
@@ -196,11 +198,6 @@ class Normaliser:
                 done.add(handler)
                 parts.append(handler(schema, path))
         return self.table.all(*parts, path=path, keyword=next(iter(schema), ""))
-
-    def _unevaluated(self, schema: Schema, path: str) -> list[int]:
-        """First, because their choices settle those of the keywords beside them."""
-        kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
-        return [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
 
     def _reference(self, keyword: str, schema: Schema, path: str) -> int:
         address = schema[keyword]

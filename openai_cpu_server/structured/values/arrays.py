@@ -55,7 +55,11 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     banned = [n.without for n in needs if n.high == 0]
     prefix, rest = _items([f.node for f in branch if isinstance(f.node, Items)], join(*banned))
     low, high = limits_of(branch, Count)
-    high = _reachable(prefix, rest, high, goals)
+    places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
+    if not goals.satisfiable(rest):
+        places.append(len(prefix))
+    ends = places + ([] if high is None else [high])
+    high = min(ends, default=None)
     needs = [n for n in needs if n.high != 0 and (n.low or n.high is not None)]
     low = max([low, *(n.low for n in needs)])
     if high is not None and low > high:
@@ -80,14 +84,6 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
         prefix.append(join(*parts, banned))
     rest = join(*(((f.rest, True),) for f in facts), banned) if facts or banned else ANYTHING
     return tuple(prefix), rest
-
-
-def _reachable(prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals) -> int | None:
-    places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
-    if not goals.satisfiable(rest):
-        places.append(len(prefix))
-    ends = places + ([] if high is None else [high])
-    return min(ends, default=None)
 
 
 def _possible_somewhere(

@@ -66,7 +66,10 @@ class NumberLanguages:
             return alt(*map(spelled, self.listed(within)))
         if not within:
             return seq(optional(literal("-")), FINITE) if branch else NUMBER
-        if _is_only_not_negative(within):
+        if all(
+            isinstance(f.node, Minimum) and f.node.bound.value == 0 and not f.node.bound.is_open
+            for f in within
+        ):
             return NOT_NEGATIVE if within == branch else FINITE
         if _is_integer_range(within):
             return integers_between(*_integer_bounds(within))
@@ -125,12 +128,6 @@ def _small(branch: Branch) -> Expr:
     positive = SMALL if low <= 0 and high >= 1 else NOTHING
     negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
     return alt(positive, negative)
-
-
-def _is_only_not_negative(branch: Branch) -> bool:
-    return all(
-        isinstance(f.node, Minimum) and f.node.bound.value == 0 and not f.node.bound.is_open for f in branch
-    )
 
 
 def _is_integer_range(branch: Branch) -> bool:

@@ -74,7 +74,11 @@ class _Body:
 
     def expr(self) -> Expr:
         if self._cap > 1 or self._shape.high is not None:
-            return self._by_count()
+            # Make a rule for each member and number of properties so far.
+            row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
+            for place, (member, text) in reversed(list(enumerate(self._members))):
+                row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
+            return row[0]
         starts = self._starts()
         if self._others_anywhere and self._members:
             following = self._objects.rule(f"{self._hint}-rest", seq(*self._written(0), self._tail(1)))
@@ -117,13 +121,6 @@ class _Body:
         return found
 
     # In order, counted
-
-    def _by_count(self) -> Expr:
-        """Make a rule for each member and number of properties so far."""
-        row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
-        for place, (member, text) in reversed(list(enumerate(self._members))):
-            row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
-        return row[0]
 
     def _state(self, member: Member, text: Expr, count: int, after: dict[int, Expr]) -> Expr:
         options = []

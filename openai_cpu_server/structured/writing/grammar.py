@@ -103,16 +103,13 @@ class GrammarBuilder:
         if ROOT not in rules:
             raise InvalidSchema("", "no value can satisfy this schema")
         rules = _reachable(_merged(rules))
-        self._check_levels(rules, path_of)
-        shaped = Shaper(self._budget).shaped(rules)
-        self._budget.spend("grammar", text_length(shaped))
-        return shaped
-
-    def _check_levels(self, rules: Rules, path_of: Callable[[str], str | None]) -> None:
         most = self._budget.limits.levels
         paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
         if paths:
             raise SchemaTooLarge("levels", most, paths[-1])
+        shaped = Shaper(self._budget).shaped(rules)
+        self._budget.spend("grammar", text_length(shaped))
+        return shaped
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
@@ -227,7 +224,9 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", known=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
-    names = _names(_first_alike(inner))
+    names = {
+        rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in _first_alike(inner).items()
+    }
     of_parts: dict[str, dict[str, str]] = {}
     for (key, name), new in names.items():
         of_parts.setdefault(key, {})[name] = new
@@ -253,10 +252,6 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
             rule: (groups[rule], *(groups[rule[0], name] for name in sorted(expr.references)))
             for rule, expr in rules.items()
         }
-
-
-def _names(firsts: Mapping[RuleKey, RuleKey]) -> dict[RuleKey, str]:
-    return {rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in firsts.items()}
 
 
 class _Node(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
