@@ -11,8 +11,7 @@ from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, Made
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
-from openai_cpu_server.prompt.rerank_template import RerankPrompts
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, RerankPrompts
 from openai_cpu_server.reader.messages import (
     DocumentRead,
     EncodedTexts,

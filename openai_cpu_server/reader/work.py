@@ -17,11 +17,10 @@ from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
 from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation, TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
-from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
 from openai_cpu_server.reader.messages import (

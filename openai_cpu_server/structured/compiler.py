@@ -23,7 +23,7 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
-from openai_cpu_server.structured.languages.product import MOST_RULES
+from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
 from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
@@ -42,17 +42,21 @@ from openai_cpu_server.structured.options import (
     Whitespace,
 )
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
-from openai_cpu_server.structured.scalars.regex import full_language
-from openai_cpu_server.structured.scalars.rust_regex import rust_language
+from openai_cpu_server.structured.scalars.regex import full_language, rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, expanded
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
 from openai_cpu_server.structured.schema.normalise import SchemaReaders
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
-from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers, spelled
-from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
-from openai_cpu_server.structured.values.objects import ObjectRules
-from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages
+from openai_cpu_server.structured.values.objects import ObjectRules, ObjectShape, ObjectShapes
+from openai_cpu_server.structured.values.scalars import (
+    NameKeys,
+    NumberLanguages,
+    ScalarLexemes,
+    StringLanguages,
+    few_integers,
+    spelled,
+)
 from openai_cpu_server.structured.writing.grammar import (
     GrammarBuilder,
     composed,
@@ -61,8 +65,7 @@ from openai_cpu_server.structured.writing.grammar import (
     unpacked,
     without_characters,
 )
-from openai_cpu_server.structured.writing.json_text import Punctuation
-from openai_cpu_server.structured.writing.tool_text import tool_text
+from openai_cpu_server.structured.writing.json_text import Punctuation, tool_text
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""

@@ -31,9 +31,14 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.languages.left_recursion import FILLED, FilledRules, without_left_recursion
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
-from openai_cpu_server.structured.languages.product import RuleProduct, merged
+from openai_cpu_server.structured.languages.rewriting import (
+    FILLED,
+    FilledRules,
+    RuleProduct,
+    merged,
+    without_left_recursion,
+)
 from openai_cpu_server.structured.languages.rules import Nullables, users
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
 from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits

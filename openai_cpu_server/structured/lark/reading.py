@@ -27,7 +27,8 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.options import InvalidGrammar, InvalidPattern, Limits
-from openai_cpu_server.structured.scalars.rust_regex import either_case, rust_language
+from openai_cpu_server.structured.scalars.regex import rust_language
+from openai_cpu_server.structured.scalars.regex_parser import either_case
 
 START = "start"
 MOST_CHARACTERS = 100_000
