@@ -120,7 +120,7 @@ def _common_length(one: str, other: str) -> int:
     return least
 
 
-class ChatPrompt(msgspec.Struct, frozen=True):
+class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
     """At least one token."""
     stage: ThinkingStage

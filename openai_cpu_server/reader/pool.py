@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,8 +95,7 @@ class _Reader:
 
     def __init__(self, child: ReaderChild, start: ReaderStart) -> None:
         self.child = child
-        self.known: set[int] = set()
-        """Models open in the process."""
+        self.open_models: set[int] = set()
         child.send(_encoder.encode(start))
 
     def do(self, work: Work) -> WorkReply:
@@ -123,9 +123,9 @@ class _Place:
         return kind is self.kinds[0] or (kind in self.kinds and self.reader is not None)
 
 
+@dataclass(eq=False)
 class _Ticket:
-    def __init__(self) -> None:
-        self.place: _Place | None = None
+    place: _Place | None = None
 
 
 _PROGRAM_PLACES = _MEDIA_PLACES = 2
@@ -191,7 +191,7 @@ class ReaderPool:
             with self._borrowed(WorkKind.QUICK) as place:
                 opened = self._tried(place, work, None)
                 if place.reader is not None:
-                    place.reader.known.add(number)
+                    place.reader.open_models.add(number)
         except DeadlyInput as error:
             raise StartupError(f"{source.path} is damaged: {error}") from None
         except ReadersUnusable as error:
@@ -220,14 +220,11 @@ class ReaderPool:
                 return self._tried(place, work, model)
         except (InvalidRequest, DeadlyInput) as error:
             if isinstance(error, DeadlyInput) or time.monotonic() - start_s > min(_DEAR_S, self._share_s):
-                self._remember(_digest(work), error)
+                with self._changed:
+                    self._refusals[_digest(work)] = error
+                    if len(self._refusals) > _MOST_REFUSALS:
+                        self._refusals.popitem(last=False)
             raise
-
-    def _remember(self, digest: bytes, refusal: InvalidRequest | DeadlyInput) -> None:
-        with self._changed:
-            self._refusals[digest] = refusal
-            if len(self._refusals) > _MOST_REFUSALS:
-                self._refusals.popitem(last=False)
 
     def close(self) -> None:
         """Kill all processes. Running work is lost."""
@@ -306,14 +303,20 @@ class ReaderPool:
             raise ReaderLost(
                 f"The process that read this was killed or stopped, and so were the next ones ({causes[-1]})."
             )
-        raise DeadlyInput(_verdict(causes[-1]))
+        if causes[-1] in _EXPLAINED:
+            raise DeadlyInput("Reading this takes longer than it may.")
+        raise DeadlyInput(
+            f"The process that reads this dies of it ({causes[-1]}): "
+            "make words and texts shorter, or schemas simpler."
+        )
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         reader = place.reader or self._started(place)
-        for number in self._taken(place) & reader.known:
-            reader.known.discard(number)
+        closed_models, place.closed_models = place.closed_models, set()
+        for number in closed_models & reader.open_models:
+            reader.open_models.discard(number)
             reader.do(CloseModel(number))
-        if model is not None and model.number not in reader.known:
+        if model is not None and model.number not in reader.open_models:
             self._open_again(reader, model)
         reply = reader.do(work)
         if reply.is_last:
@@ -325,14 +328,10 @@ class ReaderPool:
             raise _raised(reply.result)
         return reply.result
 
-    def _taken(self, place: _Place) -> set[int]:
-        numbers, place.closed_models = place.closed_models, set()
-        return numbers
-
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
         result = reader.do(OpenModel(key=model.number, source=model.source, is_known=True)).result
         if isinstance(result, ModelOpened) and result.digest == model.digest:
-            reader.known.add(model.number)
+            reader.open_models.add(model.number)
             return
         why = result.message if isinstance(result, WorkRefused) else "it has another vocabulary"
         reader.do(CloseModel(model.number))
@@ -366,10 +365,8 @@ def _digest(work: Work) -> bytes:
 def _raised(refused: WorkRefused) -> ServerError:
     if refused.kind == InvalidRequest.__name__:
         return InvalidRequest(refused.message, param=refused.param, code=refused.code)
-    known: dict[str, type[ServerError]] = {
-        each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)
-    }
-    return known[refused.kind](refused.message)
+    kinds = {each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)}
+    return kinds[refused.kind](refused.message)
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:
@@ -378,11 +375,3 @@ def _is_settled(causes: Sequence[str], seconds: float) -> bool:
     if causes[-1] in _FROM_OUTSIDE:
         return len(causes) > 1 and seconds > _KILLED_S
     return causes[-1] in _EXPLAINED or sum(cause not in _FROM_OUTSIDE for cause in causes) >= _TRIES
-
-
-def _verdict(cause: str) -> str:
-    if cause in _EXPLAINED:
-        return "Reading this takes longer than it may."
-    return (
-        f"The process that reads this dies of it ({cause}): make words and texts shorter, or schemas simpler."
-    )

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
 from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation, TemplatePrompts, rerank_template
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
@@ -25,23 +26,18 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
 from openai_cpu_server.reader.messages import (
     CloseModel,
-    DocumentRead,
-    EncodedTexts,
     EncodeTexts,
     FindProfile,
     MakeGrammar,
-    ModelClosed,
     ModelOpened,
     ModelSource,
     OpenModel,
     OpenPicture,
     OpenSound,
-    PictureOpened,
     Profiled,
     ReadDocument,
     ReadTemplate,
     RenderChat,
-    Rendered,
     RenderRerank,
     Result,
     SoundOpened,
@@ -134,20 +130,20 @@ class ReaderWorker:
         match work:
             case OpenModel():
                 return self._opened(work)
-            case CloseModel():
-                return self._closed(work)
+            case CloseModel(key=key):
+                self._close(key)
+                return None
             case EncodeTexts():
-                return EncodedTexts(
-                    self._models[work.key].vocabulary.encode_all(
-                        work.texts, add_special=work.add_special, parse_special=work.parse_special
-                    )
+                vocabulary = self._models[work.key].vocabulary
+                return vocabulary.encode_all(
+                    work.texts, add_special=work.add_special, parse_special=work.parse_special
                 )
             case RenderChat():
                 return self._rendered(work)
             case RenderRerank():
                 template = self._models[work.key].rerank
                 assert template is not None, "the model has no template for reranking"
-                return EncodedTexts(template.prompts(work.query, work.documents))
+                return [*map(list, template.prompts(work.query, work.documents))]
             case MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
             case WriteTemplate():
@@ -163,55 +159,40 @@ class ReaderWorker:
         digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
         return ModelOpened(digest=digest, facts=None if work.is_known else facts)
 
-    def _closed(self, work: CloseModel) -> ModelClosed:
-        if (closed := self._models.pop(work.key, None)) is not None:
+    def _close(self, key: int) -> None:
+        if (closed := self._models.pop(key, None)) is not None:
             closed.vocabulary.close()
-        return ModelClosed()
 
-    def _rendered(self, work: RenderChat) -> Rendered:
-        messages, tools, variables = json.loads(work.conversation)
-        prompt = (
-            self._models[work.key]
-            .prompts(work.template)
-            .prompt(
-                Conversation(
-                    messages=messages,
-                    tools=tools,
-                    variables=variables,
-                    written=work.written,
-                    thinks_not=work.thinks_not,
-                    most_tokens=work.most_tokens,
-                    begins_answer=work.begins_answer,
-                    has_marks=work.has_marks,
-                    shown=work.shown,
-                )
-            )
+    def _rendered(self, work: RenderChat) -> ChatPrompt:
+        messages, tools, variables = json.loads(work.texts)
+        conversation = msgspec.structs.replace(
+            work.conversation, messages=messages, tools=tools, variables=variables
         )
-        return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
+        return self._models[work.key].prompts(conversation.template).prompt(conversation)
 
 
-def _written(work: WriteTemplate) -> DocumentRead:
+def _written(work: WriteTemplate) -> str:
     template = GoTemplate(work.template, "template")
     if work.messages is None:
-        return DocumentRead("")
+        return ""
     if work.suffix and not template.has_suffix:
         raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
-    return DocumentRead(template.prompt(work.messages, work.suffix, most_chars=work.most_chars))
+    return template.prompt(work.messages, work.suffix, most_chars=work.most_chars)
 
 
-def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> PictureOpened | SoundOpened | DocumentRead:
+def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> Picture | SoundOpened | str:
     if isinstance(work, OpenPicture):
-        return PictureOpened(decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side))
+        return decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
     if isinstance(work, OpenSound):
         bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
         return SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
-    return DocumentRead(document_text(work.data, most_chars=work.most_chars))
+    return document_text(work.data, most_chars=work.most_chars)
 
 
 def _kind(error: ServerError) -> str:
     """Subclasses count as their base, which the client knows."""
-    known: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
-    return next((each.__name__ for each in known if isinstance(error, each)), type(error).__name__)
+    bases: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
+    return next((each.__name__ for each in bases if isinstance(error, each)), type(error).__name__)
 
 
 def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | None:
@@ -248,4 +229,4 @@ def _profiled(work: FindProfile) -> Profiled:
     profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
     if profile is None:
         return Profiled(work.options, None)
-    return Profiled(profile.applied(work.options, given=work.given), str(profile))
+    return Profiled(profile.applied(work.options, given=work.user_options), str(profile))
