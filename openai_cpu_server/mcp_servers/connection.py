@@ -87,7 +87,7 @@ class McpConnection:
         self._num_losses = 0
         """Losses since the last reply."""
         self._retry_at_s = 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._alive_check: asyncio.Task[None] | None = None
         """Running liveness check."""
 
     @property
@@ -126,16 +126,16 @@ class McpConnection:
                 async with self._places:
                     return await self._called(tool, arguments)
         except TimeoutError:
-            link, is_asking = self._link, self._asking is not None and not self._asking.done()
-            if link is not None and link.is_ready and not is_asking:
-                self._asking = asyncio.create_task(self._check_alive(link))
+            link, is_checking = self._link, self._alive_check is not None and not self._alive_check.done()
+            if link is not None and link.is_ready and not is_checking:
+                self._alive_check = asyncio.create_task(self._check_alive(link))
             return McpAnswer(f"the tool has not answered within {self._limits.seconds:g} seconds", True)
         except McpUnavailable as error:
             return McpAnswer(f"the MCP server is not there: {error}", True)
 
     async def close(self) -> None:
         link, self._link = self._link, None
-        for task in (self._listing, self._asking):
+        for task in (self._listing, self._alive_check):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -154,7 +154,7 @@ class McpConnection:
         try:
             with anyio.fail_after(self._limits.seconds):
                 link = await self._linked()
-                link.traffic.asked()
+                link.traffic.reset_counts()
                 found = [tool async for tool in _all_tools(link.client)]
         except TimeoutError:
             self._lose(f"it has not told its tools within {self._limits.seconds:g} seconds")
@@ -162,7 +162,7 @@ class McpConnection:
         except McpUnavailable:
             raise
         except Exception as error:
-            self._lose(_told(error))
+            self._lose(_reason(error))
             raise McpUnavailable(self._error) from None
         offered = self._options.tools
         self._listed_s = time.monotonic()
@@ -172,11 +172,11 @@ class McpConnection:
 
     async def _called(self, tool: str, arguments: JsonFields) -> McpAnswer:
         link = await self._linked()
-        link.traffic.asked()
+        link.traffic.reset_counts()
         try:
             result = await _result(link.client, tool, arguments)
         except Exception as error:
-            why = link.traffic.cause or _told(error)
+            why = link.traffic.cause or _reason(error)
             if _is_lost(error) or link.is_lost:
                 self._lose(why)
             return McpAnswer(why, True)
@@ -289,7 +289,7 @@ class _Link:
                 self._is_up.set()
                 await self.traffic.ended.wait()
         except Exception as error:
-            self._failure = self.traffic.cause or _told(error)
+            self._failure = self.traffic.cause or _reason(error)
         finally:
             self._failure = self._failure or self.traffic.cause or "the connection was closed"
             self._is_up.set()
@@ -360,7 +360,7 @@ def _is_lost(error: Exception) -> bool:
     return not isinstance(error, ValueError)  # pydantic's: the answer is nonsense, and ends here
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Return one line. A group is represented by its first error."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]

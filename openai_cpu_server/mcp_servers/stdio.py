@@ -55,7 +55,7 @@ class ServerTraffic:
         """Reason for the end."""
         self._num_bytes = self._num_messages = 0
 
-    def asked(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts, because a caller has sent a request."""
         self._num_bytes = self._num_messages = 0
 
@@ -168,20 +168,20 @@ async def _write(process: Process, from_session: MemoryObjectReceiveStream[Sessi
 
 async def _log(process: Process, traffic: ServerTraffic) -> None:
     assert process.stderr is not None
-    window_s, said, left_out = time.monotonic(), 0, 0
+    window_s, num_logged, num_left_out = time.monotonic(), 0, 0
     rest = b""
     while chunk := await process.stderr.read(_CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         rest = rest[-_CHUNK_BYTES:]
         if time.monotonic() - window_s > _LINES_S:
-            if left_out:
-                logger.info("MCP server %s: %d more lines", traffic.name, left_out)
-            window_s, said, left_out = time.monotonic(), 0, 0
+            if num_left_out:
+                logger.info("MCP server %s: %d more lines", traffic.name, num_left_out)
+            window_s, num_logged, num_left_out = time.monotonic(), 0, 0
         for line in lines:
-            if said >= _MOST_LINES:
-                left_out += 1
+            if num_logged >= _MOST_LINES:
+                num_left_out += 1
                 continue
-            said += 1
+            num_logged += 1
             logger.info("MCP server %s: %s", traffic.name, _shown(line))
 
 

@@ -186,9 +186,11 @@ def render_chat(
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
-    told = template_messages(finished, as_parts=template.shape.wants_parts, shape=template.shape.calls)
+    rendered_messages = template_messages(
+        finished, as_parts=template.shape.wants_parts, shape=template.shape.calls
+    )
     text = template.render(
-        [with_echo(message, echo) for message in told],
+        [with_echo(message, echo) for message in rendered_messages],
         tools=tools or None,
         add_generation_prompt=add_generation_prompt,
         extra=extra,

@@ -143,8 +143,8 @@ class _Trial:
         return _NEEDLE in self._tried(messages, tools)
 
     def _tried(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
-        told = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
-        return tried(lambda: self._render(told, tools=tools))
+        shaped = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
+        return tried(lambda: self._render(shaped, tools=tools))
 
 
 def _turn(kind: str, text: str, at: int) -> Message:

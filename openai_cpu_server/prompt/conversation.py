@@ -103,8 +103,8 @@ def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
         elif (call := open_calls.taken(message)) is not None:
             call.answer(message, place)
         else:
-            told = {"role": "user", "content": f"{_RESULTS}\n{content_text(message.get('content'))}"}
-            found.append((PlacedMessage(told, place, is_stray=True), []))
+            stray = {"role": "user", "content": f"{_RESULTS}\n{content_text(message.get('content'))}"}
+            found.append((PlacedMessage(stray, place, is_stray=True), []))
     return [each for placed, calls in found for each in (placed, *_results(placed, calls))]
 
 
@@ -149,22 +149,24 @@ def adapted(
     """Return bound messages as the template can show them, and the tools left for it to show. Raises
     InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
-    said = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    said, tools = _with_tools(said, tools, shape, form)
+    turns = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    turns, tools = _with_tools(turns, tools, shape, form)
     if not shape.takes_empty:
-        said = [one for one in said[:-1] if not _is_empty(one, shows_thoughts)] + said[-1:]
-    said = _with_system(said, shape.system)
+        turns = [one for one in turns[:-1] if not _is_empty(one, shows_thoughts)] + turns[-1:]
+    turns = _with_system(turns, shape.system)
     if shape.alternates:
-        said = _joined(said)
-    said = [turn for exchange in _exchanges(said) for turn in _told(exchange, form, calls, shape.alternates)]
-    return (_taking_turns(said) if shape.alternates else said), tools
+        turns = _joined(turns)
+    turns = [
+        turn for exchange in _exchanges(turns) for turn in _shown(exchange, form, calls, shape.alternates)
+    ]
+    return (_taking_turns(turns) if shape.alternates else turns), tools
 
 
 def lost(messages: Sequence[Message], text: str) -> int:
     """Count missing texts and calls by their longest words, because templates trim texts and write JSON."""
     num_lost = at = 0
-    for said in (said for message in messages for said in _said(message)):
-        word = max(_WORD.findall(said), key=len, default="")
+    for part in (part for message in messages for part in _texts(message)):
+        word = max(_WORD.findall(part), key=len, default="")
         found = text.find(word, at)  # they stand there in their order, nearly always
         if found < 0 and word not in text:
             num_lost += 1
@@ -172,7 +174,7 @@ def lost(messages: Sequence[Message], text: str) -> int:
     return num_lost
 
 
-def _said(message: Message) -> Iterator[str]:
+def _texts(message: Message) -> Iterator[str]:
     yield content_text(message.get("content"))[:_LOOKED_AT]
     yield from (str(call["function"]["name"]) for call in _calls(message))
 
@@ -227,21 +229,21 @@ def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
         return messages
     head = [*takewhile(lambda message: message["role"] == "system", messages)]
     rest = messages[len(head) :]
-    told: list[Message] = []
+    turns: list[Message] = []
     if place is SystemPlace.HEAD:
-        told = head
+        turns = head
     elif place is SystemPlace.FIRST:
-        told = _joined(head)
+        turns = _joined(head)
     else:
         rest = messages
     is_waiting = False
     for message in rest:
         is_systems = message["role"] == "system"
-        said = {"role": "user", "content": message["content"]} if is_systems else message
-        joins = bool(told) and told[-1]["role"] == said["role"] == "user" and (is_systems or is_waiting)
-        told[-1:] = [_both(told[-1], said)] if joins else [*told[-1:], said]
+        turn = {"role": "user", "content": message["content"]} if is_systems else message
+        joins = bool(turns) and turns[-1]["role"] == turn["role"] == "user" and (is_systems or is_waiting)
+        turns[-1:] = [_both(turns[-1], turn)] if joins else [*turns[-1:], turn]
         is_waiting = is_systems and (is_waiting or not joins)
-    return told
+    return turns
 
 
 # -- calls -----------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
         yield _Exchange(message, results, not is_last and messages[at]["role"] == "user", is_last)
 
 
-def _told(
+def _shown(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
 ) -> Iterator[Message]:
     """Alternating templates do not count calls and results, so a user's text behind them is one turn too
@@ -275,7 +277,7 @@ def _told(
     calls = _calls(message)
     if not calls:
         yield message
-        yield from results if shape is not None or not results else [_told_results(results)]
+        yield from results if shape is not None or not results else [_results_turn(results)]
         return
     is_apart = shape is not None and shape.text_apart and bool(message["content"])
     is_refused = alternates and (is_asked_on or is_apart)
@@ -286,10 +288,10 @@ def _told(
     else:
         written = form.written([_written_call(call["function"]) for call in calls])
         text = f"{message['content']}\n{written}" if message["content"] else written
-        kept = {name: value for name, value in message.items() if name != "tool_calls"}
-        yield {**kept, "content": text}
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        yield {**rest, "content": text}
         if results:
-            yield _told_results(results)
+            yield _results_turn(results)
 
 
 def _called(
@@ -317,29 +319,29 @@ def _written_call(function: Mapping[str, object]) -> WrittenCall:
     return WrittenCall(str(function["name"]), arguments_object(function.get("arguments")))
 
 
-def _told_results(results: Sequence[Message]) -> Message:
-    told = "\n".join(str(result["content"]) for result in results)
-    return {"role": "user", "content": f"{_RESULTS}\n{told}"}
+def _results_turn(results: Sequence[Message]) -> Message:
+    texts = "\n".join(str(result["content"]) for result in results)
+    return {"role": "user", "content": f"{_RESULTS}\n{texts}"}
 
 
 # -- turns -----------------------------------------------------------------------------------------------
 
 
 def _taking_turns(messages: Sequence[Message]) -> list[Message]:
-    told = _joined(messages)
-    first = next((at for at, message in enumerate(told) if message["role"] != "system"), len(told))
-    if told and (first == len(told) or told[first]["role"] != "user"):
-        told.insert(first, {"role": "user", "content": _SILENT})
-    return told
+    turns = _joined(messages)
+    first = next((at for at, message in enumerate(turns) if message["role"] != "system"), len(turns))
+    if turns and (first == len(turns) or turns[first]["role"] != "user"):
+        turns.insert(first, {"role": "user", "content": _SILENT})
+    return turns
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
     """An answer joins the calls directly behind it, too."""
-    told: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
-        joins = bool(told) and told[-1]["role"] == message["role"] != "tool" and not _calls(told[-1])
-        told[-1:] = [_both(told[-1], message)] if joins else [*told[-1:], message]
-    return told
+        joins = bool(turns) and turns[-1]["role"] == message["role"] != "tool" and not _calls(turns[-1])
+        turns[-1:] = [_both(turns[-1], message)] if joins else [*turns[-1:], message]
+    return turns
 
 
 def _both(one: Message, other: Message) -> Message:

@@ -128,16 +128,16 @@ class GoTemplate:
         if "Messages" in self._uses:
             run.turn(self._nodes, values, ends=False)
             return run.text
-        said = {"System": "", "Prompt": "", "Response": ""}
+        fields = {"System": "", "Prompt": "", "Response": ""}
         for role, text in turns:
             name = _FIELDS.get(role)
             if name is None:
                 continue
-            if said["Response"] or (name == "System" and said["Prompt"]):
-                run.turn(self._nodes, values | said, ends=False)
-                said = dict.fromkeys(said, "")
-            said[name] = text
-        run.turn(self._nodes, values | said, ends=True)
+            if fields["Response"] or (name == "System" and fields["Prompt"]):
+                run.turn(self._nodes, values | fields, ends=False)
+                fields = dict.fromkeys(fields, "")
+            fields[name] = text
+        run.turn(self._nodes, values | fields, ends=True)
         return run.text
 
 

@@ -181,8 +181,8 @@ def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
         return fields
     content = fields.get("content")
     if echo is ThoughtsField.PARTS:
-        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
-        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *_list(said)]}
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
+        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *_list(parts)]}
     if echo is ThoughtsField.THINKING and content and fields.get("tool_calls"):
         # gpt-oss' template refuses both beside calls, and shows either of them as thoughts.
         return {**fields, "content": "", "thinking": f"{reasoning}\n\n{content_text(content)}"}
@@ -195,12 +195,12 @@ def _list(value: object) -> list[object]:
 
 def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
     call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}
-    asked = {"role": "user", "content": "a"}
+    question = {"role": "user", "content": "a"}
     thoughts = {"role": "assistant", "reasoning_content": _NEEDLE}
     answered = with_echo({**thoughts, "content": "b"}, echo)
     called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
     result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
-    conversations: tuple[list[Message], ...] = ([asked, answered], [asked, called, result])
+    conversations: tuple[list[Message], ...] = ([question, answered], [question, called, result])
     shown = (partial(template.render, each, add_generation_prompt=False) for each in conversations)
     return any(_NEEDLE in tried(each) for each in shown)
 
@@ -232,8 +232,8 @@ def template_reasoning(
     if form is None:
         return None
     unasked, on, off = (
-        tried(partial(template.render, [{"role": "user", "content": "a"}], extra=said))
-        for said in ({}, switch(on=True), switch(on=False))
+        tried(partial(template.render, [{"role": "user", "content": "a"}], extra=variables))
+        for variables in ({}, switch(on=True), switch(on=False))
     )
     return TemplateReasoning(
         form=form,

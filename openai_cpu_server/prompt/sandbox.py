@@ -138,13 +138,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
     def concat(self, parts: Iterable[str]) -> str:
-        kept: list[str] = []
+        pieces: list[str] = []
         total = 0
         for part in parts:
             total += len(part)
             check_size(total)
-            kept.append(part)
-        return "".join(kept)
+            pieces.append(part)
+        return "".join(pieces)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(__context, StepContext)

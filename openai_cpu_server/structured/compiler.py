@@ -348,11 +348,11 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         rules = lark_rules(order.text)
     else:
         rules = language_rules(rust_language(order.text, Limits()), order.text)
-    kept = pruned(rules)
-    if not kept:
+    rules = pruned(rules)
+    if not rules:
         raise InvalidGrammar(1, 1, "no text matches")
-    text = tool_text(without_characters(kept, unknown), order.text_end)
-    share = len(order.text) / MOST_CHARACTERS + len(kept) / MOST_RULES
+    text = tool_text(without_characters(rules, unknown), order.text_end)
+    share = len(order.text) / MOST_CHARACTERS + len(rules) / MOST_RULES
     return CompiledGrammar(text.rules, share=share, is_raw=text.is_raw)
 
 

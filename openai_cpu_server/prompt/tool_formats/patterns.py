@@ -76,8 +76,8 @@ class Spelling(msgspec.Struct, frozen=True):
     """Returns the number of a control token, or None if its name is plain text."""
 
     def gbnf(self, pattern: Pattern, name: str = "") -> str:
-        known = {PatternSlot.NAME: name}
-        texts = [part if isinstance(part, str) else known.get(part) for part in pattern]
+        names = {PatternSlot.NAME: name}
+        texts = [part if isinstance(part, str) else names.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
 
     def literal(self, text: str) -> str:

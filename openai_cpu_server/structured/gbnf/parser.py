@@ -23,6 +23,7 @@ from openai_cpu_server.structured.languages.expr import (
     Text,
     Token,
     alt,
+    counts_in_braces,
     every_expression,
     repeat,
     seq,
@@ -107,8 +108,8 @@ def _wrong_escape(written: str) -> str:
     wanted = {"\\x": 2, "\\u": 4, "\\U": 8}
     if written in wanted:
         return f"{written} expects {wanted[written]} hexadecimal digits"
-    known = '\\n \\r \\t \\\\ \\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH'
-    return f"unknown escape {written!r}, expected one of {known}"
+    escapes = '\\n \\r \\t \\\\ \\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH'
+    return f"unknown escape {written!r}, expected one of {escapes}"
 
 
 MOST_CHARACTERS = 600_000
@@ -207,7 +208,6 @@ DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
 """Groups nested this deep become rules, so that no expression is deep."""
-_COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.ANY, SymbolKind.TOKEN)
 
 
@@ -229,10 +229,10 @@ class _Group:
         return found[0] if len(found) == 1 else alt(*found)
 
 
-def parse_gbnf(text: str, known: Collection[str] = ()) -> Rules:
+def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
     """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar. `known`:
     names of rules that are defined elsewhere."""
-    return _Parser(GbnfSymbols(text), known).grammar()
+    return _Parser(GbnfSymbols(text), defined_names).grammar()
 
 
 def names_tokens(rules: Rules) -> bool:
@@ -240,9 +240,9 @@ def names_tokens(rules: Rules) -> bool:
 
 
 class _Parser:
-    def __init__(self, symbols: GbnfSymbols, known: Collection[str]) -> None:
+    def __init__(self, symbols: GbnfSymbols, defined_names: Collection[str]) -> None:
         self._symbols = symbols
-        self._known = known
+        self._defined_elsewhere = defined_names
         self._next = 0
         self._rules: Rules = {}
         self._defined: dict[str, int] = {}
@@ -255,7 +255,7 @@ class _Parser:
             self._rule()
             self._skip_lines()
         for name, symbol in self._mentioned.items():
-            if name not in self._defined and name not in self._known:
+            if name not in self._defined and name not in self._defined_elsewhere:
                 raise self._symbols.error(symbol, f"there is no rule {name!r}")
         if ROOT not in self._defined:
             raise self._symbols.error(self._next, f"there is no rule {ROOT!r}, where every grammar begins")
@@ -320,25 +320,11 @@ class _Parser:
     def _repeat(self, group: _Group) -> None:
         if not group.items:
             raise self._symbols.error(self._next, f"nothing stands before {self._text[:20]!r}")
-        low, high = self._counts()
-        group.items[-1] = repeat(group.items[-1], low, high)
-
-    def _counts(self) -> tuple[int, int | None]:
-        if self._text in COUNT_MARKS:
-            return COUNT_MARKS[self._text]
-        match = _COUNTS.fullmatch(self._text)
-        if match is None or not (match[1] or match[3]):
-            raise self._symbols.error(self._next, "expected {m}, {m,}, {,n} or {m,n}")
-        low = self._count(match[1] or "0")
-        high = self._count(match[3]) if match[3] else None if match[2] else low
-        if high is not None and high < low:
-            raise self._symbols.error(self._next, f"at least {low} and at most {high} times")
-        return low, high
-
-    def _count(self, digits: str) -> int:
-        if len(digits.lstrip("0")) > len(str(MOST_TIMES)) or int(digits) > MOST_TIMES:
-            raise self._symbols.error(self._next, f"more than {MOST_TIMES} repetitions")
-        return int(digits)
+        try:
+            counts = COUNT_MARKS.get(self._text) or counts_in_braces(self._text, MOST_TIMES)
+        except ValueError as error:
+            raise self._symbols.error(self._next, str(error)) from None
+        group.items[-1] = repeat(group.items[-1], *counts)
 
     def _misplaced(self, kind: SymbolKind, *, in_group: bool) -> InvalidGrammar:
         end = "')'" if in_group else "the end of the line"

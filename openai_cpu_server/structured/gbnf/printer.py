@@ -42,16 +42,16 @@ class Shaper:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._lifted: dict[Expr, str] = {}
-        self._known: dict[tuple[Expr, int], Expr] = {}
+        self._shapes: dict[tuple[Expr, int], Expr] = {}
 
     def shaped(self, rules: Rules) -> Rules:
         """Add the lifted rules. Raises SchemaTooLarge."""
         found = {name: self._top(expr) for name, expr in rules.items()}
         queue = list(self._lifted.items())
         for expr, name in queue:
-            known = len(self._lifted)
+            num_lifted = len(self._lifted)
             found[name] = self._top(expr)
-            queue += list(self._lifted.items())[known:]
+            queue += list(self._lifted.items())[num_lifted:]
         return found
 
     def _top(self, expr: Expr) -> Expr:
@@ -63,9 +63,9 @@ class Shaper:
         if isinstance(expr, (Chars, Ref)):
             return expr
         key = expr, depth
-        if key not in self._known:
-            self._known[key] = self._shape_anew(expr, depth)
-        return self._known[key]
+        if key not in self._shapes:
+            self._shapes[key] = self._shape_anew(expr, depth)
+        return self._shapes[key]
 
     def _shape_anew(self, expr: Expr, depth: int) -> Expr:
         if isinstance(expr, Text):
@@ -136,7 +136,7 @@ class _Expansion:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._budget = Budget(_PRINTED)
-        self._known: dict[Expr, Expr] = {}
+        self._expansions: dict[Expr, Expr] = {}
         self._added: Rules = {}
 
     def plain(self) -> Rules:
@@ -146,9 +146,9 @@ class _Expansion:
     def _of(self, expr: Expr) -> Expr:
         if not expr.is_extended:
             return expr
-        if expr not in self._known:
-            self._known[expr] = self._written_out(expr) if _intersects(expr) else self._rebuilt(expr)
-        return self._known[expr]
+        if expr not in self._expansions:
+            self._expansions[expr] = self._written_out(expr) if _intersects(expr) else self._rebuilt(expr)
+        return self._expansions[expr]
 
     def _rebuilt(self, expr: Expr) -> Expr:
         return rebuilt(expr, map(self._of, expr.parts))
@@ -195,14 +195,14 @@ def _is_group(expr: Expr) -> bool:
 
 
 def text_length(rules: Rules) -> int:
-    known: dict[Expr, int] = {}
+    lengths: dict[Expr, int] = {}
     for expr in parts_first(list(rules.values())):
-        known[expr] = _length(expr, known)
-    return sum(len(f"{name} ::= \n") + known[expr] for name, expr in rules.items())
+        lengths[expr] = _length(expr, lengths)
+    return sum(len(f"{name} ::= \n") + lengths[expr] for name, expr in rules.items())
 
 
-def _length(expr: Expr, known: dict[Expr, int]) -> int:
-    inner = sum(map(known.__getitem__, expr.parts))
+def _length(expr: Expr, lengths: dict[Expr, int]) -> int:
+    inner = sum(map(lengths.__getitem__, expr.parts))
     if isinstance(expr, Seq):
         groups = sum(isinstance(x, Alt) for x in expr.items)
         return inner + 2 * groups + len(expr.items) - 1 if expr.items else len('""')

@@ -112,18 +112,18 @@ class Deriver:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._known: dict[tuple[Expr, int], Expr] = {}
+        self._derivatives: dict[tuple[Expr, int], Expr] = {}
 
     def derive(self, expr: Expr, code: int) -> Expr:
         """Return the derivative by one character. Raises SchemaTooLarge."""
         if isinstance(expr, Chars):
             return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
-        found = self._known.get(key)
+        found = self._derivatives.get(key)
         if found is None:
             parts_per_unit = 4 if isinstance(expr, And) else 8
             self._budget.spend("regex_work", 1 + len(expr.parts) // parts_per_unit)
-            found = self._known[key] = self._derive(expr, code)
+            found = self._derivatives[key] = self._derive(expr, code)
         return found
 
     def _derive(self, expr: Expr, code: int) -> Expr:
@@ -390,10 +390,10 @@ class _Graph:
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
     def _size(self, expr: Expr) -> int:
-        known = self._sizes.get(expr)
-        if known is None:
-            known = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
-        return known
+        size = self._sizes.get(expr)
+        if size is None:
+            size = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
+        return size
 
     def _eliminate(self, state: int) -> None:
         out = self._out.pop(state)
@@ -409,8 +409,8 @@ class _Graph:
             heapq.heappush(self._queue, (self._cost(changed), -changed))
 
     def _add(self, source: int, target: int, expr: Expr) -> None:
-        known = self._out[source].get(target)
-        whole = expr if known is None else alt(known, expr)
+        beside = self._out[source].get(target)
+        whole = expr if beside is None else alt(beside, expr)
         size = self._size(whole)
         self._num_written += size
         if size > _LARGEST or whole.depth > _DEEPEST or self._num_written > _MOST_WRITTEN:

@@ -157,7 +157,7 @@ class RuleProduct(ABC, Generic[S]):
     def __init__(self, source: Rules, whole: str, start: S) -> None:
         """`whole`: rule of all texts, which begin in the state `start`. Raises InvalidGrammar."""
         self._source = source
-        self._known: dict[tuple[str, S], dict[S, Expr]] = {}
+        self._expansions: dict[tuple[str, S], dict[S, Expr]] = {}
         self._users: dict[tuple[str, S], dict[tuple[str, S], None]] = {}
         self._waiting: dict[tuple[str, S], None] = {}
         self._names: dict[tuple[str, S, S], str] = {}
@@ -175,29 +175,31 @@ class RuleProduct(ABC, Generic[S]):
     @property
     def rules(self) -> Rules:
         found = {
-            self._name(*key, after): expr for key, ways in self._known.items() for after, expr in ways.items()
+            self._name(*key, after): expr
+            for key, ways in self._expansions.items()
+            for after, expr in ways.items()
         }
-        ends = [after for after in self._known[self._whole] if self._may_end(after)]
+        ends = [after for after in self._expansions[self._whole] if self._may_end(after)]
         return {ROOT: alt(*(Ref(self._name(*self._whole, after)) for after in ends)), **found}
 
     def _spread(self) -> None:
         while self._waiting:
             self._here = key = next(iter(self._waiting))
             del self._waiting[key]
-            before, found = self._known[key], self._ways(self._source[key[0]], key[1])
-            self._known[key] = found
+            before, found = self._expansions[key], self._ways(self._source[key[0]], key[1])
+            self._expansions[key] = found
             if found.keys() > before.keys():
                 self._waiting |= self._users[key]
-            if len(self._names) + len(self._known) > MOST_RULES:
+            if len(self._names) + len(self._expansions) > MOST_RULES:
                 message = f"too large: more than {MOST_RULES} rules, each counted for each way to read it"
                 raise InvalidGrammar(1, 1, message)
 
     def _of_rule(self, key: tuple[str, S]) -> dict[S, Expr]:
         self._users.setdefault(key, {})[self._here] = None
-        if key not in self._known:
-            self._known[key] = {}
+        if key not in self._expansions:
+            self._expansions[key] = {}
             self._waiting[key] = None
-        return {after: Ref(self._name(*key, after)) for after in self._known[key]}
+        return {after: Ref(self._name(*key, after)) for after in self._expansions[key]}
 
     def _name(self, rule: str, before: S, after: S) -> str:
         number = len(self._names)

@@ -68,7 +68,7 @@ _ANYWHERE: _Moves = (31, 31, 31, 31, 31)
 class QuotedStrings:
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._known: dict[Expr, _Moves] = {}
+        self._cache: dict[Expr, _Moves] = {}
         self._leads = FirstBytes()
 
     def shortened(self, expr: Expr) -> Expr | None:
@@ -78,7 +78,7 @@ class QuotedStrings:
         if isinstance(expr, Text):
             found = _WHOLE.match(expr.text)
             return seq(STRING, literal(expr.text[found.end() :])) if found else None
-        for part in parts_first([expr], self._known):
+        for part in parts_first([expr], self._cache):
             self._moves(part)
         return self._shortened(expr)
 
@@ -97,9 +97,9 @@ class QuotedStrings:
         return None if self._begins_so(expr) else expr
 
     def _moves(self, expr: Expr) -> _Moves:
-        if expr not in self._known:
-            self._known[expr] = self._compute(expr)
-        return self._known[expr]
+        if expr not in self._cache:
+            self._cache[expr] = self._compute(expr)
+        return self._cache[expr]
 
     def _compute(self, expr: Expr) -> _Moves:
         if isinstance(expr, Chars):
@@ -190,14 +190,14 @@ _DEEPEST = 40
 
 class LexemeLoosener:
     def __init__(self) -> None:
-        self._known: dict[Expr, Expr] = {}
+        self._cache: dict[Expr, Expr] = {}
 
     def loosened(self, expr: Expr) -> Expr:
         """Return a superset with a small automaton."""
-        if expr not in self._known:
+        if expr not in self._cache:
             found = self._compute(expr)
-            self._known[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
-        return self._known[expr]
+            self._cache[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
+        return self._cache[expr]
 
     def _compute(self, expr: Expr) -> Expr:
         if isinstance(expr, Text):

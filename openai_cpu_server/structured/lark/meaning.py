@@ -155,24 +155,24 @@ class _Neighbours:
         self._fill(self._first, 1)
         self._fill(self._last, -1)
 
-    def _fill(self, known: dict[str, frozenset[str]], step: int) -> None:
+    def _fill(self, ends: dict[str, frozenset[str]], step: int) -> None:
         users_of, waiting = users(self._rules), dict.fromkeys(self._rules)
         while waiting:
             name, _ = waiting.popitem()
-            found = self._ends(self._rules[name], known, step)
-            if found != known.get(name, frozenset()):
-                known[name] = found
+            found = self._ends(self._rules[name], ends, step)
+            if found != ends.get(name, frozenset()):
+                ends[name] = found
                 waiting |= dict.fromkeys(users_of.get(name, ()))
 
-    def _ends(self, expr: Expr, known: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
+    def _ends(self, expr: Expr, ends: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
         """`step`: -1 for the terminals at the end."""
         if isinstance(expr, Ref):
-            return known.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
+            return ends.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
         parts = list(expr.parts)[::step]
         if isinstance(expr, Seq):
             end = next((at for at, item in enumerate(parts) if item not in self._nullable), len(parts))
             parts = parts[: end + 1]
-        return frozenset().union(*(self._ends(item, known, step) for item in parts))
+        return frozenset().union(*(self._ends(item, ends, step) for item in parts))
 
     def following(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}

@@ -81,7 +81,7 @@ class RegularRules:
     def __init__(self, rules: dict[str, Expr], work: Work) -> None:
         self._work = work
         self.inlined: dict[str, Expr] = {}
-        self._known: dict[Expr, Expr | None] = {}
+        self._cache: dict[Expr, Expr | None] = {}
         self._num_put_in = 0
         for name in bottom_up(rules):
             found = self.of(rules[name])
@@ -90,9 +90,9 @@ class RegularRules:
 
     def of(self, expr: Expr) -> Expr | None:
         """Return None if it is not regular or too deep. Raises InvalidGrammar."""
-        if expr not in self._known:
-            self._known[expr] = self._of(expr)
-        return self._known[expr]
+        if expr not in self._cache:
+            self._cache[expr] = self._of(expr)
+        return self._cache[expr]
 
     def _of(self, expr: Expr) -> Expr | None:
         if isinstance(expr, Ref):
@@ -101,13 +101,13 @@ class RegularRules:
             return None
         if not expr.references:
             return expr
-        kept: list[Expr] = []
+        parts: list[Expr] = []
         for part in expr.parts:
             found = self.of(part) if part.references else part
             if found is None:
                 return None
-            kept.append(found)
-        found = rebuilt(expr, kept)
+            parts.append(found)
+        found = rebuilt(expr, parts)
         self._num_put_in += len(found.parts)
         self._work.spend(1 + len(found.parts) // 4)
         fits = self._num_put_in < _MOST_PUT_IN and found.depth <= DEEPEST_LEXEME
@@ -143,7 +143,7 @@ class LexemePlan:
         self._regular = regular
         self._whole = whole
         self._names: dict[Expr, Ref] = {}
-        self._known: dict[Expr, Expr] = {}
+        self._cache: dict[Expr, Expr] = {}
         self.lexemes: dict[str, Expr] = {}
         self.rules: dict[str, Expr] = {ROOT: self._planned(Ref(ROOT))}
         if self.rules[ROOT] == Ref(ROOT):
@@ -157,9 +157,9 @@ class LexemePlan:
                 queue += fresh
 
     def _planned(self, expr: Expr) -> Expr:
-        if expr not in self._known:
-            self._known[expr] = self._plan(expr)
-        return self._known[expr]
+        if expr not in self._cache:
+            self._cache[expr] = self._plan(expr)
+        return self._cache[expr]
 
     def _plan(self, expr: Expr) -> Expr:
         self._work.spend(2)

@@ -19,6 +19,7 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Ref,
     alt,
+    counts_in_braces,
     every_expression,
     literal,
     optional,
@@ -54,7 +55,6 @@ _KINDS = {
 _SYMBOL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _NAMED = {**{char: char for char in "\"'\\/"}, **dict(zip("nrtfvab0", "\n\r\t\f\v\a\b\0", strict=True))}
-_COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _REFUSED = {
     "%declare": "terminals that are not defined cannot be written",
     "%extend": "write the whole rule",
@@ -377,7 +377,10 @@ class _Reader(_Cursor):
             return self._counted(repeat(item, *COUNT_MARKS[here.text]))
         if here.kind == "counts":
             self._next += 1
-            return repeat(item, *self._braces(here))
+            try:
+                return repeat(item, *counts_in_braces(here.text, _MOST_TIMES))
+            except ValueError as error:
+                fail(here.place, str(error))
         if here.text == "~":
             self._next += 1
             return repeat(item, *self._times())
@@ -386,30 +389,18 @@ class _Reader(_Cursor):
         return item
 
     def _times(self) -> tuple[int, int]:
-        low = self._count()
-        return low, self._checked(low, self._count()) if self._takes("..") else low
+        low = high = self._count()
+        if self._takes(".."):
+            high = self._count()
+        if high < low:
+            fail(self._symbols[self._next - 1].place, f"at least {low} and at most {high} times")
+        return low, high
 
     def _count(self) -> int:
         symbol = self._taken()
         if not symbol.text.isdecimal() or int(symbol.text[:9]) > _MOST_TIMES:
             fail(symbol.place, f"expected a number up to {_MOST_TIMES}, not {_shown(symbol)}")
         return int(symbol.text)
-
-    def _braces(self, symbol: Symbol) -> tuple[int, int | None]:
-        found = _COUNTS.fullmatch(symbol.text)
-        if found is None or not (found[1] or found[3]):
-            fail(symbol.place, "expected {m}, {m,}, {,n} or {m,n}")
-        low, high = int((found[1] or "0")[:9]), int(found[3][:9]) if found[3] else None
-        if max(low, high or 0) > _MOST_TIMES:
-            fail(symbol.place, f"more than {_MOST_TIMES} repetitions")
-        if found[2] is None:
-            return low, low
-        return low, None if high is None else self._checked(low, high)
-
-    def _checked(self, low: int, high: int) -> int:
-        if high < low:
-            fail(self._symbols[self._next - 1].place, f"at least {low} and at most {high} times")
-        return high
 
 
 def _shown(symbol: Symbol) -> str:

@@ -249,12 +249,12 @@ def _lark_of_lexeme(expr: Expr) -> str:
 
 def numbered_from(first: int) -> Callable[[int], int]:
     fresh = itertools.count(first)
-    known: dict[int, int] = {}
+    numbers: dict[int, int] = {}
 
     def renumbered(token: int) -> int:
-        if token not in known:
-            known[token] = next(fresh)
-        return known[token]
+        if token not in numbers:
+            numbers[token] = next(fresh)
+        return numbers[token]
 
     return renumbered
 

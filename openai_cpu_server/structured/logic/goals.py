@@ -282,9 +282,9 @@ class Goals:
         return self.may_meet(*pair, kind) and self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
     def _fact(self, item: _Item, node: Node, state: _State) -> bool | None:
-        known = self._truths.of_atom(node, item.is_true, state.kind)
-        if known is not None:
-            return known
+        truth = self._truths.of_atom(node, item.is_true, state.kind)
+        if truth is not None:
+            return truth
         if isinstance(node, LeftOut):
             return False if (item.number, not item.is_true) in state.stated else None
         if isinstance(node, Types):

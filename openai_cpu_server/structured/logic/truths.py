@@ -51,29 +51,29 @@ V = TypeVar("V")
 
 def settled(
     start: K,
-    known: dict[K, V],
+    values: dict[K, V],
     parts: Callable[[K], Sequence[K]],
     found: Callable[[K, list[V]], V],
     meanwhile: V,
 ) -> V:
     """Return the value that `found` computes from the values of the parts, without recursion. A key that
     depends on itself counts as `meanwhile`."""
-    stack = [] if start in known else [_opened(start, known, parts, meanwhile)]
+    stack = [] if start in values else [_opened(start, values, parts, meanwhile)]
     while stack:
         key, needed = stack[-1]
-        missing = next((part for part in needed if part not in known), None)
+        missing = next((part for part in needed if part not in values), None)
         if missing is not None:
-            stack.append(_opened(missing, known, parts, meanwhile))
+            stack.append(_opened(missing, values, parts, meanwhile))
         else:
-            known[key] = found(key, [known[part] for part in needed])
+            values[key] = found(key, [values[part] for part in needed])
             stack.pop()
-    return known[start]
+    return values[start]
 
 
 def _opened(
-    key: K, known: dict[K, V], parts: Callable[[K], Sequence[K]], meanwhile: V
+    key: K, values: dict[K, V], parts: Callable[[K], Sequence[K]], meanwhile: V
 ) -> tuple[K, Sequence[K]]:
-    known[key] = meanwhile
+    values[key] = meanwhile
     return key, parts(key)
 
 
@@ -84,11 +84,11 @@ class PlainTruths:
     def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
-        self._known: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
+        self._truths: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
 
     def of(self, signed: Signed, kind: JsonKind) -> bool | None:
         """True if all values of the type fit, False if none does, None if it depends."""
-        return settled(signed, self._known[kind], self._parts, partial(self._found, kind), None)
+        return settled(signed, self._truths[kind], self._parts, partial(self._found, kind), None)
 
     def _parts(self, signed: Signed) -> list[Signed]:
         number, is_true = signed
@@ -255,10 +255,10 @@ class MarkedObject(msgspec.Struct):
 
     def add(self, mark: PropertyMark) -> bool:
         """False if the property is required and has no value left."""
-        known = self._marks.get(mark.name)
-        if known is not None:
-            listed = _common(known.listed, mark.listed)
-            mark = PropertyMark(mark.name, listed, known.unlisted | mark.unlisted)
+        before = self._marks.get(mark.name)
+        if before is not None:
+            listed = _common(before.listed, mark.listed)
+            mark = PropertyMark(mark.name, listed, before.unlisted | mark.unlisted)
         self._marks[mark.name] = mark
         return self._is_possible(mark.name)
 
@@ -290,15 +290,15 @@ class MarkReader:
         ours, theirs = self._of(one), self._of(other)
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
-    def imply(self, known: MarkedObject, number: int) -> bool:
+    def imply(self, marked: MarkedObject, number: int) -> bool:
         """Return True only if surely every object with these marks fits."""
         node = self._table[number]
         if isinstance(node, Required):
-            return known.must_have(node.names)
+            return marked.must_have(node.names)
         if isinstance(node, AllOf):
-            return all(self.imply(known, x) for x in node.items)
+            return all(self.imply(marked, x) for x in node.items)
         if isinstance(node, Properties) and not node.patterns and node.rest == TRUE:
-            return all(self._all_fit(known.listed(name), value) for name, value in node.named)
+            return all(self._all_fit(marked.listed(name), value) for name, value in node.named)
         return False
 
     def _all_fit(self, values: Values | None, number: int) -> bool:
@@ -352,8 +352,8 @@ class MarkReader:
         if isinstance(node, AllOf):
             return reduce(_common, parts, None)
         if isinstance(node, (AnyOf, OneOf)):
-            known = [p for p in parts if p is not None]
-            return frozenset().union(*known) if len(known) == len(parts) else None
+            lists = [p for p in parts if p is not None]
+            return frozenset().union(*lists) if len(lists) == len(parts) else None
         return frozenset() if node == Constant(False) else None
 
     def _banned(self, number: int) -> Values:

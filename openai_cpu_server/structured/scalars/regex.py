@@ -154,12 +154,12 @@ class AssertionReader:
     def _sequence(self, items: tuple[Expr, ...], before: int, follow: _Follow) -> Expr:
         if not items:
             return follow(before)
-        known: dict[int, Expr] = {}
+        languages: dict[int, Expr] = {}
 
         def rest(last: int) -> Expr:
-            if last not in known:
-                known[last] = self._sequence(items[1:], last, follow)
-            return known[last]
+            if last not in languages:
+                languages[last] = self._sequence(items[1:], last, follow)
+            return languages[last]
 
         return self._read(items[0], before, rest)
 

@@ -121,6 +121,9 @@ class _Cursor:
 
 
 class RegexParser(_Cursor):
+    _has_empty_class = True
+    """True if `[]` matches nothing; else the first `]` in a class is a character."""
+
     def __init__(self, pattern: str, limits: Limits) -> None:
         super().__init__(pattern)
         self._limits = limits
@@ -292,18 +295,29 @@ class RegexParser(_Cursor):
         return int(digits, 16)
 
     def _class(self) -> CharSet:
-        negated = self._takes("^")
+        is_negated = self._takes("^")
         ranges: list[tuple[int, int]] = []
-        while not self._takes("]"):
-            low = self._class_atom()
-            if self._range_follows(low):
-                self._at += 1
-                low = self._range(low, self._class_atom())
-            ranges += low.ranges
+        may_end = self._has_empty_class
+        while not (may_end and self._takes("]")):
+            ranges += self._folded(self._class_item()).ranges
+            may_end = True
             if len(ranges) > _MOST_RANGES:
                 self._fail(f"more than {_MOST_RANGES} characters and ranges in one class")
         found = CharSet.of(*ranges)
-        return ~found if negated else found
+        return ~found if is_negated else found
+
+    def _folded(self, chars: CharSet) -> CharSet:
+        return chars
+
+    def _class_item(self) -> CharSet:
+        low = self._class_atom()
+        if not self._range_follows(low):
+            return low
+        self._at += 1
+        first, last = low.ranges[0][0], self._class_atom().ranges[0][0]
+        if first > last:
+            self._fail("the range is out of order")
+        return CharSet.of((first, last))
 
     def _range_follows(self, low: CharSet) -> bool:
         r"""A dash at the end, and beside a class such as `\w`, is a character."""
@@ -318,12 +332,6 @@ class RegexParser(_Cursor):
             self._fail("missing ']'")
         return self._escape(in_class=True) if char == "\\" else CharSet.chars(char)
 
-    def _range(self, low: CharSet, high: CharSet) -> CharSet:
-        first, last = low.ranges[0][0], high.ranges[0][0]
-        if first > last:
-            self._fail("the range is out of order")
-        return CharSet.of((first, last))
-
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
@@ -333,8 +341,8 @@ def _single(tree: Expr) -> CharSet | None:
     if isinstance(tree, Chars):
         return tree.set
     found = [_single(x) for x in tree.items] if isinstance(tree, Alt) else [None]
-    known = [x for x in found if x is not None]
-    return None if len(known) < len(found) else CharSet.of(*(r for x in known for r in x.ranges))
+    sets = [x for x in found if x is not None]
+    return None if len(sets) < len(found) else CharSet.of(*(r for x in sets for r in x.ranges))
 
 
 _NOT_NEWLINE = ANY - CharSet.chars("\n")
@@ -364,6 +372,8 @@ class RustRegexParser(RegexParser):
     r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. `\d` and `\w` are ASCII only, and
     their negations exclude all that any reader counts among them. Look-around is accepted, although Rust has
     none."""
+
+    _has_empty_class = False
 
     def __init__(self, pattern: str, limits: Limits, flags: str) -> None:
         super().__init__(pattern, limits)
@@ -441,18 +451,6 @@ class RustRegexParser(RegexParser):
             return super()._code("u")
         return super()._code(kind)
 
-    def _class(self) -> CharSet:
-        negated = self._takes("^")
-        found: list[tuple[int, int]] = []
-        is_first = True
-        while is_first or not self._takes("]"):
-            found += self._folded(self._class_item()).ranges
-            is_first = False
-            if len(found) > _MOST_RANGES:
-                self._fail(f"more than {_MOST_RANGES} characters and ranges in one class")
-        chars = CharSet.of(*found)
-        return ~chars if negated else chars
-
     def _class_item(self) -> CharSet:
         for operator in ("&&", "--", "~~"):
             if self._pattern.startswith(operator, self._at):
@@ -461,20 +459,16 @@ class RustRegexParser(RegexParser):
             return self._posix()
         if self._takes("["):
             return self._class()
-        low = self._class_atom()
-        if not self._range_follows(low):
-            return low
-        self._at += 1
-        return self._range(low, self._class_atom())
+        return super()._class_item()
 
     def _posix(self) -> CharSet:
         end = self._pattern.find(":]", self._at)
         name = self._pattern[self._at : max(end, self._at)]
-        known = _POSIX.get(name.removeprefix("^"))
-        if known is None:
+        chars = _POSIX.get(name.removeprefix("^"))
+        if chars is None:
             self._fail(f"there is no class '[:{name[:20]}:]'")
         self._at = end + 2
-        return ~known if name.startswith("^") else known
+        return ~chars if name.startswith("^") else chars
 
 
 def _any_of(*names: str) -> CharSet:

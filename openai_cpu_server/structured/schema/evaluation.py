@@ -150,13 +150,13 @@ class Combiner:
 def pruned(ways: list[Way]) -> list[Way]:
     """Drop ways that another way covers. Raises TooManyWays."""
     _check(len(ways))
-    kept: list[Way] = []
+    useful: list[Way] = []
     for way in ways:
-        if not any(way.is_covered_by(k) for k in kept):
-            kept = [*(k for k in kept if not k.is_covered_by(way)), way]
-    if len(kept) > _MOST_WAYS:
+        if not any(way.is_covered_by(k) for k in useful):
+            useful = [*(k for k in useful if not k.is_covered_by(way)), way]
+    if len(useful) > _MOST_WAYS:
         raise TooManyWays
-    return kept
+    return useful
 
 
 def _check(num_ways: int) -> None:
@@ -205,7 +205,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         self._combiner = Combiner(lambda one, other: self.may_meet(one, other, self.kind), self.budget)
-        self._known: dict[str, list[Way]] = {}
+        self._ways: dict[str, list[Way]] = {}
         self._open: set[str] = set()
         self._handlers = self._all_handlers()
 
@@ -238,16 +238,16 @@ class Evaluation:
         return _as_it_is_read(self, pointer).in_scope(pointer)
 
     def in_scope(self, pointer: str) -> list[Way]:
-        if pointer not in self._known:
+        if pointer not in self._ways:
             if pointer in self._open:
                 raise InvalidSchema(pointer, "a schema must not contain itself in place")
             self._open.add(pointer)
             self.budget.check("depth", len(self._open))
             try:
-                self._known[pointer] = self._found(pointer)
+                self._ways[pointer] = self._found(pointer)
             finally:
                 self._open.remove(pointer)
-        return self._known[pointer]
+        return self._ways[pointer]
 
     def _found(self, pointer: str) -> list[Way]:
         schema = self.reader.references.value(pointer)
@@ -288,10 +288,10 @@ class Evaluation:
         return True
 
     def _dependent(self, schema: Schema, path: str) -> list[Way]:
-        given = schema["dependentSchemas"]
-        assert isinstance(given, dict)
+        schemas = schema["dependentSchemas"]
+        assert isinstance(schemas, dict)
         ways = [Way()]
-        for name in given:
+        for name in schemas:
             there = self.reader.table.add(Required((name,)), path, "dependentSchemas")
             option = EvaluatedOption(there, self.ways(f"{path}/dependentSchemas/{escaped(name)}"))
             ways = self._combiner.both(ways, [Way(), *option.guarded])
@@ -312,9 +312,9 @@ class Evaluation:
         return EvaluatedOption(self.reader.at(path), self.ways(path))
 
     def _options(self, schema: Schema, keyword: str, path: str) -> list[EvaluatedOption]:
-        given = schema[keyword]
-        assert isinstance(given, list)
-        return [self._option(f"{path}/{keyword}/{i}") for i in range(len(given))]
+        schemas = schema[keyword]
+        assert isinstance(schemas, list)
+        return [self._option(f"{path}/{keyword}/{i}") for i in range(len(schemas))]
 
     def _all_of(self, schema: Schema, path: str) -> list[Way]:
         ways = [Way()]

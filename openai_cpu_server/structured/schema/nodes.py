@@ -231,20 +231,20 @@ class NodeTable:
         return self.add(LeftOut(kind, path, keyword), path, keyword)
 
     def all(self, *items: int, path: str = "", keyword: str = "") -> int:
-        kept = tuple(dict.fromkeys(x for x in items if x != TRUE))
-        if FALSE in kept:
+        parts = tuple(dict.fromkeys(x for x in items if x != TRUE))
+        if FALSE in parts:
             return FALSE
-        if not kept:
+        if not parts:
             return TRUE
-        return kept[0] if len(kept) == 1 else self.add(AllOf(kept), path, keyword)
+        return parts[0] if len(parts) == 1 else self.add(AllOf(parts), path, keyword)
 
     def any(self, *items: int) -> int:
-        kept = tuple(dict.fromkeys(x for x in items if x != FALSE))
-        if TRUE in kept:
+        parts = tuple(dict.fromkeys(x for x in items if x != FALSE))
+        if TRUE in parts:
             return TRUE
-        if not kept:
+        if not parts:
             return FALSE
-        return kept[0] if len(kept) == 1 else self.add(AnyOf(kept))
+        return parts[0] if len(parts) == 1 else self.add(AnyOf(parts))
 
     def negate(self, item: int, path: str = "", keyword: str = "") -> int:
         node = self[item]

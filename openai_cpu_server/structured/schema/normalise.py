@@ -81,14 +81,14 @@ class LeafKeywords:
         }
 
     def _type(self, schema: Schema, path: str) -> int:
-        given = schema["type"]
-        names = given if isinstance(given, list) else [given]
-        known = [x for x in names if isinstance(x, str) and x in _TYPE_NAMES]
-        if len(known) != len(names) or not names:
-            raise InvalidSchema(path, f"unknown 'type' {str(given)[:80]!r}")
+        value = schema["type"]
+        names = value if isinstance(value, list) else [value]
+        types = [x for x in names if isinstance(x, str) and x in _TYPE_NAMES]
+        if len(types) != len(names) or not names:
+            raise InvalidSchema(path, f"unknown 'type' {str(value)[:80]!r}")
         if schema.get("nullable") is True:
-            known.append("null")
-        return self._table.add(Types(frozenset(known)), path, "type")
+            types.append("null")
+        return self._table.add(Types(frozenset(types)), path, "type")
 
     def _decimal(self, schema: Schema, keyword: str, path: str) -> Decimal:
         value = schema[keyword]
@@ -351,23 +351,23 @@ class Normaliser:
     # Objects
 
     def _named(self, schema: Schema, keyword: str, path: str) -> list[tuple[str, int]]:
-        given = schema.get(keyword, {})
-        if not isinstance(given, dict):
+        schemas = schema.get(keyword, {})
+        if not isinstance(schemas, dict):
             raise InvalidSchema(path, f"'{keyword}' must be an object")
-        self._budget.check("values", len(given))
-        self._budget.spend("text", sum(map(len, given)))
-        return [(k, self.schema(v, f"{path}/{keyword}/{escaped(k)}")) for k, v in given.items()]
+        self._budget.check("values", len(schemas))
+        self._budget.spend("text", sum(map(len, schemas)))
+        return [(k, self.schema(v, f"{path}/{keyword}/{escaped(k)}")) for k, v in schemas.items()]
 
     def _properties(self, schema: Schema, path: str) -> int:
         named = self._named(schema, "properties", path)
         patterns = self._named(schema, "patternProperties", path)
         read = {p: self._leaves.pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
         left_out = [node for node in read.values() if isinstance(self.table[node], LeftOut)]
-        known = tuple((p, value) for p, value in patterns if read[p] not in left_out)
+        read_patterns = tuple((p, value) for p, value in patterns if read[p] not in left_out)
         rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
         # A name may match the patterns that are left out, or not.
         rest = self.table.any(rest, *(value for p, value in patterns if read[p] in left_out))
-        found = Properties(tuple(named), known, rest)
+        found = Properties(tuple(named), read_patterns, rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
         return self.table.all(self.table.add(found, path, keyword), *left_out)
 
@@ -381,11 +381,11 @@ class Normaliser:
     def _require(self, names: Json, path: str, keyword: str) -> int:
         if not isinstance(names, list):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
-        known = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
+        required = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
         if not all(isinstance(x, str) for x in names):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
-        self._budget.check("values", len(known))
-        return self.table.add(Required(known), path, keyword) if known else TRUE
+        self._budget.check("values", len(required))
+        return self.table.add(Required(required), path, keyword) if required else TRUE
 
     def _property_names(self, schema: Schema, path: str) -> int:
         names = self.schema(schema["propertyNames"], f"{path}/propertyNames")
@@ -394,10 +394,10 @@ class Normaliser:
     def _dependencies(self, schema: Schema, path: str) -> int:
         parts = []
         for keyword in _DEPENDENCIES:
-            given = schema.get(keyword, {})
-            if not isinstance(given, dict):
+            entries = schema.get(keyword, {})
+            if not isinstance(entries, dict):
                 raise InvalidSchema(path, f"'{keyword}' must be an object")
-            parts += [self._dependency(k, v, path, keyword) for k, v in given.items()]
+            parts += [self._dependency(k, v, path, keyword) for k, v in entries.items()]
         return self.table.all(*parts)
 
     def _dependency(self, name: str, needed: Json, path: str, keyword: str) -> int:
@@ -435,11 +435,11 @@ class Normaliser:
     # Combinations
 
     def _list(self, schema: Schema, keyword: str, path: str) -> list[int]:
-        given = schema[keyword]
-        if not isinstance(given, list) or not given:
+        schemas = schema[keyword]
+        if not isinstance(schemas, list) or not schemas:
             raise InvalidSchema(path, f"'{keyword}' must be a list of schemas")
-        self._budget.check("values", len(given))
-        return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(given)]
+        self._budget.check("values", len(schemas))
+        return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(schemas)]
 
     def _one_of(self, schema: Schema, path: str) -> int:
         items = [x for x in self._list(schema, "oneOf", path) if x != FALSE]
@@ -460,5 +460,5 @@ class Normaliser:
         return self.table.any(self.table.all(test, then), self.table.all(self.table.negate(test), otherwise))
 
 
-def _listed(given: Json) -> list[Json]:
-    return given if isinstance(given, list) else []
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []

@@ -68,7 +68,7 @@ class ObjectShape(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, low=0)
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _PropertyFact(msgspec.Struct, frozen=True):
     fact: Properties
     named: dict[str, int]
 
@@ -97,7 +97,7 @@ class ObjectShapes:
         return shapes
 
     def _shape(self, branch: Branch) -> ObjectShape | None:
-        facts = [_Known(f.node, dict(f.node.named)) for f in branch if isinstance(f.node, Properties)]
+        facts = [_PropertyFact(f.node, dict(f.node.named)) for f in branch if isinstance(f.node, Properties)]
         required = dict.fromkeys(n for f in branch if isinstance(f.node, Required) for n in f.node.names)
         order = list(dict.fromkeys(n for f in facts for n in f.named))
         names = list(dict.fromkeys([*order, *required, *self._exact_names(facts)]))
@@ -144,15 +144,15 @@ class ObjectShapes:
         fits = language == ALL or self._strings.matches(language, member.name)
         return fits and self._goals.satisfiable(member.value)
 
-    def _value_in(self, name: str, known: _Known) -> Goal:
-        named = ((known.named[name], True),) if name in known.named else ()
-        matched = tuple((v, True) for p, v in known.fact.patterns if self._matches(p, name))
-        return named + matched or ((known.fact.rest, True),)
+    def _value_in(self, name: str, properties: _PropertyFact) -> Goal:
+        named = ((properties.named[name], True),) if name in properties.named else ()
+        matched = tuple((v, True) for p, v in properties.fact.patterns if self._matches(p, name))
+        return named + matched or ((properties.fact.rest, True),)
 
     def _matches(self, pattern: str, name: str) -> bool:
         return self._strings.matches(self._strings.pattern(pattern), name)
 
-    def _exact_names(self, facts: list[_Known]) -> list[str]:
+    def _exact_names(self, facts: list[_PropertyFact]) -> list[str]:
         """Names that a pattern spells out, such as `^a$`."""
         texts = [plain_text(self._strings.pattern(p)) for f in facts for p, _ in f.fact.patterns]
         return [t for t in texts if t is not None]
@@ -175,10 +175,10 @@ class ObjectShapes:
             Others(ALL if ALL in languages else alt(*languages), goal) for goal, languages in found.items()
         ]
 
-    def _split(self, given: _Class, pattern: str, names: list[str]) -> list[_Class]:
+    def _split(self, outer: _Class, pattern: str, names: list[str]) -> list[_Class]:
         language = self._strings.pattern(pattern)
-        inside = _Class(both(given.names, language), given.matched | {pattern})
-        outside = _Class(both(given.names, negate(language)), given.matched)
+        inside = _Class(both(outer.names, language), outer.matched | {pattern})
+        outside = _Class(both(outer.names, negate(language)), outer.matched)
         return [c for c in (inside, outside) if self._has_names(c.names, names)]
 
     def _has_names(self, language: Expr, listed: list[str]) -> bool:
@@ -210,9 +210,9 @@ class ObjectShapes:
         if node.pattern is not None:
             return self._strings.pattern(node.pattern)
         names, patterns = node.beside
-        known = [any_of(names)] if names else []
-        known += [self._strings.pattern(p) for p in patterns]
-        return both(*(negate(k) for k in known))
+        languages = [any_of(names)] if names else []
+        languages += [self._strings.pattern(p) for p in patterns]
+        return both(*(negate(k) for k in languages))
 
 
 def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
@@ -220,10 +220,10 @@ def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
     return places != sorted(places)
 
 
-def _class_value(given: _Class, fact: Properties) -> Goal:
-    matched = tuple((v, True) for p, v in fact.patterns if p in given.matched)
-    known = {p for p, _ in fact.patterns}
-    if matched or (known & given.matched):
+def _class_value(names: _Class, fact: Properties) -> Goal:
+    matched = tuple((v, True) for p, v in fact.patterns if p in names.matched)
+    patterns = {p for p, _ in fact.patterns}
+    if matched or (patterns & names.matched):
         return matched
     return ((fact.rest, True),)
 

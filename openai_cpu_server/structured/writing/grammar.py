@@ -116,10 +116,10 @@ def without_characters(rules: Rules, unknown: CharSet) -> Rules:
     """Forbid these characters. Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
-    known: dict[Expr, Expr] = {}
+    parts: dict[Expr, Expr] = {}
     for expr in parts_first(list(rules.values())):
-        known[expr] = _without(expr, unknown, known)
-    found = _productive({name: known[expr] for name, expr in rules.items()})
+        parts[expr] = _without(expr, unknown, parts)
+    found = _productive({name: parts[expr] for name, expr in rules.items()})
     if ROOT not in found:
         raise InvalidSchema("", "this model's vocabulary lacks bytes that are in every text of this form")
     return _reachable(found)
@@ -222,7 +222,7 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
     """Return a grammar with the root `root`, GBNF that names the roots of parts by their keys, perhaps
     with further rules on more lines. Raises InvalidGrammar, SchemaTooLarge."""
     limits = limits or Limits()
-    rules = parse_gbnf(f"{ROOT} ::= {root}", known=parts.keys())
+    rules = parse_gbnf(f"{ROOT} ::= {root}", defined_names=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
     names = {
         rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in _first_alike(inner).items()

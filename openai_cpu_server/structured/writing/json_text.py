@@ -228,8 +228,8 @@ class ToolText(NamedTuple):
 def tool_text(rules: Rules, mark: str) -> ToolText:
     """Return raw texts without `mark`, which ends them, or JSON strings if that leaves nothing or is too
     much work. `mark`: "" for JSON strings."""
-    kept = _without_mark(rules, mark) if mark else {}
-    return ToolText(kept, is_raw=True) if kept else ToolText(_quoted(rules), is_raw=False)
+    raw = _without_mark(rules, mark) if mark else {}
+    return ToolText(raw, is_raw=True) if raw else ToolText(_quoted(rules), is_raw=False)
 
 
 def _without_mark(rules: Rules, mark: str) -> Rules:
@@ -240,10 +240,10 @@ def _without_mark(rules: Rules, mark: str) -> Rules:
 
 
 def _quoted(rules: Rules) -> Rules:
-    known: dict[Expr, Expr] = {}
+    parts: dict[Expr, Expr] = {}
     for expr in parts_first(list(rules.values())):
-        known[expr] = _escaped(expr, known)
-    escaped = {name: known[expr] for name, expr in rules.items()}
+        parts[expr] = _escaped(expr, parts)
+    escaped = {name: parts[expr] for name, expr in rules.items()}
     inner = next(f"{ROOT}-{number}" for number in range(len(rules) + 1) if f"{ROOT}-{number}" not in rules)
     text = escaped.pop(ROOT)
     return {ROOT: seq(Text('"'), Ref(inner), Text('"')), inner: text, **escaped}
