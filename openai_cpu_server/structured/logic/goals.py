@@ -19,28 +19,8 @@ from openai_cpu_server.structured.logic.truths import (
     none_of_all,
 )
 from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport
-from openai_cpu_server.structured.schema.nodes import (
-    FALSE,
-    TRUE,
-    AllOf,
-    AnyOf,
-    Constant,
-    Count,
-    Integer,
-    JsonKind,
-    LeftOut,
-    Length,
-    Negation,
-    Node,
-    NodeTable,
-    OneOf,
-    Properties,
-    PropertyCount,
-    Reference,
-    Required,
-    Types,
-    Unevaluated,
-)
+from openai_cpu_server.structured.schema import nodes
+from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Node, NodeTable
 
 Goal = tuple[Signed, ...]
 Order = tuple[int, ...]
@@ -105,7 +85,9 @@ class _State(msgspec.Struct):
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
-def limits_of(branch: Branch, kind: type[Length | Count | PropertyCount]) -> tuple[int, int | None]:
+def limits_of(
+    branch: Branch, kind: type[nodes.Length | nodes.Count | nodes.PropertyCount]
+) -> tuple[int, int | None]:
     found = [f.node for f in branch if isinstance(f.node, kind)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
@@ -120,7 +102,11 @@ class Goals:
     rewrites an `Unevaluated` with other nodes."""
 
     def __init__(
-        self, table: NodeTable, look_up: Callable[[Reference], int], budget: Budget, report: UnenforcedReport
+        self,
+        table: NodeTable,
+        look_up: Callable[[nodes.Reference], int],
+        budget: Budget,
+        report: UnenforcedReport,
     ) -> None:
         self.table = table
         self._look_up = look_up
@@ -132,7 +118,7 @@ class Goals:
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._depth = 0
         self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
-        self.expand: Callable[[Unevaluated], int] = lambda node: TRUE
+        self.expand: Callable[[nodes.Unevaluated], int] = lambda node: TRUE
 
     def branches(self, goal: Goal, kind: JsonKind) -> tuple[Branch, ...]:
         key = (goal, kind)
@@ -197,19 +183,19 @@ class Goals:
     def _step(self, item: _Item, state: _State) -> bool | None:
         self._budget.spend("unfolded")
         node = self.table[item.number]
-        if isinstance(node, Constant):
+        if isinstance(node, nodes.Constant):
             return node.value == item.is_true
-        if isinstance(node, Negation):
+        if isinstance(node, nodes.Negation):
             state.queue.append(_Item(item.order, node.item, not item.is_true, item.trail))
             return None
-        if isinstance(node, Reference):
+        if isinstance(node, nodes.Reference):
             state.queue.append(self._followed(item, node))
             return None
-        if isinstance(node, (AllOf, AnyOf)):
+        if isinstance(node, (nodes.AllOf, nodes.AnyOf)):
             return self._combined(item, node, state)
-        if isinstance(node, OneOf):
+        if isinstance(node, nodes.OneOf):
             return self._choose(self._one_of(item, node, state.kind), state, is_exclusive=item.is_true)
-        if isinstance(node, Unevaluated):
+        if isinstance(node, nodes.Unevaluated):
             # Expand at once, because its choices settle those of the schemas beside it.
             if node.kind is not state.kind:
                 return item.is_true
@@ -217,20 +203,20 @@ class Goals:
             return self._step(expanded, state)
         return self._fact(item, node, state)
 
-    def _followed(self, item: _Item, node: Reference) -> _Item:
+    def _followed(self, item: _Item, node: nodes.Reference) -> _Item:
         """A chain of mere references counts as one."""
         path, _ = self.table.place(item.number)
         self._budget.check("references", len(item.trail) + 1, path)
         met, target = {*item.trail, item.number}, self._look_up(node)
-        while isinstance(found := self.table[target], Reference) and target not in met:
+        while isinstance(found := self.table[target], nodes.Reference) and target not in met:
             met.add(target)
             target = self._look_up(found)
         if target in met or item.number in item.trail:
             raise InvalidSchema(path, f"'$ref' to '{node.pointer or '#'}' leads back to itself")
         return _Item(item.order, target, item.is_true, item.trail | {item.number})
 
-    def _combined(self, item: _Item, node: AllOf | AnyOf, state: _State) -> bool | None:
-        if isinstance(node, AllOf) == item.is_true:
+    def _combined(self, item: _Item, node: nodes.AllOf | nodes.AnyOf, state: _State) -> bool | None:
+        if isinstance(node, nodes.AllOf) == item.is_true:
             state.queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
         with self.table.standing_for(item.number):
@@ -254,7 +240,7 @@ class Goals:
             state.choices.append(_Choice(open_options, is_exclusive))
         return None
 
-    def _one_of(self, item: _Item, node: OneOf, kind: JsonKind) -> list[list[_Item]]:
+    def _one_of(self, item: _Item, node: nodes.OneOf, kind: JsonKind) -> list[list[_Item]]:
         """Options, with the negations of those they overlap. Negated, none holds or two do."""
         if not item.is_true:
             none = [item.child(i, x, False) for i, x in enumerate(node.items)]
@@ -285,10 +271,10 @@ class Goals:
         truth = self._truths.of_atom(node, item.is_true, state.kind)
         if truth is not None:
             return truth
-        if isinstance(node, LeftOut):
+        if isinstance(node, nodes.LeftOut):
             return False if (item.number, not item.is_true) in state.stated else None
-        if isinstance(node, Types):
-            state.facts.append((item.order, Fact(Integer(), item.is_true, item.number)))
+        if isinstance(node, nodes.Types):
+            state.facts.append((item.order, Fact(nodes.Integer(), item.is_true, item.number)))
             return None
         if not item.is_true and not isinstance(node, STAYS_NEGATED):
             state.queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
@@ -297,9 +283,9 @@ class Goals:
         return None if self._fits_marks(node, state.marked) else False
 
     def _fits_marks(self, node: Node, marked: MarkedObject) -> bool:
-        if isinstance(node, Required):
+        if isinstance(node, nodes.Required):
             return marked.require(node.names)
-        if isinstance(node, Properties):
+        if isinstance(node, nodes.Properties):
             return all(marked.add(mark) for mark in self._marks.said_by(node))
         return True
 

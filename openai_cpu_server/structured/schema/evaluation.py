@@ -23,18 +23,9 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.regex import search_language
+from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.document import Draft, References, Schema, Scope, escaped
-from openai_cpu_server.structured.schema.nodes import (
-    FALSE,
-    TRUE,
-    Items,
-    JsonKind,
-    NodeTable,
-    Properties,
-    Reference,
-    Required,
-    Unevaluated,
-)
+from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
 
 _MOST_WAYS = 64
 _MOST_TRIED = 256
@@ -85,9 +76,9 @@ class Evaluated:
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
-            return table.add(Items((TRUE,) * self.prefix, table.any(*self.matching, rest)), *place)
+            return table.add(nodes.Items((TRUE,) * self.prefix, table.any(*self.matching, rest)), *place)
         named = tuple((n, TRUE) for n in self.names)
-        return table.add(Properties(named, tuple((p, TRUE) for p in self.patterns), rest), *place)
+        return table.add(nodes.Properties(named, tuple((p, TRUE) for p in self.patterns), rest), *place)
 
 
 EVERYTHING = Evaluated(everything=True)
@@ -188,7 +179,7 @@ class SchemaReader(Protocol):
 
     def at(self, pointer: str) -> int: ...
 
-    def target(self, keyword: str, address: str, path: str) -> Reference | bool: ...
+    def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool: ...
 
 
 @dataclass(eq=False)
@@ -292,7 +283,7 @@ class Evaluation:
         assert isinstance(schemas, dict)
         ways = [Way()]
         for name in schemas:
-            there = self.reader.table.add(Required((name,)), path, "dependentSchemas")
+            there = self.reader.table.add(nodes.Required((name,)), path, "dependentSchemas")
             option = EvaluatedOption(there, self.ways(f"{path}/dependentSchemas/{escaped(name)}"))
             ways = self._combiner.both(ways, [Way(), *option.guarded])
         return ways
@@ -354,7 +345,7 @@ def _as_it_is_read(evaluation: Evaluation, pointer: str) -> Evaluation:
 
 
 def expanded(
-    of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: Unevaluated
+    of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
 ) -> int:
     """Return an equivalent node without `Unevaluated`. Raises InvalidSchema, UnsupportedSchema."""
     evaluation = of_scope(node.kind, node.scope)

@@ -15,6 +15,7 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.numbers import Bound
 from openai_cpu_server.structured.scalars.regex import FORMATS, search_language
+from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.document import (
     Draft,
     Json,
@@ -27,33 +28,7 @@ from openai_cpu_server.structured.schema.document import (
     is_finite,
 )
 from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
-from openai_cpu_server.structured.schema.nodes import (
-    FALSE,
-    TRUE,
-    Contains,
-    Count,
-    Format,
-    Integer,
-    Items,
-    JsonKind,
-    LeftOut,
-    Length,
-    Maximum,
-    Minimum,
-    MultipleOf,
-    NodeTable,
-    OneOf,
-    Pattern,
-    Properties,
-    PropertyCount,
-    PropertyNames,
-    Reference,
-    Required,
-    Scalars,
-    Types,
-    Unevaluated,
-    Unique,
-)
+from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
 
 _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
@@ -67,17 +42,17 @@ class LeafKeywords:
         self._report = report
         self.handlers: dict[str, Callable[[Schema, str], int]] = {
             "type": self._type,
-            "minimum": partial(self._bound, Minimum, "minimum", "exclusiveMinimum"),
-            "maximum": partial(self._bound, Maximum, "maximum", "exclusiveMaximum"),
-            "exclusiveMinimum": partial(self._open_bound, Minimum, "exclusiveMinimum"),
-            "exclusiveMaximum": partial(self._open_bound, Maximum, "exclusiveMaximum"),
+            "minimum": partial(self._bound, nodes.Minimum, "minimum", "exclusiveMinimum"),
+            "maximum": partial(self._bound, nodes.Maximum, "maximum", "exclusiveMaximum"),
+            "exclusiveMinimum": partial(self._open_bound, nodes.Minimum, "exclusiveMinimum"),
+            "exclusiveMaximum": partial(self._open_bound, nodes.Maximum, "exclusiveMaximum"),
             "multipleOf": self._multiple_of,
-            **self._counting("minLength", "maxLength", Length),
+            **self._counting("minLength", "maxLength", nodes.Length),
             "pattern": lambda schema, path: self.pattern(schema["pattern"], path, "pattern", JsonKind.STRING),
             "format": self._format,
-            **self._counting("minItems", "maxItems", Count),
+            **self._counting("minItems", "maxItems", nodes.Count),
             "uniqueItems": self._unique,
-            **self._counting("minProperties", "maxProperties", PropertyCount),
+            **self._counting("minProperties", "maxProperties", nodes.PropertyCount),
         }
 
     def _type(self, schema: Schema, path: str) -> int:
@@ -88,7 +63,7 @@ class LeafKeywords:
             raise InvalidSchema(path, f"unknown 'type' {str(value)[:80]!r}")
         if schema.get("nullable") is True:
             types.append("null")
-        return self._table.add(Types(frozenset(types)), path, "type")
+        return self._table.add(nodes.Types(frozenset(types)), path, "type")
 
     def _decimal(self, schema: Schema, keyword: str, path: str) -> Decimal:
         value = schema[keyword]
@@ -99,12 +74,19 @@ class LeafKeywords:
         return exact(value)
 
     def _bound(
-        self, kind: type[Minimum | Maximum], keyword: str, exclusive: str, schema: Schema, path: str
+        self,
+        kind: type[nodes.Minimum | nodes.Maximum],
+        keyword: str,
+        exclusive: str,
+        schema: Schema,
+        path: str,
     ) -> int:
         bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
         return self._table.add(kind(bound), path, keyword)
 
-    def _open_bound(self, kind: type[Minimum | Maximum], keyword: str, schema: Schema, path: str) -> int:
+    def _open_bound(
+        self, kind: type[nodes.Minimum | nodes.Maximum], keyword: str, schema: Schema, path: str
+    ) -> int:
         if isinstance(schema[keyword], bool):
             return TRUE
         return self._table.add(kind(Bound(self._decimal(schema, keyword, path), True)), path, keyword)
@@ -114,8 +96,8 @@ class LeafKeywords:
         if step <= 0:
             raise InvalidSchema(path, "'multipleOf' must be greater than 0")
         if step == 1:
-            return self._table.add(Integer(), path, "multipleOf")
-        return self._table.add(MultipleOf(step), path, "multipleOf")
+            return self._table.add(nodes.Integer(), path, "multipleOf")
+        return self._table.add(nodes.MultipleOf(step), path, "multipleOf")
 
     def counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
         """Return integers, by default 0 and None. Raises InvalidSchema."""
@@ -130,7 +112,7 @@ class LeafKeywords:
         return int(value)
 
     def _counting(
-        self, least: str, most: str, kind: type[Length | Count | PropertyCount]
+        self, least: str, most: str, kind: type[nodes.Length | nodes.Count | nodes.PropertyCount]
     ) -> dict[str, Callable[[Schema, str], int]]:
         def read(schema: Schema, path: str) -> int:
             low, high = self.counts(schema, least, most, path)
@@ -141,7 +123,7 @@ class LeafKeywords:
     def _unique(self, schema: Schema, path: str) -> int:
         if not isinstance(schema["uniqueItems"], bool):
             raise InvalidSchema(path, "'uniqueItems' must be true or false")
-        return self._table.add(Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
+        return self._table.add(nodes.Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
 
     def pattern(self, pattern: Json, path: str, keyword: str, kind: JsonKind) -> int:
         """Return `LeftOut` for one that may be left out. Raises InvalidSchema, UnsupportedSchema."""
@@ -155,13 +137,13 @@ class LeafKeywords:
                 path, keyword, f"cannot be compiled: {error.reason} (character {error.position})"
             )
             return self._table.left_out(kind, path, keyword)
-        return self._table.add(Pattern(pattern), path, keyword)
+        return self._table.add(nodes.Pattern(pattern), path, keyword)
 
     def _format(self, schema: Schema, path: str) -> int:
         name = schema["format"]
         if not isinstance(name, str):
             raise InvalidSchema(path, "'format' must be a string")
-        return self._table.add(Format(name), path, "format") if name in FORMATS else TRUE
+        return self._table.add(nodes.Format(name), path, "format") if name in FORMATS else TRUE
 
 
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
@@ -191,13 +173,13 @@ class _ValueKeywords:
         plain = [self._table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
         return self._table.any(*plain, *compounds)
 
-    def _scalars(self, values: list[Json], path: str) -> Scalars:
+    def _scalars(self, values: list[Json], path: str) -> nodes.Scalars:
         strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
         self._budget.spend("text", sum(map(len, strings)))
         numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
         if any(not is_finite(x) for x in numbers):
             raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
-        return Scalars(
+        return nodes.Scalars(
             null=None in values,
             booleans=frozenset(x for x in values if isinstance(x, bool)),
             numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
@@ -209,12 +191,20 @@ class _ValueKeywords:
         self._budget.check("depth", depth)
         if isinstance(value, list):
             items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
-            parts = (Types(frozenset({"array"})), Items(items, FALSE), Count(len(items), len(items)))
+            parts = (
+                nodes.Types(frozenset({"array"})),
+                nodes.Items(items, FALSE),
+                nodes.Count(len(items), len(items)),
+            )
             return self._table.all(*(self._table.add(x, path, keyword) for x in parts))
         if isinstance(value, dict):
             named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
             self._budget.spend("text", sum(map(len, value)))
-            shape = (Types(frozenset({"object"})), Properties(named, (), FALSE), Required(tuple(value)))
+            shape = (
+                nodes.Types(frozenset({"object"})),
+                nodes.Properties(named, (), FALSE),
+                nodes.Required(tuple(value)),
+            )
             return self._table.all(*(self._table.add(x, path, keyword) for x in shape))
         return self._table.add(self._scalars([value], path), path, keyword)
 
@@ -238,7 +228,7 @@ class SchemaReaders:
             self._readers[scope] = Normaliser(self, scope)
         return self._readers[scope]
 
-    def at(self, reference: Reference) -> int:
+    def at(self, reference: nodes.Reference) -> int:
         """Return the reference's target. Raises InvalidSchema, UnsupportedSchema."""
         return self.of(reference.scope).at(reference.pointer)
 
@@ -295,7 +285,7 @@ class Normaliser:
         found += [f"{pointer}/properties/{escaped(x)}" for x in required]
         found += [f"{pointer}/{k}" for k in ("items", "contains") if isinstance(schema.get(k), dict)]
         node = self.table[self._reference("$ref", schema, pointer)] if "$ref" in schema else None
-        return [*found, node.pointer] if isinstance(node, Reference) else found
+        return [*found, node.pointer] if isinstance(node, nodes.Reference) else found
 
     def schema(self, schema: Json, path: str) -> int:
         if isinstance(schema, bool):
@@ -316,7 +306,7 @@ class Normaliser:
             return self._reference("$ref", schema, path)
         # First, because their choices settle those of the keywords beside them.
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
-        parts = [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
+        parts = [self.table.add(nodes.Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
         done: set[object] = set()
         for keyword in schema:
             handler = self._handlers.get(keyword)
@@ -338,14 +328,16 @@ class Normaliser:
             return TRUE if target else FALSE
         return self.table.add(target, path, keyword)
 
-    def target(self, keyword: str, address: str, path: str) -> Reference | bool:
+    def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool:
         """Resolve a reference at this place. Raises UnsupportedSchema."""
         if keyword == "$ref":
             found = self.references.find(address, path)
         else:
             found = self.references.find_dynamic(keyword, address, path, self.scope)
         return (
-            found if isinstance(found, bool) else Reference(found, self.references.entered(self.scope, found))
+            found
+            if isinstance(found, bool)
+            else nodes.Reference(found, self.references.entered(self.scope, found))
         )
 
     # Objects
@@ -362,12 +354,12 @@ class Normaliser:
         named = self._named(schema, "properties", path)
         patterns = self._named(schema, "patternProperties", path)
         read = {p: self._leaves.pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
-        left_out = [node for node in read.values() if isinstance(self.table[node], LeftOut)]
+        left_out = [node for node in read.values() if isinstance(self.table[node], nodes.LeftOut)]
         read_patterns = tuple((p, value) for p, value in patterns if read[p] not in left_out)
         rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
         # A name may match the patterns that are left out, or not.
         rest = self.table.any(rest, *(value for p, value in patterns if read[p] in left_out))
-        found = Properties(tuple(named), read_patterns, rest)
+        found = nodes.Properties(tuple(named), read_patterns, rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
         return self.table.all(self.table.add(found, path, keyword), *left_out)
 
@@ -385,11 +377,11 @@ class Normaliser:
         if not all(isinstance(x, str) for x in names):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
         self._budget.check("values", len(required))
-        return self.table.add(Required(required), path, keyword) if required else TRUE
+        return self.table.add(nodes.Required(required), path, keyword) if required else TRUE
 
     def _property_names(self, schema: Schema, path: str) -> int:
         names = self.schema(schema["propertyNames"], f"{path}/propertyNames")
-        return self.table.add(PropertyNames(names), path, "propertyNames")
+        return self.table.add(nodes.PropertyNames(names), path, "propertyNames")
 
     def _dependencies(self, schema: Schema, path: str) -> int:
         parts = []
@@ -401,14 +393,14 @@ class Normaliser:
         return self.table.all(*parts)
 
     def _dependency(self, name: str, needed: Json, path: str, keyword: str) -> int:
-        there = self.table.add(Required((name,)), path, keyword)
+        there = self.table.add(nodes.Required((name,)), path, keyword)
         if isinstance(needed, str):
             needed = [needed]
         if isinstance(needed, list):
             then = self._require(needed, path, keyword)
         else:
             then = self.schema(needed, f"{path}/{keyword}/{escaped(name)}")
-        objects = self.table.add(Types(frozenset({"object"})), path, keyword)
+        objects = self.table.add(nodes.Types(frozenset({"object"})), path, keyword)
         applies = self.table.all(objects, there)
         return self.table.any(self.table.negate(applies), then)
 
@@ -424,13 +416,13 @@ class Normaliser:
         name = "prefixItems" if rest_keyword == "items" else "items"
         first = tuple(self.schema(x, f"{path}/{name}/{i}") for i, x in enumerate(prefix))
         rest = self._rest(schema, path, rest_keyword, JsonKind.ARRAY)
-        return self.table.add(Items(first, rest), path, name if prefix else rest_keyword)
+        return self.table.add(nodes.Items(first, rest), path, name if prefix else rest_keyword)
 
     def _contains(self, schema: Schema, path: str) -> int:
         low, high = self._leaves.counts(schema, "minContains", "maxContains", path)
         item = self.schema(schema["contains"], f"{path}/contains")
         low = low if "minContains" in schema else 1
-        return self.table.add(Contains(item, low, high), path, "contains")
+        return self.table.add(nodes.Contains(item, low, high), path, "contains")
 
     # Combinations
 
@@ -445,7 +437,7 @@ class Normaliser:
         items = [x for x in self._list(schema, "oneOf", path) if x != FALSE]
         if not items:
             return FALSE
-        return items[0] if len(items) == 1 else self.table.add(OneOf(tuple(items)), path, "oneOf")
+        return items[0] if len(items) == 1 else self.table.add(nodes.OneOf(tuple(items)), path, "oneOf")
 
     def _not(self, schema: Schema, path: str) -> int:
         inner = self.schema(schema["not"], f"{path}/not")

@@ -25,14 +25,8 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.options import PropertyOrder, UnenforcedReport
-from openai_cpu_server.structured.schema.nodes import (
-    TRUE,
-    Properties,
-    PropertyCount,
-    PropertyNames,
-    Required,
-    SomeProperty,
-)
+from openai_cpu_server.structured.schema import nodes
+from openai_cpu_server.structured.schema.nodes import TRUE
 from openai_cpu_server.structured.values.scalars import NameKeys, StringLanguages
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation, plain_text
@@ -69,7 +63,7 @@ class ObjectShape(msgspec.Struct, frozen=True):
 
 
 class _PropertyFact(msgspec.Struct, frozen=True):
-    fact: Properties
+    fact: nodes.Properties
     named: dict[str, int]
 
 
@@ -92,13 +86,14 @@ class ObjectShapes:
             return []
         shapes = [base]
         for fact in branch:
-            if isinstance(fact.node, SomeProperty):
+            if isinstance(fact.node, nodes.SomeProperty):
                 shapes = [x for shape in shapes for x in self._with_witness(shape, fact.node, fact.number)]
         return shapes
 
     def _shape(self, branch: Branch) -> ObjectShape | None:
-        facts = [_PropertyFact(f.node, dict(f.node.named)) for f in branch if isinstance(f.node, Properties)]
-        required = dict.fromkeys(n for f in branch if isinstance(f.node, Required) for n in f.node.names)
+        every = [f.node for f in branch]
+        facts = [_PropertyFact(x, dict(x.named)) for x in every if isinstance(x, nodes.Properties)]
+        required = dict.fromkeys(n for x in every if isinstance(x, nodes.Required) for n in x.names)
         order = list(dict.fromkeys(n for f in facts for n in f.named))
         names = list(dict.fromkeys([*order, *required, *self._exact_names(facts)]))
         language, listed = self._names(branch), self._listed_names(branch)
@@ -120,7 +115,7 @@ class ObjectShapes:
         order: list[str],
         required: tuple[str, ...],
     ) -> ObjectShape | None:
-        low, high = limits_of(branch, PropertyCount)
+        low, high = limits_of(branch, nodes.PropertyCount)
         fewest = sum(m.is_required for m in members)
         if high is not None and (high < low or high < fewest):
             return None
@@ -132,11 +127,11 @@ class ObjectShapes:
         return ObjectShape(tuple(members), tuple(names), tuple(others), low, high, is_meant, required)
 
     def _names(self, branch: Branch) -> Expr:
-        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
+        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, nodes.PropertyNames)]
         return both(*(self._strings.of_goal(g) for g in goals)) if goals else ALL
 
     def _listed_names(self, branch: Branch) -> list[str] | None:
-        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
+        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, nodes.PropertyNames)]
         lists = [found for g in goals if (found := self._strings.listed_of(g)) is not None]
         return min(lists, key=len, default=None)
 
@@ -159,7 +154,7 @@ class ObjectShapes:
 
     # Names that nobody listed
 
-    def _others(self, facts: list[Properties], names: list[str], language: Expr) -> list[Others]:
+    def _others(self, facts: list[nodes.Properties], names: list[str], language: Expr) -> list[Others]:
         # A pattern that allows only what is allowed anyway tells no names apart.
         telling = (p for f in facts for p, v in f.patterns if not v == f.rest == TRUE)
         patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
@@ -187,7 +182,7 @@ class ObjectShapes:
 
     # Properties of which one must be there
 
-    def _with_witness(self, shape: ObjectShape, node: SomeProperty, number: int) -> list[ObjectShape]:
+    def _with_witness(self, shape: ObjectShape, node: nodes.SomeProperty, number: int) -> list[ObjectShape]:
         if shape.witness:
             path, keyword = self._goals.table.place(number)
             self._report.refuse(path, keyword, "asks for several properties of unknown names")
@@ -206,7 +201,7 @@ class ObjectShapes:
         kinds = [k for k in kinds if self._has_names(k.names, list(shape.excluded))]
         return [*found, msgspec.structs.replace(shape, witness=tuple(kinds))] if kinds else found
 
-    def _witness_names(self, node: SomeProperty) -> Expr:
+    def _witness_names(self, node: nodes.SomeProperty) -> Expr:
         if node.pattern is not None:
             return self._strings.pattern(node.pattern)
         names, patterns = node.beside
@@ -220,7 +215,7 @@ def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
     return places != sorted(places)
 
 
-def _class_value(names: _Class, fact: Properties) -> Goal:
+def _class_value(names: _Class, fact: nodes.Properties) -> Goal:
     matched = tuple((v, True) for p, v in fact.patterns if p in names.matched)
     patterns = {p for p, _ in fact.patterns}
     if matched or (patterns & names.matched):

@@ -47,18 +47,8 @@ from openai_cpu_server.structured.scalars.numbers import (
     round_numbers,
 )
 from openai_cpu_server.structured.scalars.regex import FORMATS, full_language, search_language
-from openai_cpu_server.structured.schema.nodes import (
-    Format,
-    Integer,
-    JsonKind,
-    Length,
-    Maximum,
-    Minimum,
-    MultipleOf,
-    NodeTable,
-    Pattern,
-    Scalars,
-)
+from openai_cpu_server.structured.schema import nodes
+from openai_cpu_server.structured.schema.nodes import JsonKind, NodeTable
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import JsonText
 
@@ -79,24 +69,24 @@ class StringLanguages:
         return self._language(self._without_clashes(branch))
 
     def _language(self, branch: Branch) -> Expr:
-        if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
+        if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in branch):
             return any_of(self._listed(branch))
-        low, high = limits_of(branch, Length)
+        low, high = limits_of(branch, nodes.Length)
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[str]:
         return self._listed(self._without_clashes(branch))
 
     def _listed(self, branch: Branch) -> list[str]:
-        lists = [f.node.strings for f in branch if isinstance(f.node, Scalars) and f.is_true]
+        lists = [f.node.strings for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
-        low, high = limits_of(branch, Length)
+        low, high = limits_of(branch, nodes.Length)
         parts = self._parts(branch)
         return [x for x in common if self._fits(x, parts, low, high)]
 
     def _without_clashes(self, branch: Branch) -> Branch:
         """Formats give way to other facts, because a format is an annotation in the standard."""
-        formats = [f for f in branch if isinstance(f.node, Format) and f.is_true]
+        formats = [f for f in branch if isinstance(f.node, nodes.Format) and f.is_true]
         others = tuple(f for f in branch if f not in formats)
         if not formats or not others or not self.plain.is_empty(self._language(branch)):
             return branch
@@ -108,17 +98,19 @@ class StringLanguages:
 
     def _parts(self, branch: Branch) -> list[Expr]:
         skipped = [
-            f for f in branch if isinstance(f.node, Length) or (isinstance(f.node, Scalars) and f.is_true)
+            f
+            for f in branch
+            if isinstance(f.node, nodes.Length) or (isinstance(f.node, nodes.Scalars) and f.is_true)
         ]
         return [self._part(f.node, f.is_true) for f in branch if f not in skipped]
 
     def _part(self, node: object, is_true: bool) -> Expr:
-        if isinstance(node, Pattern):
+        if isinstance(node, nodes.Pattern):
             found = self.pattern(node.pattern)
-        elif isinstance(node, Format):
+        elif isinstance(node, nodes.Format):
             found = _format_language(node.name)
         else:
-            assert isinstance(node, Scalars), node
+            assert isinstance(node, nodes.Scalars), node
             found = any_of(node.strings)
         return found if is_true else negate(found)
 
@@ -130,7 +122,7 @@ class StringLanguages:
     def listed_of(self, goal: Goal) -> list[str] | None:
         """Return None if they are not listed."""
         branches = self._goals.branches(goal, JsonKind.STRING)
-        if not all(any(isinstance(f.node, Scalars) and f.is_true for f in b) for b in branches):
+        if not all(any(isinstance(f.node, nodes.Scalars) and f.is_true for f in b) for b in branches):
             return None
         return list(dict.fromkeys(text for branch in branches for text in self.listed(branch)))
 
@@ -205,12 +197,12 @@ class NumberLanguages:
         """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
         numbers have an exponent."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
-        if any(isinstance(f.node, Scalars) and f.is_true for f in within):
+        if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
         if not within:
             return seq(optional(literal("-")), FINITE) if branch else NUMBER
         if all(
-            isinstance(f.node, Minimum) and f.node.bound.value == 0 and not f.node.bound.is_open
+            isinstance(f.node, nodes.Minimum) and f.node.bound.value == 0 and not f.node.bound.is_open
             for f in within
         ):
             return NOT_NEGATIVE if within == branch else FINITE
@@ -219,25 +211,25 @@ class NumberLanguages:
         listed = _listed_multiples(within)
         if listed is not None:
             return alt(*(literal(str(x)) for x in listed))
-        plain = [self._part(f) for f in within if not isinstance(f.node, Integer)]
+        plain = [self._part(f) for f in within if not isinstance(f.node, nodes.Integer)]
         if len(plain) > 1 or not _is_range(within):
             plain.append(_base(within, *_widths(plain)))
         return alt(both(*plain), _small(within))
 
     def listed(self, branch: Branch) -> list[Decimal]:
-        first = next(f.node for f in branch if isinstance(f.node, Scalars) and f.is_true)
+        first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
         return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
 
     def _part(self, fact: Fact) -> Expr:
         node = fact.node
-        if isinstance(node, Minimum):
+        if isinstance(node, nodes.Minimum):
             return at_least(node.bound)
-        if isinstance(node, Maximum):
+        if isinstance(node, nodes.Maximum):
             return at_most(node.bound)
-        if isinstance(node, MultipleOf):
+        if isinstance(node, nodes.MultipleOf):
             found = self._multiples(fact, node.step)
         else:
-            assert isinstance(node, Scalars), node
+            assert isinstance(node, nodes.Scalars), node
             found = alt(*(equal_to(x) for x in node.numbers))
         return found if fact.is_true else negate(found)
 
@@ -254,34 +246,34 @@ class NumberLanguages:
 
 def _is_beyond_doubles(fact: Fact) -> bool:
     node = fact.node
-    if isinstance(node, Minimum):
+    if isinstance(node, nodes.Minimum):
         return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
-    return isinstance(node, Maximum) and node.bound.value >= _LARGEST_DOUBLE and not node.bound.is_open
+    return isinstance(node, nodes.Maximum) and node.bound.value >= _LARGEST_DOUBLE and not node.bound.is_open
 
 
 def _is_range(branch: Branch) -> bool:
-    return all(isinstance(f.node, (Minimum, Maximum)) for f in branch)
+    return all(isinstance(f.node, (nodes.Minimum, nodes.Maximum)) for f in branch)
 
 
 def _small(branch: Branch) -> Expr:
     if not _is_range(branch):
         return NOTHING
-    low = max((f.node.bound.value for f in branch if isinstance(f.node, Minimum)), default=Decimal(-1))
-    high = min((f.node.bound.value for f in branch if isinstance(f.node, Maximum)), default=Decimal(1))
+    low = max((f.node.bound.value for f in branch if isinstance(f.node, nodes.Minimum)), default=Decimal(-1))
+    high = min((f.node.bound.value for f in branch if isinstance(f.node, nodes.Maximum)), default=Decimal(1))
     positive = SMALL if low <= 0 and high >= 1 else NOTHING
     negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
     return alt(positive, negative)
 
 
 def _is_integer_range(branch: Branch) -> bool:
-    bounds = [f for f in branch if isinstance(f.node, (Minimum, Maximum))]
-    integer = [f for f in branch if isinstance(f.node, Integer) and f.is_true]
+    bounds = [f for f in branch if isinstance(f.node, (nodes.Minimum, nodes.Maximum))]
+    integer = [f for f in branch if isinstance(f.node, nodes.Integer) and f.is_true]
     return bool(bounds and integer) and len(bounds) + len(integer) == len(branch)
 
 
 def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
-    lows = [f.node.bound for f in branch if isinstance(f.node, Minimum)]
-    highs = [f.node.bound for f in branch if isinstance(f.node, Maximum)]
+    lows = [f.node.bound for f in branch if isinstance(f.node, nodes.Minimum)]
+    highs = [f.node.bound for f in branch if isinstance(f.node, nodes.Maximum)]
     least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
     greatest = [math.ceil(b.value) - 1 if b.is_open else math.floor(b.value) for b in highs]
     return max(least, default=None), min(greatest, default=None)
@@ -296,8 +288,8 @@ def few_integers(branch: Branch, most: int) -> range | None:
 
 
 def _listed_multiples(branch: Branch) -> list[int] | None:
-    steps = [f.node.step for f in branch if isinstance(f.node, MultipleOf) and f.is_true]
-    bounds = tuple(f for f in branch if isinstance(f.node, (Minimum, Maximum)))
+    steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
+    bounds = tuple(f for f in branch if isinstance(f.node, (nodes.Minimum, nodes.Maximum)))
     low, high = _integer_bounds(bounds)
     if not steps or not _is_integer(branch) or low is None or high is None:
         return None
@@ -310,11 +302,11 @@ def _listed_multiples(branch: Branch) -> list[int] | None:
 
 
 def _is_integer(branch: Branch) -> bool:
-    return any(isinstance(f.node, Integer) and f.is_true for f in branch)
+    return any(isinstance(f.node, nodes.Integer) and f.is_true for f in branch)
 
 
 def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
-    integer = [f for f in branch if isinstance(f.node, Integer)]
+    integer = [f for f in branch if isinstance(f.node, nodes.Integer)]
     if not integer:
         return plain
     if len({f.is_true for f in integer}) == 2:
@@ -334,15 +326,15 @@ def _holds(fact: Fact, value: Decimal) -> bool:
 
 def _is_so(fact: Fact, value: Decimal) -> bool:
     node = fact.node
-    if isinstance(node, Minimum):
+    if isinstance(node, nodes.Minimum):
         return value > node.bound.value if node.bound.is_open else value >= node.bound.value
-    if isinstance(node, Maximum):
+    if isinstance(node, nodes.Maximum):
         return value < node.bound.value if node.bound.is_open else value <= node.bound.value
-    if isinstance(node, MultipleOf):
+    if isinstance(node, nodes.MultipleOf):
         return Fraction(value) % Fraction(node.step) == 0
-    if isinstance(node, Scalars):
+    if isinstance(node, nodes.Scalars):
         return value in node.numbers
-    assert isinstance(node, Integer), node
+    assert isinstance(node, nodes.Integer), node
     return value == value.to_integral_value()
 
 
