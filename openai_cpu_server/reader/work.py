@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.grammar import GrammarMaker
 from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
@@ -46,7 +47,7 @@ from openai_cpu_server.reader.messages import (
     WorkRefused,
     WriteTemplate,
 )
-from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
+from openai_cpu_server.structured.compiler import grammar_maker
 
 
 class _Template:
@@ -80,7 +81,7 @@ class OpenedModel:
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
 
     @functools.cached_property
-    def make_grammar(self) -> MakesGrammar:
+    def make_grammar(self) -> GrammarMaker:
         """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
         for a vocabulary without end tokens."""
         trial = grammar_trial(self.vocabulary)

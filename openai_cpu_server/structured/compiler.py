@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from typing import Union
 
 import msgspec
 
 from openai_cpu_server.contract.grammar import (
     BYTES_AND_END,
+    GrammarAnswer,
+    GrammarMaker,
     GrammarOrder,
     GrammarSource,
     MadeGrammar,
@@ -50,7 +51,6 @@ from openai_cpu_server.structured.schema.normalise import SchemaReaders
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
 from openai_cpu_server.structured.values.objects import ObjectRules, ObjectShape, ObjectShapes
 from openai_cpu_server.structured.values.scalars import (
-    NameKeys,
     NumberLanguages,
     ScalarLexemes,
     StringLanguages,
@@ -108,8 +108,7 @@ class _Compiler:
         self._grammar = GrammarBuilder(budget)
         self._lexemes = ScalarLexemes(self._grammar, self._strings)
         marks = Punctuation(self._grammar, options.whitespace)
-        names = NameKeys(self._strings, self._lexemes)
-        self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
+        self._objects = ObjectRules(self._grammar, marks, self._value, self._lexemes, options.order)
         self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
@@ -132,7 +131,8 @@ class _Compiler:
                 self._grammar.set(name, self._of_goal(goal, name))
         if (impossible := self._impossible(pointer)) is not None:
             raise InvalidSchema(impossible, "no value can satisfy this schema")
-        rules = self._grammar.finish(root, self._paths().get)
+        paths = {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
+        rules = self._grammar.finish(root, paths.get)
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
     def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
@@ -141,9 +141,6 @@ class _Compiler:
             return None
         inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
         return next((each for each in inner if each is not None), pointer)
-
-    def _paths(self) -> dict[str, str]:
-        return {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
         """Write the rule later, because nesting must not use the stack."""
@@ -229,16 +226,15 @@ class _Compiler:
         if kind is JsonKind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
             return {Decimal(x): Text(str(x)) for x in integers}
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return self._unlisted(branch, kind) if self._is_possible(branch, kind) else {}
+            if not self._is_possible(branch, kind):
+                return {}
+            if kind is not JsonKind.STRING:
+                return None
+            texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
+            return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
         if kind is JsonKind.STRING:
             return {x: self._lexemes.string(literal(x)) for x in self._strings.listed(branch)}
         return {x: self._lexemes.number(spelled(x), "number") for x in self._numbers.listed(branch)}
-
-    def _unlisted(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
-        if kind is not JsonKind.STRING:
-            return None
-        texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
-        return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
 
 
 def _booleans(branch: Branch) -> list[bool]:
@@ -251,23 +247,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 ANY_OBJECT: dict[str, Json] = {"type": "object"}
 
 
-MakesGrammar = Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]
-
-
 def grammar_maker(
     check: Callable[[str], object],
     known_bytes: Collection[int] = range(256),
     *,
     has_own_numbers: bool = False,
-) -> MakesGrammar:
-    """Return the contract's `GrammarMaker`.
+) -> GrammarMaker:
+    """Return a maker that compiles in this process.
 
     `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
     `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
     unknown = of_bytes(set(range(256)).difference(known_bytes))
 
-    def make(order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
+    def make(order: GrammarOrder) -> GrammarAnswer:
         try:
             compiled = _compiled(order, unknown)
             num_read = len(order.text) if order.source in _READ else 0
@@ -277,10 +270,12 @@ def grammar_maker(
             for part in translation.intersections():
                 check(part)
         except InvalidRequest as raised:
-            error = _named(raised, order.source)
-            path = (
-                error.path if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)) else None
-            )
+            error = raised
+            if isinstance(raised, SchemaTooLarge) and order.source in _INPUT_NAMES:
+                error = GrammarTooLarge(_INPUT_NAMES[order.source], raised)
+            path = None
+            if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)):
+                path = error.path
             return RefusedGrammar(str(error), error.code, path)
         return MadeGrammar(
             lark=lark,
@@ -294,7 +289,7 @@ def grammar_maker(
 
 
 _READ = (GrammarSource.GBNF, GrammarSource.LARK)
-_CALLED = {
+_INPUT_NAMES = {
     GrammarSource.REGEX: "The pattern",
     GrammarSource.RUST_REGEX: "The pattern",
     GrammarSource.CHOICES: "The list of choices",
@@ -302,13 +297,7 @@ _CALLED = {
     GrammarSource.LARK: "The grammar",
     GrammarSource.PARTS: "The grammar of all tools and the answer together",
 }
-
-
-def _named(error: InvalidRequest, source: GrammarSource) -> InvalidRequest:
-    """Name the client's input in limits, because it may not be a schema."""
-    if isinstance(error, SchemaTooLarge) and source in _CALLED:
-        return GrammarTooLarge(_CALLED[source], error)
-    return error
+"""Inputs that are not schemas, as errors name them."""
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
@@ -325,7 +314,10 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         case GrammarSource.CHOICES:
             return CompiledGrammar(without_characters(choice_rules(json.loads(order.text)), unknown))
         case GrammarSource.GBNF:
-            return CompiledGrammar(without_characters(_of_client(order.text), unknown))
+            rules = parse_gbnf(order.text)
+            if names_tokens(rules):
+                raise InvalidRequest("Control tokens (<[...]>) cannot be named: write characters.")
+            return CompiledGrammar(without_characters(rules, unknown))
         case GrammarSource.LARK | GrammarSource.RUST_REGEX:
             try:
                 return _tool_input(order, unknown)
@@ -334,13 +326,6 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         case GrammarSource.PARTS:
             parts = {rule: unpacked(part) for rule, part in order.parts.items()}
             return CompiledGrammar(composed(order.text, parts))
-
-
-def _of_client(gbnf: str) -> Rules:
-    rules = parse_gbnf(gbnf)
-    if names_tokens(rules):
-        raise InvalidRequest("Control tokens (<[...]>) cannot be named: write characters.")
-    return rules
 
 
 def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:

@@ -50,9 +50,10 @@ class CallIds(enum.Enum):
 
 class CallForm(msgspec.Struct, frozen=True):
     """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments,
-    `tail`."""
+    `tail`. Grammars are GBNF: the root's expression, then lines of rules."""
 
     name: str
+    """Value of `--tool-format`."""
     head: Pattern = json_head()
     """By default a JSON object together with `tail`."""
     tail: Pattern = JSON_TAIL
@@ -71,31 +72,39 @@ class CallForm(msgspec.Struct, frozen=True):
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
     replaces_template: bool = False
+    """True if tools and calls are described in words, even if the template could show them."""
 
     @property
     def text_end(self) -> str:
+        """Mark that ends raw text in a call, or "" for JSON strings."""
         return "" if self.parameters is None or self.parameters.is_python else self.parameters.raw_end
 
     @property
     def splits_parameters(self) -> bool:
+        """False if the arguments are one JSON object."""
         return self.parameters is not None
 
     def announces(self, spelling: Spelling) -> bool:
+        """Return True if a control token distinguishes calls from text."""
         return bool(self.marker) and spelling.control_token(self.marker) is not None
 
     def recognises(self, template: str) -> bool:
+        """Return True if a template's source teaches this format."""
         is_taught = bool(self.signs) and all(re.search(sign, template) for sign in self.signs)
         return is_taught and not any(re.search(other, template) for other in self.others)
 
     # Grammar
 
     def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+        """Return the grammar from the marker to the output's end."""
         calls, rules = self._calls(callees, spelling, several=several)
         return f"{calls}\n{rules}"
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
+        """Return the grammar of an output. `answer`: rule of other text, "" for any text, or None if there
+        must be calls."""
         calls, rules = self._calls(callees, spelling, several=several)
         begin = spelling.literal(self.marker)
         if self.prelude and spelling.control_token(self.prelude) is not None:
@@ -138,6 +147,7 @@ class CallForm(msgspec.Struct, frozen=True):
         return [" ".join(f"call-{index} ::= head-{index} {arguments} call-end".split()), head, *rules]
 
     def names_parameter(self, name: str) -> bool:
+        """Return True if a parameter of this name can be written and read again."""
         return self.parameters is None or self.parameters.names(name)
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
@@ -157,6 +167,7 @@ class CallForm(msgspec.Struct, frozen=True):
         return text_of(self.head, call.name, index) + arguments + text_of(self.tail)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
+        """Return the id of an earlier call in the shape of the family's templates."""
         if self.ids is CallIds.NAMED:
             return f"functions.{name}:{index}"
         if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):
@@ -166,6 +177,7 @@ class CallForm(msgspec.Struct, frozen=True):
     # Reading
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> ToolReader:
+        """Return a reader. With `at_start` the output begins with calls or has none."""
         if self.marker:
             gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)
             return ToolReader(gate, self._scanner(functions))

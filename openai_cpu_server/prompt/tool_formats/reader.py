@@ -18,7 +18,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     OutputPiece,
     Pattern,
     PatternSlot,
-    Spelling,
     overlap,
 )
 
@@ -59,15 +58,9 @@ class TextReader:
         return []
 
 
-class Gate(Protocol):
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the certain content, and the text of calls once they have begun, else None."""
-
-    def rest(self) -> str: ...
-
-
 class MarkerGate:
-    """Drops white space before the marker."""
+    """Drops white space before the marker. `feed` returns the certain content, and the text of calls once
+    they have begun, else None."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -145,7 +138,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 class ToolReader:
     """Independent of how the text was cut."""
 
-    def __init__(self, gate: Gate, scanner: CallScanner) -> None:
+    def __init__(self, gate: MarkerGate | HeadGate, scanner: CallScanner) -> None:
         self._gate = gate
         self._scanner = scanner
         self.has_calls = False
@@ -197,57 +190,6 @@ class Callee(msgspec.Struct, frozen=True):
 class WrittenCall(msgspec.Struct, frozen=True):
     name: str
     arguments: Mapping[str, object]
-
-
-class ToolFormat(Protocol):
-    """Grammars are GBNF: the root's expression, then lines of rules."""
-
-    @property
-    def name(self) -> str:
-        """Value of `--tool-format`."""
-
-    @property
-    def marker(self) -> str:
-        """Text or control token before calls, or "" if the whole output has a grammar."""
-
-    @property
-    def text_end(self) -> str:
-        """Mark that ends raw text in a call, or "" for JSON strings."""
-
-    @property
-    def splits_parameters(self) -> bool:
-        """False if the arguments are one JSON object."""
-
-    def announces(self, spelling: Spelling) -> bool:
-        """Return True if a control token distinguishes calls from text."""
-
-    @property
-    def replaces_template(self) -> bool:
-        """True if tools and calls are described in words, even if the template could show them."""
-
-    def recognises(self, template: str) -> bool:
-        """Return True if a template's source teaches this format."""
-
-    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
-        """Return the grammar from the marker to the output's end."""
-
-    def whole(
-        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
-    ) -> str:
-        """`answer`: rule of other text, "" for any text, or None if there must be calls."""
-
-    def names_parameter(self, name: str) -> bool:
-        """Return True if a parameter of this name can be written and read again."""
-
-    def raw_parameters(self, callee: Callee) -> frozenset[str]: ...
-
-    def written(self, calls: Sequence[WrittenCall]) -> str: ...
-
-    def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Return the id of an earlier call in the shape of the family's templates."""
-
-    def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
-        """With `at_start` the output begins with calls or has none."""
 
 
 INPUT = "input"

@@ -89,19 +89,15 @@ def _codes(text: str, position: int) -> list[tuple[int, int]]:
         match = _CHARACTER.match(text, position, end)
         if match is None:
             raise WrongCharacter(position, _wrong_escape(text[position : position + 2]))
-        code = _code(match)
+        if digits := match[1] or match[2] or match[3]:
+            code = int(digits, 16)
+        else:
+            code = ord(_NAMED.get(match[4], match[4]) if match[4] else match[5])
         if code > MAX or _LOWEST_SURROGATE <= code <= _HIGHEST_SURROGATE:
             raise WrongCharacter(position, f"there is no character {code:#x}")
         found.append((code, position))
         position = match.end()
     return found
-
-
-def _code(match: re.Match[str]) -> int:
-    digits = match[1] or match[2] or match[3]
-    if digits:
-        return int(digits, 16)
-    return ord(_NAMED.get(match[4], match[4]) if match[4] else match[5])
 
 
 def _wrong_escape(written: str) -> str:
@@ -182,10 +178,8 @@ class GbnfSymbols:
         return self._error_at(self._start(index) + offset, message)
 
     def _start(self, index: int) -> int:
-        return next(itertools.islice(self._starts(), index, None), len(self._text))
-
-    def _starts(self) -> Iterator[int]:
-        return (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
+        starts = (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
+        return next(itertools.islice(starts, index, None), len(self._text))
 
     def _error_at(self, position: int, message: str) -> InvalidGrammar:
         lines = re.split(r"\r\n|\r|\n", self._text[:position])
@@ -340,7 +334,10 @@ class _Parser:
         if kind is SymbolKind.TOKEN:
             return Token(int(self._text[2:-2]))
         try:
-            return _of_literal(self._text) if kind is SymbolKind.LITERAL else Chars(class_set(self._text))
+            if kind is SymbolKind.CLASS:
+                return Chars(class_set(self._text))
+            text = literal_text(self._text)
+            return Text(text) if text else EMPTY
         except WrongCharacter as error:
             raise self._symbols.error(self._next, str(error), error.position) from error
 
@@ -361,8 +358,3 @@ class _Parser:
     def _skip_lines(self) -> None:
         while self._kind is SymbolKind.NEWLINE:
             self._next += 1
-
-
-def _of_literal(symbol: str) -> Expr:
-    text = literal_text(symbol)
-    return Text(text) if text else EMPTY

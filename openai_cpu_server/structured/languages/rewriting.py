@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from openai_cpu_server.structured.languages.expr import (
@@ -30,12 +31,14 @@ from openai_cpu_server.structured.options import InvalidGrammar
 _MOST_STEPS = 10_000
 
 
+@dataclass
 class _Heads:
-    """Expression split by the rule of the cycle that it begins with: `others`, and what follows each rule."""
+    """Expression split by the rule of the cycle that it begins with."""
 
-    def __init__(self, others: Expr, rests: dict[str, Expr]) -> None:
-        self.others = others
-        self.rests = rests
+    others: Expr
+    """Ways that begin with none of these rules."""
+    rests: dict[str, Expr]
+    """Expressions behind each rule."""
 
     def then(self, rest: Expr) -> _Heads:
         return _Heads(seq(self.others, rest), {name: seq(x, rest) for name, x in self.rests.items()})

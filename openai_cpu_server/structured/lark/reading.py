@@ -155,32 +155,10 @@ def _unreadable(char: str) -> str:
     return unfinished.get(char, f"{char!r} begins no symbol of Lark")
 
 
-class _Cursor:
-    def __init__(self, symbols: list[Symbol]) -> None:
+class _Reader:
+    def __init__(self, symbols: list[Symbol], *, is_common: bool = False) -> None:
         self._symbols = symbols
         self._next = 0
-
-    @property
-    def _here(self) -> Symbol:
-        return self._symbols[self._next]
-
-    def _taken(self) -> Symbol:
-        symbol = self._here
-        if symbol.kind == "end":
-            fail(symbol.place, "the grammar ends here, where more must follow")
-        self._next += 1
-        return symbol
-
-    def _takes(self, text: str) -> bool:
-        if self._here.text != text or self._here.kind == "text":
-            return False
-        self._next += 1
-        return True
-
-
-class _Reader(_Cursor):
-    def __init__(self, symbols: list[Symbol], *, is_common: bool = False) -> None:
-        super().__init__(symbols)
         self._is_common = is_common
         self._rules: dict[str, Expr] = {}
         self._terminals: dict[str, Expr] = {}
@@ -206,6 +184,23 @@ class _Reader(_Cursor):
         if START not in self._rules and not self._is_common:
             fail(self._here.place, f"there is no rule {START!r}, where every grammar begins")
         return LarkGrammar(self._rules, self._terminals, self._ignored, {**self._mentioned, **self._defined})
+
+    @property
+    def _here(self) -> Symbol:
+        return self._symbols[self._next]
+
+    def _taken(self) -> Symbol:
+        symbol = self._here
+        if symbol.kind == "end":
+            fail(symbol.place, "the grammar ends here, where more must follow")
+        self._next += 1
+        return symbol
+
+    def _takes(self, text: str) -> bool:
+        if self._here.text != text or self._here.kind == "text":
+            return False
+        self._next += 1
+        return True
 
     # Statements
 

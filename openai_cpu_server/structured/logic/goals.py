@@ -69,16 +69,13 @@ class _State(msgspec.Struct):
 
     def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
         while self.choices:
-            choice = self._still_open(self.choices.pop(0))
-            if not any(all(self._holds(x, marks) for x in option) for option in choice):
-                return [o for o in choice if not any((x.number, not x.is_true) in self.stated for x in o)]
+            choice = self.choices.pop(0)
+            options = choice.options
+            if choice.is_exclusive:
+                options = [o for o in options if (o[0].number, o[0].is_true) in self.stated] or options
+            if not any(all(self._holds(x, marks) for x in option) for option in options):
+                return [o for o in options if not any((x.number, not x.is_true) in self.stated for x in o)]
         return None
-
-    def _still_open(self, choice: _Choice) -> list[list[_Item]]:
-        if not choice.is_exclusive:
-            return choice.options
-        stated = [o for o in choice.options if (o[0].number, o[0].is_true) in self.stated]
-        return stated or choice.options
 
     def _holds(self, item: _Item, marks: MarkReader) -> bool:
         is_stated = (item.number, item.is_true) in self.stated

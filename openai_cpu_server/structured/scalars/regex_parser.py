@@ -97,10 +97,15 @@ class Behind(Expr):
 ASSERTIONS = (Boundary, Ahead, Behind)
 
 
-class _Cursor:
-    def __init__(self, pattern: str) -> None:
+class RegexParser:
+    _has_empty_class = True
+    """True if `[]` matches nothing; else the first `]` in a class is a character."""
+
+    def __init__(self, pattern: str, limits: Limits) -> None:
         self._pattern = pattern
         self._at = 0
+        self._limits = limits
+        self._depth = 0
 
     def _fail(self, message: str) -> NoReturn:
         raise InvalidPattern(self._pattern, self._at, message)
@@ -118,16 +123,6 @@ class _Cursor:
             return False
         self._at += len(text)
         return True
-
-
-class RegexParser(_Cursor):
-    _has_empty_class = True
-    """True if `[]` matches nothing; else the first `]` in a class is a character."""
-
-    def __init__(self, pattern: str, limits: Limits) -> None:
-        super().__init__(pattern)
-        self._limits = limits
-        self._depth = 0
 
     def parse(self) -> Expr:
         """Parse the pattern. Raises InvalidPattern."""

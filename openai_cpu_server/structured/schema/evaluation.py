@@ -112,32 +112,6 @@ class EvaluatedOption(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(guard.join(w) for w in self.ways))
 
 
-class Combiner:
-    def __init__(self, may_meet: Callable[[int, int], bool], budget: Budget) -> None:
-        self._may_meet = may_meet
-        self._budget = budget
-
-    def both(self, one: list[Way], other: list[Way]) -> list[Way]:
-        """Return the ways if both pass. Raises TooManyWays."""
-        self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
-        found: list[Way] = []
-        for a, b in itertools.product(one, other):
-            found += [a.join(b)] if all(self._may_meet(x, y) for x in a.guards for y in b.guards) else []
-            _check(len(found))
-        return pruned(found)
-
-    def some_of(self, options: list[EvaluatedOption]) -> list[Way]:
-        """Return the ways if at least one passes. Raises TooManyWays."""
-        found: list[Way] = []
-        is_nothing_seen = False
-        for option in options:
-            useful = [w for w in option.guarded if w.seen != NOTHING_SEEN]
-            is_nothing_seen |= len(useful) < len(option.guarded)
-            found += [*useful, *self.both(found, useful)]
-            _check(len(found))
-        return pruned([Way(), *found] if is_nothing_seen else found)
-
-
 def pruned(ways: list[Way]) -> list[Way]:
     """Drop ways that another way covers. Raises TooManyWays."""
     _check(len(ways))
@@ -195,7 +169,6 @@ class Evaluation:
     budget: Budget
 
     def __post_init__(self) -> None:
-        self._combiner = Combiner(lambda one, other: self.may_meet(one, other, self.kind), self.budget)
         self._ways: dict[str, list[Way]] = {}
         self._open: set[str] = set()
         self._handlers = self._all_handlers()
@@ -211,7 +184,7 @@ class Evaluation:
         return {
             **(objects if self.kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
-            "anyOf": lambda schema, path: self._combiner.some_of(self._options(schema, "anyOf", path)),
+            "anyOf": lambda schema, path: self._some_of(self._options(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "if": self._if,
             **{name: partial(self._reference, name) for name in ("$ref", dynamic)},
@@ -256,9 +229,29 @@ class Evaluation:
         self.budget.spend("unfolded")
         ways = [Way()]
         for handler in dict.fromkeys(self._handlers[k] for k in schema if k in self._handlers):
-            ways = self._combiner.both(ways, handler(schema, path))
+            ways = self._both(ways, handler(schema, path))
         self.budget.spend("unfolded", len(ways) - 1)
         return ways
+
+    def _both(self, one: list[Way], other: list[Way]) -> list[Way]:
+        """Return the ways if both pass. Raises TooManyWays."""
+        self.budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
+        found: list[Way] = []
+        for a, b in itertools.product(one, other):
+            if all(self.may_meet(x, y, self.kind) for x in a.guards for y in b.guards):
+                found.append(a.join(b))
+            _check(len(found))
+        return pruned(found)
+
+    def _some_of(self, options: list[EvaluatedOption]) -> list[Way]:
+        found: list[Way] = []
+        is_nothing_seen = False
+        for option in options:
+            useful = [w for w in option.guarded if w.seen != NOTHING_SEEN]
+            is_nothing_seen |= len(useful) < len(option.guarded)
+            found += [*useful, *self._both(found, useful)]
+            _check(len(found))
+        return pruned([Way(), *found] if is_nothing_seen else found)
 
     # Properties and items
 
@@ -285,7 +278,7 @@ class Evaluation:
         for name in schemas:
             there = self.reader.table.add(nodes.Required((name,)), path, "dependentSchemas")
             option = EvaluatedOption(there, self.ways(f"{path}/dependentSchemas/{escaped(name)}"))
-            ways = self._combiner.both(ways, [Way(), *option.guarded])
+            ways = self._both(ways, [Way(), *option.guarded])
         return ways
 
     def _items(self, schema: Schema, path: str) -> list[Way]:
@@ -310,7 +303,7 @@ class Evaluation:
     def _all_of(self, schema: Schema, path: str) -> list[Way]:
         ways = [Way()]
         for option in self._options(schema, "allOf", path):
-            ways = self._combiner.both(ways, option.ways)
+            ways = self._both(ways, option.ways)
         return ways
 
     def _one_of(self, schema: Schema, path: str) -> list[Way]:
@@ -320,7 +313,7 @@ class Evaluation:
         test = self._option(f"{path}/if")
         then = self.ways(f"{path}/then") if "then" in schema else [Way()]
         otherwise = self.ways(f"{path}/else") if "else" in schema else [Way()]
-        passed = EvaluatedOption(test.number, self._combiner.both(test.ways, then))
+        passed = EvaluatedOption(test.number, self._both(test.ways, then))
         failed = EvaluatedOption(self.reader.table.negate(test.number), otherwise)
         return pruned([*passed.guarded, *failed.guarded])
 

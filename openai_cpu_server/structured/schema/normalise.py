@@ -33,180 +33,9 @@ from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Nod
 _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-class LeafKeywords:
-    """Methods read one keyword or a pair each."""
-
-    def __init__(self, table: NodeTable, budget: Budget, report: UnenforcedReport) -> None:
-        self._table = table
-        self._budget = budget
-        self._report = report
-        self.handlers: dict[str, Callable[[Schema, str], int]] = {
-            "type": self._type,
-            "minimum": partial(self._bound, nodes.Minimum, "minimum", "exclusiveMinimum"),
-            "maximum": partial(self._bound, nodes.Maximum, "maximum", "exclusiveMaximum"),
-            "exclusiveMinimum": partial(self._open_bound, nodes.Minimum, "exclusiveMinimum"),
-            "exclusiveMaximum": partial(self._open_bound, nodes.Maximum, "exclusiveMaximum"),
-            "multipleOf": self._multiple_of,
-            **self._counting("minLength", "maxLength", nodes.Length),
-            "pattern": lambda schema, path: self.pattern(schema["pattern"], path, "pattern", JsonKind.STRING),
-            "format": self._format,
-            **self._counting("minItems", "maxItems", nodes.Count),
-            "uniqueItems": self._unique,
-            **self._counting("minProperties", "maxProperties", nodes.PropertyCount),
-        }
-
-    def _type(self, schema: Schema, path: str) -> int:
-        value = schema["type"]
-        names = value if isinstance(value, list) else [value]
-        types = [x for x in names if isinstance(x, str) and x in _TYPE_NAMES]
-        if len(types) != len(names) or not names:
-            raise InvalidSchema(path, f"unknown 'type' {str(value)[:80]!r}")
-        if schema.get("nullable") is True:
-            types.append("null")
-        return self._table.add(nodes.Types(frozenset(types)), path, "type")
-
-    def _decimal(self, schema: Schema, keyword: str, path: str) -> Decimal:
-        value = schema[keyword]
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise InvalidSchema(path, f"'{keyword}' must be a number")
-        if not is_finite(value):
-            raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
-        return exact(value)
-
-    def _bound(
-        self,
-        kind: type[nodes.Minimum | nodes.Maximum],
-        keyword: str,
-        exclusive: str,
-        schema: Schema,
-        path: str,
-    ) -> int:
-        bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
-        return self._table.add(kind(bound), path, keyword)
-
-    def _open_bound(
-        self, kind: type[nodes.Minimum | nodes.Maximum], keyword: str, schema: Schema, path: str
-    ) -> int:
-        if isinstance(schema[keyword], bool):
-            return TRUE
-        return self._table.add(kind(Bound(self._decimal(schema, keyword, path), True)), path, keyword)
-
-    def _multiple_of(self, schema: Schema, path: str) -> int:
-        step = self._decimal(schema, "multipleOf", path)
-        if step <= 0:
-            raise InvalidSchema(path, "'multipleOf' must be greater than 0")
-        if step == 1:
-            return self._table.add(nodes.Integer(), path, "multipleOf")
-        return self._table.add(nodes.MultipleOf(step), path, "multipleOf")
-
-    def counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
-        """Return integers, by default 0 and None. Raises InvalidSchema."""
-        return self._natural(schema, low, path) or 0, self._natural(schema, high, path)
-
-    def _natural(self, schema: Schema, keyword: str, path: str) -> int | None:
-        if keyword not in schema:
-            return None
-        value = self._decimal(schema, keyword, path)
-        if value < 0 or value != value.to_integral_value():
-            raise InvalidSchema(path, f"'{keyword}' must be a non-negative integer")
-        return int(value)
-
-    def _counting(
-        self, least: str, most: str, kind: type[nodes.Length | nodes.Count | nodes.PropertyCount]
-    ) -> dict[str, Callable[[Schema, str], int]]:
-        def read(schema: Schema, path: str) -> int:
-            low, high = self.counts(schema, least, most, path)
-            return self._table.add(kind(low, high), path, least if low else most)
-
-        return {least: read, most: read}
-
-    def _unique(self, schema: Schema, path: str) -> int:
-        if not isinstance(schema["uniqueItems"], bool):
-            raise InvalidSchema(path, "'uniqueItems' must be true or false")
-        return self._table.add(nodes.Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
-
-    def pattern(self, pattern: Json, path: str, keyword: str, kind: JsonKind) -> int:
-        """Return `LeftOut` for one that may be left out. Raises InvalidSchema, UnsupportedSchema."""
-        if not isinstance(pattern, str):
-            raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
-        self._budget.spend("text", len(pattern))
-        try:
-            search_language(pattern, self._budget.limits)
-        except InvalidPattern as error:
-            self._report.refuse(
-                path, keyword, f"cannot be compiled: {error.reason} (character {error.position})"
-            )
-            return self._table.left_out(kind, path, keyword)
-        return self._table.add(nodes.Pattern(pattern), path, keyword)
-
-    def _format(self, schema: Schema, path: str) -> int:
-        name = schema["format"]
-        if not isinstance(name, str):
-            raise InvalidSchema(path, "'format' must be a string")
-        return self._table.add(nodes.Format(name), path, "format") if name in FORMATS else TRUE
-
-
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
-
-
-class _ValueKeywords:
-    def __init__(self, table: NodeTable, budget: Budget) -> None:
-        self._table = table
-        self._budget = budget
-        self.handlers = {"enum": self._enum, "const": self._const}
-
-    def _enum(self, schema: Schema, path: str) -> int:
-        values = schema["enum"]
-        if not isinstance(values, list):
-            raise InvalidSchema(path, "'enum' must be a list")
-        self._budget.check("values", len(values))
-        return self._values(values, path, "enum")
-
-    def _const(self, schema: Schema, path: str) -> int:
-        return self._values([schema["const"]], path, "const")
-
-    def _values(self, values: list[Json], path: str, keyword: str) -> int:
-        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
-        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
-        plain = [self._table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
-        return self._table.any(*plain, *compounds)
-
-    def _scalars(self, values: list[Json], path: str) -> nodes.Scalars:
-        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
-        self._budget.spend("text", sum(map(len, strings)))
-        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        if any(not is_finite(x) for x in numbers):
-            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
-        return nodes.Scalars(
-            null=None in values,
-            booleans=frozenset(x for x in values if isinstance(x, bool)),
-            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
-            strings=strings,
-        )
-
-    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
-        self._budget.spend("schemas")
-        self._budget.check("depth", depth)
-        if isinstance(value, list):
-            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
-            parts = (
-                nodes.Types(frozenset({"array"})),
-                nodes.Items(items, FALSE),
-                nodes.Count(len(items), len(items)),
-            )
-            return self._table.all(*(self._table.add(x, path, keyword) for x in parts))
-        if isinstance(value, dict):
-            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
-            self._budget.spend("text", sum(map(len, value)))
-            shape = (
-                nodes.Types(frozenset({"object"})),
-                nodes.Properties(named, (), FALSE),
-                nodes.Required(tuple(value)),
-            )
-            return self._table.all(*(self._table.add(x, path, keyword) for x in shape))
-        return self._table.add(self._scalars([value], path), path, keyword)
 
 
 class SchemaReaders:
@@ -242,14 +71,27 @@ class Normaliser:
         self._budget = readers.budget
         self._report = readers.report
         self._by_pointer: dict[str, int] = {}
-        self._leaves = LeafKeywords(self.table, self._budget, self._report)
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
         """Keywords that belong together share a handler, which runs at the first of them."""
         return {
-            **self._leaves.handlers,
-            **_ValueKeywords(self.table, self._budget).handlers,
+            "type": self._type,
+            "minimum": partial(self._bound, nodes.Minimum, "minimum", "exclusiveMinimum"),
+            "maximum": partial(self._bound, nodes.Maximum, "maximum", "exclusiveMaximum"),
+            "exclusiveMinimum": partial(self._open_bound, nodes.Minimum, "exclusiveMinimum"),
+            "exclusiveMaximum": partial(self._open_bound, nodes.Maximum, "exclusiveMaximum"),
+            "multipleOf": self._multiple_of,
+            **self._counting("minLength", "maxLength", nodes.Length),
+            "pattern": lambda schema, path: self._pattern(
+                schema["pattern"], path, "pattern", JsonKind.STRING
+            ),
+            "format": self._format,
+            **self._counting("minItems", "maxItems", nodes.Count),
+            "uniqueItems": self._unique,
+            **self._counting("minProperties", "maxProperties", nodes.PropertyCount),
+            "enum": self._enum,
+            "const": lambda schema, path: self._values([schema["const"]], path, "const"),
             **dict.fromkeys(_PROPERTY_KEYWORDS, self._properties),
             "required": lambda schema, path: self._require(schema["required"], path, "required"),
             "propertyNames": self._property_names,
@@ -340,6 +182,144 @@ class Normaliser:
             else nodes.Reference(found, self.references.entered(self.scope, found))
         )
 
+    # Values by themselves
+
+    def _type(self, schema: Schema, path: str) -> int:
+        value = schema["type"]
+        names = value if isinstance(value, list) else [value]
+        types = [x for x in names if isinstance(x, str) and x in _TYPE_NAMES]
+        if len(types) != len(names) or not names:
+            raise InvalidSchema(path, f"unknown 'type' {str(value)[:80]!r}")
+        if schema.get("nullable") is True:
+            types.append("null")
+        return self.table.add(nodes.Types(frozenset(types)), path, "type")
+
+    def _decimal(self, schema: Schema, keyword: str, path: str) -> Decimal:
+        value = schema[keyword]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise InvalidSchema(path, f"'{keyword}' must be a number")
+        if not is_finite(value):
+            raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
+        return exact(value)
+
+    def _bound(
+        self,
+        kind: type[nodes.Minimum | nodes.Maximum],
+        keyword: str,
+        exclusive: str,
+        schema: Schema,
+        path: str,
+    ) -> int:
+        bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
+        return self.table.add(kind(bound), path, keyword)
+
+    def _open_bound(
+        self, kind: type[nodes.Minimum | nodes.Maximum], keyword: str, schema: Schema, path: str
+    ) -> int:
+        if isinstance(schema[keyword], bool):
+            return TRUE
+        return self.table.add(kind(Bound(self._decimal(schema, keyword, path), True)), path, keyword)
+
+    def _multiple_of(self, schema: Schema, path: str) -> int:
+        step = self._decimal(schema, "multipleOf", path)
+        if step <= 0:
+            raise InvalidSchema(path, "'multipleOf' must be greater than 0")
+        if step == 1:
+            return self.table.add(nodes.Integer(), path, "multipleOf")
+        return self.table.add(nodes.MultipleOf(step), path, "multipleOf")
+
+    def _counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
+        return self._natural(schema, low, path) or 0, self._natural(schema, high, path)
+
+    def _natural(self, schema: Schema, keyword: str, path: str) -> int | None:
+        if keyword not in schema:
+            return None
+        value = self._decimal(schema, keyword, path)
+        if value < 0 or value != value.to_integral_value():
+            raise InvalidSchema(path, f"'{keyword}' must be a non-negative integer")
+        return int(value)
+
+    def _counting(
+        self, least: str, most: str, kind: type[nodes.Length | nodes.Count | nodes.PropertyCount]
+    ) -> dict[str, Callable[[Schema, str], int]]:
+        def read(schema: Schema, path: str) -> int:
+            low, high = self._counts(schema, least, most, path)
+            return self.table.add(kind(low, high), path, least if low else most)
+
+        return {least: read, most: read}
+
+    def _unique(self, schema: Schema, path: str) -> int:
+        if not isinstance(schema["uniqueItems"], bool):
+            raise InvalidSchema(path, "'uniqueItems' must be true or false")
+        return self.table.add(nodes.Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
+
+    def _pattern(self, pattern: Json, path: str, keyword: str, kind: JsonKind) -> int:
+        if not isinstance(pattern, str):
+            raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
+        self._budget.spend("text", len(pattern))
+        try:
+            search_language(pattern, self._budget.limits)
+        except InvalidPattern as error:
+            self._report.refuse(
+                path, keyword, f"cannot be compiled: {error.reason} (character {error.position})"
+            )
+            return self.table.left_out(kind, path, keyword)
+        return self.table.add(nodes.Pattern(pattern), path, keyword)
+
+    def _format(self, schema: Schema, path: str) -> int:
+        name = schema["format"]
+        if not isinstance(name, str):
+            raise InvalidSchema(path, "'format' must be a string")
+        return self.table.add(nodes.Format(name), path, "format") if name in FORMATS else TRUE
+
+    def _enum(self, schema: Schema, path: str) -> int:
+        values = schema["enum"]
+        if not isinstance(values, list):
+            raise InvalidSchema(path, "'enum' must be a list")
+        self._budget.check("values", len(values))
+        return self._values(values, path, "enum")
+
+    def _values(self, values: list[Json], path: str, keyword: str) -> int:
+        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
+        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
+        plain = [self.table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
+        return self.table.any(*plain, *compounds)
+
+    def _scalars(self, values: list[Json], path: str) -> nodes.Scalars:
+        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
+        self._budget.spend("text", sum(map(len, strings)))
+        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
+        if any(not is_finite(x) for x in numbers):
+            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
+        return nodes.Scalars(
+            null=None in values,
+            booleans=frozenset(x for x in values if isinstance(x, bool)),
+            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
+            strings=strings,
+        )
+
+    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
+        self._budget.spend("schemas")
+        self._budget.check("depth", depth)
+        if isinstance(value, list):
+            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
+            parts = (
+                nodes.Types(frozenset({"array"})),
+                nodes.Items(items, FALSE),
+                nodes.Count(len(items), len(items)),
+            )
+            return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
+        if isinstance(value, dict):
+            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
+            self._budget.spend("text", sum(map(len, value)))
+            shape = (
+                nodes.Types(frozenset({"object"})),
+                nodes.Properties(named, (), FALSE),
+                nodes.Required(tuple(value)),
+            )
+            return self.table.all(*(self.table.add(x, path, keyword) for x in shape))
+        return self.table.add(self._scalars([value], path), path, keyword)
+
     # Objects
 
     def _named(self, schema: Schema, keyword: str, path: str) -> list[tuple[str, int]]:
@@ -353,7 +333,7 @@ class Normaliser:
     def _properties(self, schema: Schema, path: str) -> int:
         named = self._named(schema, "properties", path)
         patterns = self._named(schema, "patternProperties", path)
-        read = {p: self._leaves.pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
+        read = {p: self._pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
         left_out = [node for node in read.values() if isinstance(self.table[node], nodes.LeftOut)]
         read_patterns = tuple((p, value) for p, value in patterns if read[p] not in left_out)
         rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
@@ -419,7 +399,7 @@ class Normaliser:
         return self.table.add(nodes.Items(first, rest), path, name if prefix else rest_keyword)
 
     def _contains(self, schema: Schema, path: str) -> int:
-        low, high = self._leaves.counts(schema, "minContains", "maxContains", path)
+        low, high = self._counts(schema, "minContains", "maxContains", path)
         item = self.schema(schema["contains"], f"{path}/contains")
         low = low if "minContains" in schema else 1
         return self.table.add(nodes.Contains(item, low, high), path, "contains")

@@ -40,16 +40,18 @@ class ArrayShape(msgspec.Struct, frozen=True):
 
     def without(self, place: int) -> ArrayShape:
         """Drop the constraint of this node: unique items, or items that must occur."""
-        return (
-            msgspec.structs.replace(self, unique=None)
-            if place == self.unique
-            else msgspec.structs.replace(self, needs=())
-        )
+        if place == self.unique:
+            return msgspec.structs.replace(self, unique=None)
+        return msgspec.structs.replace(self, needs=())
 
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     """Return None if no array fits."""
-    needs = [_need(f.node, f.number) for f in branch if isinstance(f.node, Contains)]
+    needs = [
+        Need(((f.node.item, True),), ((f.node.item, False),), f.node.low, f.node.high, f.number)
+        for f in branch
+        if isinstance(f.node, Contains)
+    ]
     if any(n.high is not None and n.high < n.low for n in needs):
         return None
     banned = [n.without for n in needs if n.high == 0]
@@ -70,10 +72,6 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     if high is not None:
         prefix = prefix[:high]
     return ArrayShape(prefix, rest, low, high, tuple(needs), unique if high is None or high > 1 else None)
-
-
-def _need(node: Contains, number: int) -> Need:
-    return Need(((node.item, True),), ((node.item, False),), node.low, node.high, number)
 
 
 def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
@@ -97,8 +95,6 @@ def _possible_somewhere(
 
 _MOST_SUBSETS = 260
 """Subsets that are written as rules. With more, the values keep the order of the list."""
-
-
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
@@ -165,11 +161,12 @@ class ArrayRules:
         """Make a rule for each place and count of each need. Counting stops where it no longer matters."""
         rules: dict[tuple[int, ...], str] = {}
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
-        start = (0, *(0 for _ in shape.needs))
+        start, needed = (0, *(0 for _ in shape.needs)), (shape.low, *(need.low for need in shape.needs))
         queue = [start]
         rules[start] = self.grammar.reserve(f"{hint}-items")
         for state in queue:
-            options = [EMPTY] if self._is_done(shape, state) else []
+            is_done = all(n >= low for n, low in zip(state, needed, strict=True))
+            options = [EMPTY] if is_done else []
             for goal, following in self._moves(shape, state, cap):
                 if following not in rules:
                     rules[following] = self.grammar.reserve(f"{hint}-items")
@@ -178,10 +175,6 @@ class ArrayRules:
                 options.append(seq(lead, self.value(goal, hint), Ref(rules[following])))
             self.grammar.set(rules[state], alt(*options) if options else NOTHING)
         return Ref(rules[start])
-
-    def _is_done(self, shape: ArrayShape, state: tuple[int, ...]) -> bool:
-        needed = (shape.low, *(need.low for need in shape.needs))
-        return all(n >= low for n, low in zip(state, needed, strict=True))
 
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
@@ -254,10 +247,7 @@ class ArrayRules:
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
     """New count None: the item may not meet the need. Without an upper limit the count may ignore items,
     and stops once it is high enough."""
-    if need.high is None:
-        if is_hit:
-            return need.item, (count + 1 if count < need.low else None)
-        return (), count
     if is_hit:
-        return need.item, (count + 1 if count < need.high else None)
-    return need.without, count
+        most = need.low if need.high is None else need.high
+        return need.item, count + 1 if count < most else None
+    return (() if need.high is None else need.without), count

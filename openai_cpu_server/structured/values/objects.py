@@ -27,7 +27,7 @@ from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, 
 from openai_cpu_server.structured.options import PropertyOrder, UnenforcedReport
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import TRUE
-from openai_cpu_server.structured.values.scalars import NameKeys, StringLanguages
+from openai_cpu_server.structured.values.scalars import ScalarLexemes, StringLanguages
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation, plain_text
 
@@ -95,12 +95,22 @@ class ObjectShapes:
         facts = [_PropertyFact(x, dict(x.named)) for x in every if isinstance(x, nodes.Properties)]
         required = dict.fromkeys(n for x in every if isinstance(x, nodes.Required) for n in x.names)
         order = list(dict.fromkeys(n for f in facts for n in f.named))
-        names = list(dict.fromkeys([*order, *required, *self._exact_names(facts)]))
-        language, listed = self._names(branch), self._listed_names(branch)
+        patterns = (plain_text(self._strings.pattern(p)) for x in facts for p, _ in x.fact.patterns)
+        exact_names = [text for text in patterns if text is not None]  # such as `^a$`
+        names = list(dict.fromkeys([*order, *required, *exact_names]))
+        goals = [((x.name, True),) for x in every if isinstance(x, nodes.PropertyNames)]
+        language = both(*map(self._strings.of_goal, goals)) if goals else ALL
+        lists = [found for goal in goals if (found := self._strings.listed_of(goal)) is not None]
+        listed = min(lists, key=len, default=None)
         names = list(dict.fromkeys([*names, *(listed or ())]))
         values = {n: join(*(self._value_in(n, fact) for fact in facts)) for n in names}
         members = [Member(n, value, n in required) for n, value in values.items()]
-        possible = [m for m in members if self._allowed(m, language)]
+        possible = [
+            m
+            for m in members
+            if (language == ALL or self._strings.matches(language, m.name))
+            and self._goals.satisfiable(m.value)
+        ]
         if any(m.is_required for m in members if m not in possible):
             return None
         others = self._others([f.fact for f in facts], names, language) if listed is None else []
@@ -123,34 +133,15 @@ class ObjectShapes:
             return None
         present = {m.name for m in members}
         order = [n for n in order if n in present]
-        is_meant = order != sorted(order) or not _contradicts(required, order)
+        places = [order.index(n) for n in required if n in order]
+        is_meant = order != sorted(order) or places == sorted(places)
         return ObjectShape(tuple(members), tuple(names), tuple(others), low, high, is_meant, required)
-
-    def _names(self, branch: Branch) -> Expr:
-        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, nodes.PropertyNames)]
-        return both(*(self._strings.of_goal(g) for g in goals)) if goals else ALL
-
-    def _listed_names(self, branch: Branch) -> list[str] | None:
-        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, nodes.PropertyNames)]
-        lists = [found for g in goals if (found := self._strings.listed_of(g)) is not None]
-        return min(lists, key=len, default=None)
-
-    def _allowed(self, member: Member, language: Expr) -> bool:
-        fits = language == ALL or self._strings.matches(language, member.name)
-        return fits and self._goals.satisfiable(member.value)
 
     def _value_in(self, name: str, properties: _PropertyFact) -> Goal:
         named = ((properties.named[name], True),) if name in properties.named else ()
-        matched = tuple((v, True) for p, v in properties.fact.patterns if self._matches(p, name))
+        matches, pattern = self._strings.matches, self._strings.pattern
+        matched = tuple((v, True) for p, v in properties.fact.patterns if matches(pattern(p), name))
         return named + matched or ((properties.fact.rest, True),)
-
-    def _matches(self, pattern: str, name: str) -> bool:
-        return self._strings.matches(self._strings.pattern(pattern), name)
-
-    def _exact_names(self, facts: list[_PropertyFact]) -> list[str]:
-        """Names that a pattern spells out, such as `^a$`."""
-        texts = [plain_text(self._strings.pattern(p)) for f in facts for p, _ in f.fact.patterns]
-        return [t for t in texts if t is not None]
 
     # Names that nobody listed
 
@@ -210,11 +201,6 @@ class ObjectShapes:
         return both(*(negate(k) for k in languages))
 
 
-def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
-    places = [order.index(n) for n in required if n in order]
-    return places != sorted(places)
-
-
 def _class_value(names: _Class, fact: nodes.Properties) -> Goal:
     matched = tuple((v, True) for p, v in fact.patterns if p in names.matched)
     patterns = {p for p, _ in fact.patterns}
@@ -232,7 +218,7 @@ class ObjectRules:
     grammar: GrammarBuilder
     marks: Punctuation
     value: Callable[[Goal, str], Expr]
-    names: NameKeys
+    names: ScalarLexemes
     order: PropertyOrder
 
     def expr(self, shape: ObjectShape, hint: str) -> Expr:
@@ -251,13 +237,13 @@ class ObjectRules:
         return list(dict.fromkeys([shape.members, tuple(by_need)]))
 
     def member(self, member: Member) -> Expr:
-        key = self.marks.key(self.names.exactly(member.name))
+        key = self.marks.key(self.names.text.exactly(member.name))
         return seq(key, self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
         parts = []
         for kind in kinds:
-            name = self.names.key(kind.names, excluded)
+            name = self.names.name(kind.names, excluded)
             if name != NOTHING:
                 parts.append(seq(self.marks.key(name), self.value(kind.value, f"{hint}-other")))
         return alt(*parts)

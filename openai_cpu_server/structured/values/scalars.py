@@ -155,30 +155,21 @@ class ScalarLexemes:
         simple = self._strings.plain.simplified(language)
         return self._by_states(language, hint) if simple is None else self.grammar.define(hint, simple)
 
-    def _by_states(self, language: Expr, hint: str) -> Expr:
-        automaton = self._strings.plain.automaton(language)
-        return self.grammar.by_states(hint, automaton, lambda chars: self.text.content(Chars(chars)))
-
-
-class NameKeys:
-    def __init__(self, strings: StringLanguages, lexemes: ScalarLexemes) -> None:
-        self._strings = strings
-        self._lexemes = lexemes
-
-    def exactly(self, name: str) -> Expr:
-        return self._lexemes.text.exactly(name)
-
-    def key(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
-        """Return NOTHING if all names are excluded."""
+    def name(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
+        """Return the lexeme of names in a language, or NOTHING if all are excluded."""
         unwanted = [n for n in excluded if self._strings.matches(language, n)]
         if self._strings.plain.is_empty(both(language, negate(any_of(unwanted[:_MOST_LOOKED_AT])))):
             return NOTHING
         if not unwanted:
-            return self._lexemes.string(language)
+            return self.string(language)
         simple = self._strings.plain.simplified(language)
         if simple is None:
-            return self._lexemes.string(both(language, negate(any_of(unwanted))))
-        return self._lexemes.text.none_of(unwanted, simple)
+            return self.string(both(language, negate(any_of(unwanted))))
+        return self.text.none_of(unwanted, simple)
+
+    def _by_states(self, language: Expr, hint: str) -> Expr:
+        automaton = self._strings.plain.automaton(language)
+        return self.grammar.by_states(hint, automaton, lambda chars: self.text.content(Chars(chars)))
 
 
 _LARGEST_MODULUS = 1_000
