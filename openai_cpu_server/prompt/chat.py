@@ -99,7 +99,13 @@ class Literals:
 
     def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
         """Hide names, also in parsed arguments of calls, because JSON's escapes can conceal one."""
-        return [self.hidden(self._plainly_called(message)) for message in messages]
+        found = []
+        for message in messages:
+            calls = message.get("tool_calls")
+            if isinstance(calls, Sequence):
+                message = {**message, "tool_calls": [self._plain_call(call) for call in calls]}
+            found.append(self.hidden(message))
+        return found
 
     def shown(self, text: str) -> str:
         return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
@@ -112,12 +118,6 @@ class Literals:
         for part, is_literal in self._stretches(text):
             tokens += tokenizer.encode(self.shown(part), add_special=False, parse_special=not is_literal)
         return [*tokens, *around.end]
-
-    def _plainly_called(self, message: Mapping[str, object]) -> Mapping[str, object]:
-        calls = message.get("tool_calls")
-        if not isinstance(calls, Sequence):
-            return message
-        return {**message, "tool_calls": [self._plain_call(call) for call in calls]}
 
     def _plain_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call.get("function")
@@ -147,16 +147,14 @@ class Literals:
             if self._stem in text[behind:end]:
                 if behind > begun:
                     yield text[begun:behind], False
-                yield _stripped(text[behind:end], before=strips, behind=place), True
+                literal = text[behind:end].lstrip() if strips else text[behind:end]
+                if place is not None and place.token.strips_before:
+                    literal = literal.rstrip()
+                yield literal, True
                 begun = end
             behind, strips = (end, False) if place is None else (place.end, place.token.strips_behind)
         if begun < len(text):
             yield text[begun:], False
-
-
-def _stripped(text: str, *, before: bool, behind: _Place | None) -> str:
-    text = text.lstrip() if before else text
-    return text.rstrip() if behind is not None and behind.token.strips_before else text
 
 
 class ChatText(NamedTuple):
@@ -200,7 +198,10 @@ def render_chat(
     rendered = ChatText(text, stage_behind(text, reasoning.form))
     if thinks_not:
         rendered = _closed(rendered, reasoning)
-    return rendered if prefill is None else _continued(rendered, prefill, reasoning)
+    if prefill is None:
+        return rendered
+    begun = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
+    return ChatText(rendered.text + begun, stage_within(rendered.stage, begun, reasoning.form))
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
@@ -215,11 +216,6 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     if rendered.stage is ThinkingStage.BEFORE and (not reasoning.has_switch or form.begin in rendered.text):
         return ChatText(rendered.text + form.empty, ThinkingStage.BEHIND)
     return rendered
-
-
-def _continued(rendered: ChatText, prefill: _Begun, reasoning: TemplateReasoning) -> ChatText:
-    begun = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
-    return ChatText(rendered.text + begun, stage_within(rendered.stage, begun, reasoning.form))
 
 
 def _prefill(messages: Sequence[Message]) -> _Begun | None:

@@ -4,8 +4,9 @@ Nothing that was said is left out."""
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -44,10 +45,10 @@ class PlacedMessage(NamedTuple):
     """True for a result without a call, which became a user's turn."""
 
 
+@dataclass
 class _Call:
-    def __init__(self, call: Mapping[str, Any], call_id: str) -> None:
-        self.call = {**call, "id": call_id}
-        self.result: PlacedMessage | None = None
+    call: Mapping[str, Any]
+    result: PlacedMessage | None = None
 
     @property
     def name(self) -> object:
@@ -62,13 +63,17 @@ class _OpenCalls:
     def __init__(self) -> None:
         self._by_id: dict[object, list[deque[_Call]]] = {}
         self._latest: list[_Call] = []
-        self._ids: dict[str, int] = {}
+        self._ids: Counter[str] = Counter()
 
     def of(self, calls: Sequence[Mapping[str, Any]]) -> list[_Call]:
-        self._latest = [_Call(call, self._own_id(str(call.get("id") or ""))) for call in calls]
+        self._latest = []
         new: dict[object, deque[_Call]] = {}
-        for sent, call in zip(calls, self._latest, strict=True):
-            new.setdefault(sent.get("id"), deque()).append(call)
+        for sent in calls:
+            name = str(sent.get("id") or "")
+            self._ids[name] += 1
+            own_id = name if name and self._ids[name] == 1 else f"{name}-{self._ids[name]}"
+            self._latest.append(_Call({**sent, "id": own_id}))
+            new.setdefault(sent.get("id"), deque()).append(self._latest[-1])
         for call_id, waiting in new.items():
             self._by_id.setdefault(call_id, []).append(waiting)
         return self._latest
@@ -86,10 +91,6 @@ class _OpenCalls:
             return None
         open_calls = (call for call in self._latest if call.result is None and name in (None, call.name))
         return next(open_calls, None)
-
-    def _own_id(self, call_id: str) -> str:
-        count = self._ids[call_id] = self._ids.get(call_id, 0) + 1
-        return call_id if count == 1 and call_id else f"{call_id}-{count}"
 
 
 def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
@@ -149,7 +150,11 @@ def adapted(
     """Return bound messages as the template can show them, and the tools left for it to show. Raises
     InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
-    turns = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    turns: list[Message] = []
+    for index, message in enumerate(messages):
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        text = content_text(message.get("content"), f"messages[{index}].content")
+        turns.append({**message, "role": role, "content": text})
     turns, tools = _with_tools(turns, tools, shape, form)
     if not shape.takes_empty:
         turns = [one for one in turns[:-1] if not _is_empty(one, shows_thoughts)] + turns[-1:]
@@ -159,7 +164,12 @@ def adapted(
     turns = [
         turn for exchange in _exchanges(turns) for turn in _shown(exchange, form, calls, shape.alternates)
     ]
-    return (_taking_turns(turns) if shape.alternates else turns), tools
+    if shape.alternates:
+        turns = _joined(turns)
+        first = next((at for at, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+        if turns and (first == len(turns) or turns[first]["role"] != "user"):
+            turns.insert(first, {"role": "user", "content": _SILENT})
+    return turns, tools
 
 
 def lost(messages: Sequence[Message], text: str) -> int:
@@ -179,11 +189,6 @@ def _texts(message: Message) -> Iterator[str]:
     yield from (str(call["function"]["name"]) for call in _calls(message))
 
 
-def _plain(message: Message, param: str) -> Message:
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    return {**message, "role": role, "content": content_text(message.get("content"), f"{param}.content")}
-
-
 def _is_empty(message: Message, shows_thoughts: bool) -> bool:
     is_thought = shows_thoughts and message.get("reasoning_content")
     return message["role"] == "assistant" and not (message["content"] or _calls(message) or is_thought)
@@ -197,19 +202,16 @@ def _with_tools(
 ) -> tuple[list[Message], Tools]:
     if not tools or (shape.shows_tools and not form.replaces_template):
         return messages, tools
-    head, rest = (messages[:1], messages[1:]) if _is_system(messages[:1]) else ([], messages)
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    head, rest = (messages[:1], messages[1:]) if has_system else ([], messages)
     if shape.shows_system_tools and not form.replaces_template:
         listed = to_json([tool["function"] for tool in tools])
         first = head[0] if head else _system("You are a helpful assistant with some tools.")
         return [{**first, "tools": listed}, *rest], ()
-    instructions = _instructions(tools, form)
-    return [*_joined([*head, _system(instructions)]), *rest], ()
-
-
-def _instructions(tools: Tools, form: ToolFormat) -> str:
     listed = "\n".join(to_json(tool["function"]) for tool in tools)
     example = form.written([WrittenCall("NAME", {"PARAMETER": "VALUE"})])
-    return f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
+    text = f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
+    return [*_joined([*head, _system(text)]), *rest], ()
 
 
 # -- the system's messages -------------------------------------------------------------------------------
@@ -217,10 +219,6 @@ def _instructions(tools: Tools, form: ToolFormat) -> str:
 
 def _system(text: str) -> Message:
     return {"role": "system", "content": text}
-
-
-def _is_system(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "system" for message in messages)
 
 
 def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
@@ -286,7 +284,10 @@ def _shown(
     elif is_last and not results:
         yield message  # that it calls is an error anyway
     else:
-        written = form.written([_written_call(call["function"]) for call in calls])
+        functions = [call["function"] for call in calls]
+        written = form.written(
+            [WrittenCall(str(x["name"]), arguments_object(x.get("arguments"))) for x in functions]
+        )
         text = f"{message['content']}\n{written}" if message["content"] else written
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
         yield {**rest, "content": text}
@@ -315,24 +316,12 @@ def _called(
         yield from answers[index : index + 1]
 
 
-def _written_call(function: Mapping[str, object]) -> WrittenCall:
-    return WrittenCall(str(function["name"]), arguments_object(function.get("arguments")))
-
-
 def _results_turn(results: Sequence[Message]) -> Message:
     texts = "\n".join(str(result["content"]) for result in results)
     return {"role": "user", "content": f"{_RESULTS}\n{texts}"}
 
 
 # -- turns -----------------------------------------------------------------------------------------------
-
-
-def _taking_turns(messages: Sequence[Message]) -> list[Message]:
-    turns = _joined(messages)
-    first = next((at for at, message in enumerate(turns) if message["role"] != "system"), len(turns))
-    if turns and (first == len(turns) or turns[first]["role"] != "user"):
-        turns.insert(first, {"role": "user", "content": _SILENT})
-    return turns
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:

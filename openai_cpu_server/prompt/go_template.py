@@ -112,7 +112,9 @@ class GoTemplate:
     ) -> str:
         """Write the prompt up to the model's answer. Raises InvalidRequest, also for more than
         `most_chars`."""
-        run, turns = _Run(self._path, min(most_chars, _MOST_CHARS)), _collated(messages)
+        run = _Run(self._path, min(most_chars, _MOST_CHARS))
+        by_role = itertools.groupby(messages, lambda message: message["role"])
+        turns = [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
         system = "\n\n".join(text for role, text in turns if role == "system")
         values: dict[str, object] = {
             "System": system,
@@ -144,11 +146,6 @@ class GoTemplate:
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
 """For templates that write one turn."""
 _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
-
-
-def _collated(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    by_role = itertools.groupby(messages, lambda message: message["role"])
-    return [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
 
 
 class _Parser:
@@ -206,7 +203,11 @@ class _Parser:
                 case "define" | "template" | "block" | "break" | "continue" as word:
                     raise self._wrong(f"'{word}' is not known here")
                 case _:
-                    nodes.append(self._print_or_set(piece))
+                    variables, rest = _assigned(piece)
+                    if len(variables) > 1:
+                        raise self._wrong("only 'range' sets two variables")
+                    value = self._expression(rest)
+                    nodes.append(_Set(variables[0], value) if variables else _Print(value))
         return nodes, []
 
     def _branch(self, word: str, tokens: list[_Token]) -> _Branch:
@@ -228,13 +229,6 @@ class _Parser:
             raise self._wrong(f"'{word}' has no 'end'")
         self._depth -= 1
         return _Branch(word, variables, value, body, otherwise)
-
-    def _print_or_set(self, tokens: list[_Token]) -> _Print | _Set:
-        variables, rest = _assigned(tokens)
-        if len(variables) > 1:
-            raise self._wrong("only 'range' sets two variables")
-        value = self._expression(rest)
-        return _Set(variables[0], value) if variables else _Print(value)
 
     def _expression(self, tokens: list[_Token]) -> _Expression:
         rest = list(reversed(tokens))
@@ -376,7 +370,9 @@ class _Run:
             case _Constant(value):
                 return value
             case _Path(variable, fields):
-                return self._field(self._variable(variable) if variable else dot, fields)
+                if variable and variable not in self._variables:
+                    raise wrong(f"Invalid template: there is no variable '{variable}'.", self._path)
+                return self._field(self._variables[variable] if variable else dot, fields)
             case _Field(value, fields):
                 return self._field(self._value(value, dot), fields)
             case _Call("and" | "or" as function, arguments):
@@ -393,11 +389,6 @@ class _Run:
                     return _FUNCTIONS[function](*values)
                 except (TypeError, ValueError, LookupError):
                     raise wrong(f"Invalid template: '{function}' takes other values.", self._path) from None
-
-    def _variable(self, name: str) -> object:
-        if name not in self._variables:
-            raise wrong(f"Invalid template: there is no variable '{name}'.", self._path)
-        return self._variables[name]
 
     def _field(self, value: object, names: Sequence[str]) -> object:
         for name in names:

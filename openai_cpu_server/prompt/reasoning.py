@@ -113,8 +113,7 @@ REASONING_FORMATS = {each.name: each for each in _ALL}
 
 def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
     """Return the format that the template teaches, or None."""
-    source = template.source
-    return next((each for each in _ALL if all(sign in source for sign in each.signs)), None)
+    return next((each for each in _ALL if all(sign in template.source for sign in each.signs)), None)
 
 
 class ThinkingStage(enum.Enum):
@@ -181,16 +180,14 @@ def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
         return fields
     content = fields.get("content")
     if echo is ThoughtsField.PARTS:
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
-        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *_list(parts)]}
+        parts = content if isinstance(content, list) else []
+        if isinstance(content, str) and content:
+            parts = [{"type": "text", "text": content}]
+        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
     if echo is ThoughtsField.THINKING and content and fields.get("tool_calls"):
         # gpt-oss' template refuses both beside calls, and shows either of them as thoughts.
         return {**fields, "content": "", "thinking": f"{reasoning}\n\n{content_text(content)}"}
     return {**fields, echo.value: reasoning}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
@@ -88,13 +89,13 @@ MAX_STEPS = 2_000_000
 _STEPS_OF_A_CALL = 10
 
 
+@dataclass
 class _Steps:
-    def __init__(self, steps: int) -> None:
-        self._left = steps
+    num_left: int
 
     def spend(self, steps: int) -> None:
-        self._left -= steps
-        if self._left < 0:
+        self.num_left -= steps
+        if self.num_left < 0:
             raise LimitExceeded("too many loop iterations and calls")
 
 

@@ -115,12 +115,8 @@ class CallForm(msgspec.Struct, frozen=True):
         if answer:
             return f"{answer} | {calls}\n{rules}"
         # The first character decides; nothing at all is an answer, too.
-        first = self._beginning[0].replace("[", r"\[")
+        first = text_of((self.marker, *self.opening, *self.head))[0].replace("[", r"\[")
         return f"({calls} | free-text)?\nfree-text ::= [^\\x00{first}] [^\\x00]*\n{rules}"
-
-    @property
-    def _beginning(self) -> str:
-        return text_of((self.marker, *self.opening, *self.head))
 
     def _calls(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> tuple[str, str]:
         names = [f"call-{index}" for index in range(len(callees))]
@@ -158,13 +154,12 @@ class CallForm(msgspec.Struct, frozen=True):
     # Text
 
     def written(self, calls: Sequence[WrittenCall]) -> str:
-        inner = text_of(self.between).join(self._written(*each) for each in enumerate(calls))
+        texts = []
+        for index, call in enumerate(calls):
+            write = to_json if self.parameters is None else self.parameters.text
+            texts.append(text_of(self.head, call.name, index) + write(call.arguments) + text_of(self.tail))
+        inner = text_of(self.between).join(texts)
         return self.marker + text_of(self.opening) + inner + text_of(self.closing)
-
-    def _written(self, index: int, call: WrittenCall) -> str:
-        of = self.parameters
-        arguments = to_json(call.arguments) if of is None else of.text(call.arguments)
-        return text_of(self.head, call.name, index) + arguments + text_of(self.tail)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
         """Return the id of an earlier call in the shape of the family's templates."""

@@ -116,7 +116,9 @@ def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
     for index, part in enumerate(pattern):
         if part is PatternSlot.NAME:
             rest = pattern[index + 1 :]
-            found = [_fit((name, *rest), text, ()) for name in names or (_name(text),)]
+            any_name = _NAME.match(text)
+            possible = names or (any_name[0] if any_name else "?",)
+            found = [_fit((name, *rest), text, ()) for name in possible]
             return max(found, key=lambda fit: fit.value)
         if isinstance(part, PatternSlot):
             text = text.lstrip()
@@ -125,11 +127,6 @@ def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
         else:
             text = text.removeprefix(part)
     return _Fit.WHOLE
-
-
-def _name(text: str) -> str:
-    found = _NAME.match(text)
-    return found[0] if found else "?"
 
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
