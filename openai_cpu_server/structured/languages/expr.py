@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import ref
@@ -389,3 +389,11 @@ def parts_first(roots: list[Expr], done: Container[Expr] = ()) -> list[Expr]:
             stack.append((expr, True))
             stack += [(x, False) for x in expr.parts if x not in found]
     return list(found)
+
+
+def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
+    """Return the rules with other expressions in place of those without parts."""
+    found: dict[Expr, Expr] = {}
+    for expr in parts_first(list(rules.values())):
+        found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)
+    return {name: found[expr] for name, expr in rules.items()}

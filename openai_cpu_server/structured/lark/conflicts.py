@@ -58,7 +58,7 @@ STRING = Chars(single(MAX))
 """The grammar may have this character, too."""
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _START, _BODY, _ESCAPED, _END, _WRONG = range(5)
-_Moves = tuple[int, int, int, int, int]
+_Moves = tuple[int, ...]
 """States (as bits) to which an expression may lead from each state."""
 _STAY: _Moves = (1, 2, 4, 8, 16)
 _ONTO_WRONG = 1 << _WRONG
@@ -152,24 +152,16 @@ def _of_chars(expr: Chars) -> _Moves:
 
 @functools.lru_cache(maxsize=4096)
 def _then(first: _Moves, second: _Moves) -> _Moves:
-    return _tuple([_through(mask, second) for mask in first])
-
-
-def _through(mask: int, moves: _Moves) -> int:
-    found = 0
-    for state, reached in enumerate(moves):
-        if mask >> state & 1:
-            found |= reached
-    return found
+    return tuple(union(to for state, to in enumerate(second) if mask >> state & 1) for mask in first)
 
 
 @functools.lru_cache(maxsize=4096)
 def _union(first: _Moves, second: _Moves) -> _Moves:
-    return _tuple([a | b for a, b in zip(first, second, strict=True)])
+    return tuple(a | b for a, b in zip(first, second, strict=True))
 
 
 def _common(first: _Moves, second: _Moves) -> _Moves:
-    return _tuple([a & b for a, b in zip(first, second, strict=True)])
+    return tuple(a & b for a, b in zip(first, second, strict=True))
 
 
 def _closure(once: _Moves) -> _Moves:
@@ -177,11 +169,6 @@ def _closure(once: _Moves) -> _Moves:
     while (grown := _union(moves, _then(moves, once))) != moves:
         moves = grown
     return moves
-
-
-def _tuple(masks: list[int]) -> _Moves:
-    a, b, c, d, e = masks
-    return a, b, c, d, e
 
 
 _LARGEST_COUNT = 3

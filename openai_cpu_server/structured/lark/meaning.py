@@ -28,6 +28,7 @@ from openai_cpu_server.structured.languages.expr import (
     negate,
     rebuilt,
     repeat,
+    rewritten,
     seq,
     star,
 )
@@ -56,17 +57,12 @@ def lark_rules(text: str) -> Rules:
     rules = terminals.taken_from(without_left_recursion(read.rules | terminals.languages))
     skipped = star(alt(*map(Ref, dict.fromkeys(read.ignored))))
     if read.ignored:
-        rules = {name: _with_ignored(expr, terminals.languages, skipped) for name, expr in rules.items()}
+        names = {Ref(name) for name in terminals.languages}
+        rules = rewritten(rules, lambda expr: seq(expr, skipped) if expr in names else expr)
     rules[_WHOLE] = seq(skipped, Ref(START))
     following = _Neighbours(rules, terminals.languages).following()
     made = _GreedyRules(rules, terminals, following).rules | terminals.rules
     return without_left_recursion(made)
-
-
-def _with_ignored(expr: Expr, terminals: dict[str, Expr], skipped: Expr) -> Expr:
-    if isinstance(expr, Ref):
-        return seq(expr, skipped) if expr.name in terminals else expr
-    return rebuilt(expr, [_with_ignored(part, terminals, skipped) for part in expr.parts])
 
 
 class _Terminals:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
@@ -23,9 +22,9 @@ from openai_cpu_server.structured.languages.expr import (
     both,
     literal,
     negate,
-    parts_first,
     rebuilt,
     repeat,
+    rewritten,
     seq,
 )
 from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged
@@ -240,21 +239,18 @@ def _without_mark(rules: Rules, mark: str) -> Rules:
 
 
 def _quoted(rules: Rules) -> Rules:
-    parts: dict[Expr, Expr] = {}
-    for expr in parts_first(list(rules.values())):
-        parts[expr] = _escaped(expr, parts)
-    escaped = {name: parts[expr] for name, expr in rules.items()}
+    escaped = rewritten(rules, _escaped)
     inner = next(f"{ROOT}-{number}" for number in range(len(rules) + 1) if f"{ROOT}-{number}" not in rules)
     text = escaped.pop(ROOT)
     return {ROOT: seq(Text('"'), Ref(inner), Text('"')), inner: text, **escaped}
 
 
-def _escaped(expr: Expr, parts: Mapping[Expr, Expr]) -> Expr:
+def _escaped(expr: Expr) -> Expr:
     if isinstance(expr, Chars):
         return needfully_escaped(expr.set)
     if isinstance(expr, Text):
         return seq(*(needfully_escaped(CharSet.chars(char)) for char in expr.text))
-    return rebuilt(expr, (parts[x] for x in expr.parts))
+    return expr
 
 
 class _MarkFree(RuleProduct[int]):
