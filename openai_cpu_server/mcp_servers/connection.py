@@ -70,7 +70,7 @@ class McpConnection:
         is_public_only: bool = False,
     ) -> None:
         """`is_public_only`: True if a client named the URL."""
-        self._name = name
+        self.name = name
         self._options = options
         self._limits = limits
         self._transport: Transport = (
@@ -90,24 +90,17 @@ class McpConnection:
         self._alive_check: asyncio.Task[None] | None = None
         """Running liveness check."""
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def status(self) -> McpServerStatus:
+        state = McpServerState.IDLE if self._error is None else McpServerState.FAILED
+        if self._link is not None and not self._link.is_lost:
+            state = McpServerState.READY if self._link.is_ready else McpServerState.STARTING
         return McpServerStatus(
-            name=self._name,
+            name=self.name,
             transport="stdio" if self._options.command else "http",
-            state=self._state,
+            state=state,
             error=self._error,
             tools=self._tools,
         )
-
-    @property
-    def _state(self) -> McpServerState:
-        if self._link is not None and not self._link.is_lost:
-            return McpServerState.READY if self._link.is_ready else McpServerState.STARTING
-        return McpServerState.IDLE if self._error is None else McpServerState.FAILED
 
     async def tools(self) -> Sequence[McpTool]:
         """Return the tools. They are listed again when the server announces a change, or after some
@@ -181,7 +174,9 @@ class McpConnection:
                 self._lose(why)
             return McpAnswer(why, True)
         self._error, self._num_losses = None, 0
-        text = _text_of(result)
+        text = "\n".join(map(_words, result.content))
+        if not result.content and result.structured_content is not None:
+            text = msgspec.json.encode(result.structured_content).decode()
         if len(text.encode(errors="replace")) > self._limits.result_bytes:
             return McpAnswer(f"the result has more than {self._limits.result_bytes} bytes", True)
         return McpAnswer(text, bool(result.is_error))
@@ -193,7 +188,7 @@ class McpConnection:
             wait_s = self._retry_at_s - time.monotonic()
             if wait_s > 0:
                 raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
-            traffic = ServerTraffic(self._name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
+            traffic = ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
             self._link = _Link(self._transport, self._options, traffic, self._heard)
         link = self._link
         try:
@@ -218,7 +213,7 @@ class McpConnection:
         self._num_losses += 1
         pause_s = 2.0 ** min(self._num_losses - 2, 6) if self._num_losses > 1 else 0.0
         self._retry_at_s = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
-        logger.warning("MCP server %s: %s", self._name, self._error)
+        logger.warning("MCP server %s: %s", self.name, self._error)
         if link is not None:
             link.traffic.cause = link.traffic.cause or why
             self._leave(link)
@@ -331,21 +326,15 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
     return await client.session.send_request(request, CallToolResult)
 
 
-def _text_of(result: CallToolResult) -> str:
-    if not result.content and result.structured_content is not None:
-        return msgspec.json.encode(result.structured_content).decode()
-    return "\n".join(_words(part) for part in result.content)
-
-
 def _words(part: Any) -> str:
     """Describe a part that is not text."""
     if part.type == "text":
         return str(part.text)
     if part.type == "resource":
         text = getattr(part.resource, "text", None)
-        return (
-            str(text) if text is not None else f"[{part.resource.mime_type or 'data'}: {part.resource.uri}]"
-        )
+        if text is not None:
+            return str(text)
+        return f"[{part.resource.mime_type or 'data'}: {part.resource.uri}]"
     if part.type == "resource_link":
         return f"[{part.name}: {part.uri}]"
     return f"[{part.type}: {getattr(part, 'mime_type', 'unknown')}, which cannot be shown]"
@@ -395,7 +384,7 @@ class ConfiguredServers:
                 "[mcp] and --mcp-allow-url need: pip install 'openai-cpu-server[mcp]'"
             ) from None
         self._options = options
-        self._limits = limits
+        self.limits = limits
         self._allowed_hosts = allowed_hosts
         self._servers: dict[str, McpConnection] = {}
 
@@ -406,21 +395,17 @@ class ConfiguredServers:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     @property
-    def limits(self) -> McpLimits:
-        return self._limits
-
-    @property
     def names(self) -> Sequence[str]:
         return list(self._options)
 
     def named(self, name: str) -> McpServer:
         """Return the server of this name. Raises KeyError."""
         if name not in self._servers:
-            self._servers[name] = McpConnection(name, self._options[name], self._limits)
+            self._servers[name] = McpConnection(name, self._options[name], self.limits)
         return self._servers[name]
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
         """Return the server at this URL. Raises InvalidRequest."""
         url = checked_url(url, self._allowed_hosts)
         options = McpServerOptions(url=url, headers=checked_headers(headers))
-        return McpConnection(_OF_URLS, options, self._limits, is_public_only=True)
+        return McpConnection(_OF_URLS, options, self.limits, is_public_only=True)

@@ -136,7 +136,10 @@ async def _read(
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the session is gone
     finally:
-        traffic.cause = traffic.cause or await _cause(process)
+        if not traffic.cause:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.5)
+            traffic.cause = f"it has ended ({death_cause(process.returncode)})"
         traffic.ended.set()
         to_session.close()
 
@@ -149,12 +152,6 @@ def _message(line: bytes) -> SessionMessage | Exception:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:  # nonsense; the session says so to whoever listens
         return error
-
-
-async def _cause(process: Process) -> str:
-    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-        await asyncio.wait_for(process.wait(), 0.5)
-    return f"it has ended ({death_cause(process.returncode)})"
 
 
 async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:
@@ -182,12 +179,9 @@ async def _log(process: Process, traffic: ServerTraffic) -> None:
                 num_left_out += 1
                 continue
             num_logged += 1
-            logger.info("MCP server %s: %s", traffic.name, _shown(line))
-
-
-def _shown(line: bytes) -> str:
-    text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS]
-    return "".join(char if char.isprintable() else "?" for char in text.strip())
+            text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS].strip()
+            shown = "".join(char if char.isprintable() else "?" for char in text)
+            logger.info("MCP server %s: %s", traffic.name, shown)
 
 
 async def _stopped(process: Process, *, leave_s: float) -> None:

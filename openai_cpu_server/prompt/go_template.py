@@ -65,10 +65,6 @@ class _Constant(NamedTuple):
 _Expression = Union[_Path, _Call, _Field, _Constant]
 
 
-class _Print(NamedTuple):
-    value: _Expression
-
-
 class _Set(NamedTuple):
     variable: str
     value: _Expression
@@ -84,7 +80,8 @@ class _Branch(NamedTuple):
     otherwise: list[_Node]
 
 
-_Node = Union[str, _Print, _Set, _Branch]
+_Node = Union[str, _Set, _Branch, _Expression]
+"""An expression is printed."""
 
 
 class _ResponseIsNext(Exception): ...
@@ -101,7 +98,7 @@ class GoTemplate:
         self._nodes = _Parser(source, path).nodes()
         self._uses = set(re.findall(r"\.(Messages|Response|Suffix)\b", source))
         if not self._uses & {"Messages", "Response"}:
-            self._nodes.append(_Print(_Path("", ("Response",))))
+            self._nodes.append(_Path("", ("Response",)))
 
     @property
     def has_suffix(self) -> bool:
@@ -207,7 +204,7 @@ class _Parser:
                     if len(variables) > 1:
                         raise self._wrong("only 'range' sets two variables")
                     value = self._expression(rest)
-                    nodes.append(_Set(variables[0], value) if variables else _Print(value))
+                    nodes.append(_Set(variables[0], value) if variables else value)
         return nodes, []
 
     def _branch(self, word: str, tokens: list[_Token]) -> _Branch:
@@ -327,14 +324,14 @@ class _Run:
             match node:
                 case str(text):
                     self._write(text)
-                case _Print(value):
-                    self._write(_printed(self._value(value, dot)))
-                    if self._ends and isinstance(value, _Path) and value.fields[-1:] == ("Response",):
-                        raise _ResponseIsNext
                 case _Set(variable, value):
                     self._variables[variable] = self._value(value, dot)
                 case _Branch(value=value):
                     self._branch(node, self._value(value, dot), dot)
+                case _:
+                    self._write(_printed(self._value(node, dot)))
+                    if self._ends and isinstance(node, _Path) and node.fields[-1:] == ("Response",):
+                        raise _ResponseIsNext
 
     def _step(self, num_chars: int) -> None:
         self._steps += 1 + num_chars // _CHARS_A_STEP
