@@ -327,7 +327,6 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
 
 
 def _words(part: Any) -> str:
-    """Describe a part that is not text."""
     if part.type == "text":
         return str(part.text)
     if part.type == "resource":
@@ -346,7 +345,7 @@ def _is_lost(error: Exception) -> bool:
 
     if isinstance(error, MCPError):
         return error.error.code == _CLOSED or error.error.message == "Session terminated"
-    return not isinstance(error, ValueError)  # pydantic's: the answer is nonsense, and ends here
+    return not isinstance(error, ValueError)  # pydantic's, for an invalid reply
 
 
 def _reason(error: BaseException) -> str:

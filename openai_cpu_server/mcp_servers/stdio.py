@@ -150,7 +150,7 @@ def _message(line: bytes) -> SessionMessage | Exception:
 
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError as error:  # nonsense; the session says so to whoever listens
+    except ValueError as error:  # the session reports invalid messages
         return error
 
 

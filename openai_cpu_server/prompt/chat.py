@@ -62,7 +62,7 @@ class ControlNames:
                 behind = found
                 yield _Place(start, found, self._tokens[text[start:found]])
 
-    def spelt(self, text: str) -> list[tuple[int, int]]:
+    def risky_spans(self, text: str) -> list[tuple[int, int]]:
         """Return parts that may become control tokens, alone or with the template's text beside them."""
         found = [(place.start, place.end) for place in self.places(text)]
         head = next((n for n in range(min(self._reach, len(text)), 0, -1) if text[:n] in self._tails), 0)
@@ -85,7 +85,7 @@ class Literals:
     def __init__(self, names: ControlNames) -> None:
         self._names = names
         self._stem = f"{secrets.randbits(96):029d}"  # digits pass through all that templates do to texts
-        self._spelt: list[str] = []
+        self._hidden_texts: list[str] = []
         self._stand_in = re.compile(self._stem + r"(\d{6})")
 
     def hidden(self, value: Any) -> Any:
@@ -108,10 +108,10 @@ class Literals:
         return found
 
     def shown(self, text: str) -> str:
-        return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
+        return self._stand_in.sub(lambda found: self._hidden_texts[int(found[1])], text)
 
     def encode(self, text: str, tokenizer: Tokenizer, *, add_special: bool) -> list[int]:
-        if not self._spelt or self._stem not in text:
+        if not self._hidden_texts or self._stem not in text:
             return tokenizer.encode(text, add_special=add_special, parse_special=True)
         around = tokenizer.marks if add_special else SequenceMarks()
         tokens = list(around.begin)
@@ -134,9 +134,9 @@ class Literals:
 
     def _hidden_text(self, text: str) -> str:
         parts, behind = [], 0
-        for start, end in self._names.spelt(text):
-            parts += [text[behind:start], f"{self._stem}{len(self._spelt):06d}"]
-            self._spelt.append(text[start:end])
+        for start, end in self._names.risky_spans(text):
+            parts += [text[behind:start], f"{self._stem}{len(self._hidden_texts):06d}"]
+            self._hidden_texts.append(text[start:end])
             behind = end
         return "".join([*parts, text[behind:]])
 
@@ -162,7 +162,7 @@ class ChatText(NamedTuple):
     stage: ThinkingStage
 
 
-class _Begun(NamedTuple):
+class _Prefill(NamedTuple):
     reasoning: str
     content: str
 
@@ -218,7 +218,7 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     return rendered
 
 
-def _prefill(messages: Sequence[Message]) -> _Begun | None:
+def _prefill(messages: Sequence[Message]) -> _Prefill | None:
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
@@ -226,4 +226,4 @@ def _prefill(messages: Sequence[Message]) -> _Begun | None:
         raise InvalidRequest(message, code="invalid_value")
     content = content_text(messages[-1].get("content"), f"messages[{len(messages) - 1}].content")
     reasoning = messages[-1].get("reasoning_content")
-    return _Begun(reasoning if isinstance(reasoning, str) else "", content)
+    return _Prefill(reasoning if isinstance(reasoning, str) else "", content)

@@ -73,7 +73,7 @@ class ChatTemplate:
             return self._template.render(variables)
         except _Refused as error:
             raise TemplateFailed(str(error)) from None
-        except Exception as error:  # somebody else's program: it can raise anything
+        except Exception as error:  # an untrusted program can raise anything
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
 
     def _takes_as(self, no_tools: Sequence[Message] | None) -> bool:

@@ -1,5 +1,5 @@
 """Conversations as a template can show them: results behind their calls, turns where it accepts them.
-Nothing that was said is left out."""
+No text is left out."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _system(text: str) -> Message:
 
 
 def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
-    """Rejected system messages are said by the user, joined to the last text, else to the next."""
+    """Rejected system messages become text of the user, joined to the last text, else to the next."""
     if place is SystemPlace.ANYWHERE:
         return messages
     head = [*takewhile(lambda message: message["role"] == "system", messages)]

@@ -135,7 +135,7 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
     """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
     on."""
-    if form.begin in content or form.end in content:  # whoever writes the marks knows what they do
+    if form.begin in content or form.end in content:  # marks in the text are intended
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
         return form.answer_alone + content if content and stage is ThinkingStage.BEFORE else content

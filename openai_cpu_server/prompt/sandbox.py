@@ -65,7 +65,6 @@ def check_brace_format(template: str) -> None:
 
 
 def _check_widths(specs: list[str]) -> None:
-    """Computed widths are rejected."""
     if any("*" in spec or "{" in spec for spec in specs):
         raise LimitExceeded("a format with a computed width")
     check_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))

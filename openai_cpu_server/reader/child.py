@@ -77,7 +77,7 @@ class ReaderChild:
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
-            return 0.0  # the socket says what has become of it
+            return 0.0  # the socket will report its death
         return float(times.user + times.system)
 
     def kill(self) -> None:

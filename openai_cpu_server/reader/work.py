@@ -220,7 +220,6 @@ def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[
 
 
 def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:
-    """Return None if thoughts are absent, or shown as they are."""
     if template is None or name == "none":
         return None
     return template_reasoning(template, REASONING_FORMATS.get(name))

@@ -224,8 +224,8 @@ class _Group:
 
 
 def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
-    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar. `known`:
-    names of rules that are defined elsewhere."""
+    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar.
+    `defined_names`: names of rules that are defined elsewhere."""
     return _Parser(GbnfSymbols(text), defined_names).grammar()
 
 

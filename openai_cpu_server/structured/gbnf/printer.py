@@ -147,11 +147,10 @@ class _Expansion:
         if not expr.is_extended:
             return expr
         if expr not in self._expansions:
-            self._expansions[expr] = self._written_out(expr) if _intersects(expr) else self._rebuilt(expr)
+            is_joined = _intersects(expr)
+            found = self._written_out(expr) if is_joined else rebuilt(expr, map(self._of, expr.parts))
+            self._expansions[expr] = found
         return self._expansions[expr]
-
-    def _rebuilt(self, expr: Expr) -> Expr:
-        return rebuilt(expr, map(self._of, expr.parts))
 
     def _written_out(self, expr: Expr) -> Expr:
         automaton = build(self._characters(expr), self._budget)
@@ -215,17 +214,14 @@ def _length(expr: Expr, lengths: dict[Expr, int]) -> int:
     return len(_shown(expr))
 
 
+_ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)},
+    **str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}),
+}
+
+
 def literal_text(text: str) -> str:
-    if text.isalnum() and text.isascii():
-        return f'"{text}"'
-    return '"' + "".join(_in_literal(c) for c in text) + '"'
-
-
-def _in_literal(char: str) -> str:
-    named = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    if char in named:
-        return named[char]
-    return char if ord(char) >= 0x20 and ord(char) != 0x7F else f"\\x{ord(char):02x}"
+    return f'"{text.translate(_ESCAPES)}"'
 
 
 @functools.lru_cache(maxsize=1024)
@@ -236,23 +232,17 @@ def char_class(chars: CharSet) -> str:
 
 
 def _ranges(chars: CharSet) -> str:
-    return "".join(_range(low, high) for low, high in _joined_over_surrogates(chars))
-
-
-def _joined_over_surrogates(chars: CharSet) -> list[tuple[int, int]]:
     ranges: list[tuple[int, int]] = []
     for low, high in chars.ranges:
-        if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:
+        if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:  # there are no surrogates between them
             ranges[-1] = (ranges[-1][0], high)
         else:
             ranges.append((low, high))
-    return ranges
-
-
-def _range(low: int, high: int) -> str:
-    if low == high:
-        return _in_class(low)
-    return _in_class(low) + ("-" if high > low + 1 else "") + _in_class(high)
+    texts = []
+    for low, high in ranges:
+        dash = "-" if high > low + 1 else ""
+        texts.append(_in_class(low) if low == high else f"{_in_class(low)}{dash}{_in_class(high)}")
+    return "".join(texts)
 
 
 def _in_class(code: int) -> str:

@@ -382,7 +382,6 @@ class _Graph:
         return self._out[_START].get(_END, NOTHING)
 
     def _cost(self, state: int) -> int:
-        """Estimate of the parts that are written once more."""
         out, into = self._out[state], self._into[state]
         ways_in, ways_out = len(into - {state}), len(out) - (state in out)
         weight = sum(self._size(e) for e in out.values())

@@ -50,7 +50,7 @@ class _Interned(type):
 
     @staticmethod
     def _forget(reference: _KeyedReference, table: dict[Any, Any] = _table) -> None:
-        """`known`: a default argument, because globals are gone when the interpreter exits."""
+        """`table`: a default argument, because globals are gone when the interpreter exits."""
         if table.get(reference.key) is reference:
             del table[reference.key]
 

@@ -191,10 +191,9 @@ class PlainLanguages:
 
 
 def _starts_clash(language: And) -> bool:
-    starts = [_start(x) for x in language.items]
+    starts: list[list[CharSet]] = []
+    for item in language.items:
+        parts = item.items if isinstance(item, Seq) else (item,)
+        chars = takewhile(lambda x: isinstance(x, Chars), parts)
+        starts.append([x.set for x in chars if isinstance(x, Chars)])
     return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
-
-
-def _start(expr: Expr) -> list[CharSet]:
-    parts = expr.items if isinstance(expr, Seq) else (expr,)
-    return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]

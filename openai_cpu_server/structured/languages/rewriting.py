@@ -94,17 +94,17 @@ class FilledRules:
 def without_left_recursion(rules: Rules) -> Rules:
     """Return equivalent rules. Raises InvalidGrammar if that takes too many steps."""
     steps = _MOST_STEPS
-    while (circle := find_left_recursion(rules)) is not None:
+    while (cycle := find_left_recursion(rules)) is not None:
         filled = FilledRules(rules, steps)
-        solved = _solved({name: rules[name] for name in circle}, filled)
+        solved = _solved({name: rules[name] for name in cycle}, filled)
         rules = {**filled.rules, **solved}
         steps = filled.steps
     return rules
 
 
-def _solved(circle: Rules, filled: FilledRules) -> Rules:
-    heads = {name: _cut(expr, circle, filled) for name, expr in circle.items()}
-    names = list(circle)
+def _solved(cycle: Rules, filled: FilledRules) -> Rules:
+    heads = {name: _cut(expr, cycle, filled) for name, expr in cycle.items()}
+    names = list(cycle)
     for index, name in enumerate(names):
         own = heads[name] = _repeated(name, heads[name])
         for later in names[index + 1 :]:
@@ -126,26 +126,26 @@ def _put(name: str, found: _Heads, into: _Heads) -> _Heads:
     return into if rest is None else into.beside(found.then(rest))
 
 
-def _cut(expr: Expr, circle: Rules, filled: FilledRules) -> _Heads:
+def _cut(expr: Expr, cycle: Rules, filled: FilledRules) -> _Heads:
     filled.spend(expr)
-    if expr.references.isdisjoint(circle):
+    if expr.references.isdisjoint(cycle):
         return _Heads(expr, {})
     if isinstance(expr, Ref):
         return _Heads(NOTHING, {expr.name: EMPTY})
     if isinstance(expr, Alt):
         found = _Heads(NOTHING, {})
         for item in expr.items:
-            found = found.beside(_cut(item, circle, filled))
+            found = found.beside(_cut(item, cycle, filled))
         return found
     if isinstance(expr, Seq):
         first, rest = expr.items[0], seq(*expr.items[1:])
-        if first not in filled.nullable or rest.references.isdisjoint(circle):
-            return _cut(first, circle, filled).then(rest)
-        return _cut(filled.filled(first), circle, filled).then(rest).beside(_cut(rest, circle, filled))
+        if first not in filled.nullable or rest.references.isdisjoint(cycle):
+            return _cut(first, cycle, filled).then(rest)
+        return _cut(filled.filled(first), cycle, filled).then(rest).beside(_cut(rest, cycle, filled))
     assert isinstance(expr, Repeat), expr
     least = expr.low if expr.item not in filled.nullable else 0
     more = repeat(expr.item, max(least - 1, 0), None if expr.high is None else expr.high - 1)
-    found = _cut(filled.filled(expr.item), circle, filled).then(more)
+    found = _cut(filled.filled(expr.item), cycle, filled).then(more)
     return found.beside(_Heads(EMPTY, {})) if least == 0 else found
 
 

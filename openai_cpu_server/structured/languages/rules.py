@@ -32,7 +32,7 @@ _PIECE = 600
 """Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
 
-CURE = "make the circle of rules that refer to one another shorter"
+CYCLE_ADVICE = "make the circle of rules that refer to one another shorter"
 _SHOWN = 4
 
 
@@ -128,7 +128,7 @@ def takes_long_texts(rules: Rules, most: int) -> bool:
 
 
 def _inner_first(rules: Rules) -> Iterator[str]:
-    """The rules, each behind those that it names, as far as there are no circles."""
+    """Rules after those that they name, except within cycles."""
     stack, met = [(name, False) for name in reversed(rules)], set[str]()
     while stack:
         name, is_done = stack.pop()

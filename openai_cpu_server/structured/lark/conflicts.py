@@ -268,7 +268,6 @@ def _largest(lexemes: dict[str, Expr]) -> set[str]:
 
 
 def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
-    """Quoted strings become one character, if that is exact for all lexemes."""
     quoted, found = QuotedStrings(work), dict[str, Expr]()
     for name, expr in lexemes.items():
         short = quoted.shortened(expr)
@@ -362,7 +361,6 @@ class _Search:
         return self._known_followers[state]
 
     def _note(self, following: int, state: State) -> None:
-        """Note the lexemes that would swallow the beginning of what follows another lexeme."""
         for group, rest in state if following else ():
             if following & self._leads.mask(rest):
                 self._found.update(self._groups[group].members)

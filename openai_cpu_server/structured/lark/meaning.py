@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.structured.languages.automaton import Automaton, build, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ALL,
@@ -54,7 +54,7 @@ def lark_rules(text: str) -> Rules:
     """Return the grammar of the matching texts. Raises InvalidGrammar, SchemaTooLarge."""
     read = read_lark(text)
     terminals = _Terminals(read)
-    rules = terminals.taken_from(without_left_recursion(read.rules | terminals.languages))
+    rules = terminals.extract_terminals(without_left_recursion(read.rules | terminals.languages))
     skipped = star(alt(*map(Ref, dict.fromkeys(read.ignored))))
     if read.ignored:
         names = {Ref(name) for name in terminals.languages}
@@ -76,11 +76,11 @@ class _Terminals:
         """States of languages that are too complex for one expression."""
         for name in read.terminals:
             self._language(name)
-        self.automaton = functools.cache(self._automaton)
-        self.first = functools.cache(self._first)
+        self.automaton = functools.cache(lambda name: build(self.languages[name], self._budget))
+        self.first = functools.cache(lambda name: self._after(name, [0]))
         self.restricted = functools.cache(self._restricted)
 
-    def taken_from(self, rules: Rules) -> Rules:
+    def extract_terminals(self, rules: Rules) -> Rules:
         own = {name for name in rules if name.rstrip(FILLED) in self._read.terminals}
         self.languages |= {name: rules[name] for name in own}
         return {name: expr for name, expr in rules.items() if name not in own}
@@ -98,12 +98,6 @@ class _Terminals:
         if isinstance(expr, Ref):
             return self._language(expr.name)
         return rebuilt(expr, [self._resolved(part) for part in expr.parts]) if expr.references else expr
-
-    def _automaton(self, name: str) -> Automaton:
-        return build(self.languages[name], self._budget)
-
-    def _first(self, name: str) -> CharSet:
-        return self._after(name, [0])
 
     def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
         """Return the texts, grouped by the following characters that would continue them."""
@@ -225,5 +219,5 @@ class _GreedyRules(RuleProduct[CharSet]):
     def _filled(self, item: Expr) -> Expr:
         made = FilledRules({**self._source, **self._terminals.languages})
         found = made.filled(item)
-        self._source |= self._terminals.taken_from(made.rules)
+        self._source |= self._terminals.extract_terminals(made.rules)
         return found

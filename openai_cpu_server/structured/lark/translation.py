@@ -27,7 +27,7 @@ from openai_cpu_server.structured.languages.expr import (
     every_expression,
     parts_first,
 )
-from openai_cpu_server.structured.languages.rules import CURE, described, order, takes_long_texts
+from openai_cpu_server.structured.languages.rules import CYCLE_ADVICE, described, order, takes_long_texts
 from openai_cpu_server.structured.lark.conflicts import conflicting
 from openai_cpu_server.structured.lark.plan import (
     LexemePlan,
@@ -222,7 +222,7 @@ class Translation:
         self._plan = _plan(rules, work)
         found = order(self._plan.rules, ROOT)
         if found.deepest:
-            raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CURE}")
+            raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")
         self._first = found.first
         self._head = _HEAD_OF_LONG if takes_long_texts(rules, _LONG) else _HEAD
 

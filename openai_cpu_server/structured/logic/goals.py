@@ -95,7 +95,7 @@ def join(*goals: Goal) -> Goal:
 
 
 class Goals:
-    """`look_up` returns the node of a reference, `is_possible` tells if a branch has values, `expand`
+    """`look_up` returns the node of a reference, `is_possible` returns True if a branch has values, `expand`
     rewrites an `Unevaluated` with other nodes."""
 
     def __init__(

@@ -279,7 +279,6 @@ class MarkReader:
         return isinstance(node, nodes.Scalars) and values <= _values_of(node)
 
     def _of(self, number: int) -> dict[str, Values]:
-        """Values that a property has in every object that fits."""
         return settled(number, self._required, self._in_place, self._found, {})
 
     def _in_place(self, number: int) -> Sequence[int]:
@@ -309,7 +308,6 @@ class MarkReader:
         return found
 
     def _values(self, number: int) -> Values | None:
-        """Only values that fit, or None if unknown."""
         return settled(number, self._listed, self._in_place, self._listed_by, None)
 
     def _listed_by(self, number: int, parts: list[Values | None]) -> Values | None:

@@ -205,7 +205,12 @@ class RegexParser:
         self._at = end + 1
 
     def _counted(self, atom: Expr) -> Expr:
-        counts = self._quantifier()
+        char = self._peek()
+        counts = COUNT_MARKS.get(char)
+        if counts is not None:
+            self._at += 1
+        elif char == "{":
+            counts = self._braces()
         if counts is None:
             return atom
         self._takes("?")
@@ -214,13 +219,6 @@ class RegexParser:
         if isinstance(atom, (Anchor, *ASSERTIONS)):
             self._fail("an anchor or a look-around cannot be repeated")
         return Repeat(atom, *counts)
-
-    def _quantifier(self) -> tuple[int, int | None] | None:
-        char = self._peek()
-        if char in COUNT_MARKS:
-            self._at += 1
-            return COUNT_MARKS[char]
-        return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:
         """`{,n}` is not a count in ECMAScript, but writers of it mean one."""
@@ -405,7 +403,8 @@ class RustRegexParser(RegexParser):
 
     def _flagged(self, before: frozenset[str]) -> Expr:
         """`(?i)` holds up to the end of the group around it, `(?i:...)` for its own."""
-        end = min((at for at in map(self._find, ":)") if at >= 0), default=-1)
+        places = (self._pattern.find(mark, self._at) for mark in ":)")
+        end = min((at for at in places if at >= 0), default=-1)
         if end < 0:
             self._fail("missing ')'")
         on, _, off = self._pattern[self._at + 1 : end].partition("-")
@@ -416,9 +415,6 @@ class RustRegexParser(RegexParser):
         found = self._grouped()
         self._flags = before
         return found
-
-    def _find(self, mark: str) -> int:
-        return self._pattern.find(mark, self._at)
 
     def _edge(self) -> Expr | None:
         return None if self._peek() == "Z" else super()._edge()

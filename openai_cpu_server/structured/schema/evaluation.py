@@ -136,8 +136,8 @@ _BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _I
 
 def looks_beside(schema: Schema, kind: JsonKind) -> bool:
     """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
-    asks = schema.get(KEYWORDS[kind], True) is not True
-    return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
+    is_present = schema.get(KEYWORDS[kind], True) is not True
+    return is_present and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
 
 def _is_closed(schema: Schema, kind: JsonKind) -> bool:
@@ -159,7 +159,7 @@ class SchemaReader(Protocol):
 @dataclass(eq=False)
 class Evaluation:
     """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
-    `may_meet` tells if a value of a type may fit two nodes."""
+    `may_meet` returns True if a value of a type may fit two nodes."""
 
     kind: JsonKind
     reader: SchemaReader
@@ -199,7 +199,9 @@ class Evaluation:
 
     def ways(self, pointer: str) -> list[Way]:
         """Return the ways of the schema at a pointer. Raises TooManyWays, Unknown."""
-        return _as_it_is_read(self, pointer).in_scope(pointer)
+        entered = self.reader.references.entered(self.reader.scope, pointer)
+        evaluation = self if entered == self.reader.scope else self.of_scope(entered)
+        return evaluation.in_scope(pointer)
 
     def in_scope(self, pointer: str) -> list[Way]:
         if pointer not in self._ways:
@@ -234,7 +236,6 @@ class Evaluation:
         return ways
 
     def _both(self, one: list[Way], other: list[Way]) -> list[Way]:
-        """Return the ways if both pass. Raises TooManyWays."""
         self.budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
         found: list[Way] = []
         for a, b in itertools.product(one, other):
@@ -330,11 +331,6 @@ class Evaluation:
         if isinstance(target, bool):
             return [Way()] if target else []
         return self.of_scope(target.scope).ways(target.pointer)
-
-
-def _as_it_is_read(evaluation: Evaluation, pointer: str) -> Evaluation:
-    entered = evaluation.reader.references.entered(evaluation.reader.scope, pointer)
-    return evaluation if entered == evaluation.reader.scope else evaluation.of_scope(entered)
 
 
 def expanded(

@@ -100,7 +100,9 @@ class Normaliser:
             "allOf": lambda schema, path: self.table.all(*self._list(schema, "allOf", path)),
             "anyOf": lambda schema, path: self.table.any(*self._list(schema, "anyOf", path)),
             "oneOf": self._one_of,
-            "not": self._not,
+            "not": lambda schema, path: self.table.negate(
+                self.schema(schema["not"], f"{path}/not"), path, "not"
+            ),
             "if": self._if,
             **dict.fromkeys(_DEPENDENCIES, self._dependencies),
             **{name: partial(self._reference, name) for name in ("$ref", "$recursiveRef", "$dynamicRef")},
@@ -418,10 +420,6 @@ class Normaliser:
         if not items:
             return FALSE
         return items[0] if len(items) == 1 else self.table.add(nodes.OneOf(tuple(items)), path, "oneOf")
-
-    def _not(self, schema: Schema, path: str) -> int:
-        inner = self.schema(schema["not"], f"{path}/not")
-        return self.table.negate(inner, path, "not")
 
     def _if(self, schema: Schema, path: str) -> int:
         if "then" not in schema and "else" not in schema:

@@ -214,7 +214,6 @@ class ArrayRules:
         return not any(self.is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Make a rule for each set of used values."""
         rules = {0: self.grammar.reserve(f"{hint}-set")}
         queue = [0]
         for used in queue:

@@ -143,10 +143,10 @@ class ObjectShapes:
         matched = tuple((v, True) for p, v in properties.fact.patterns if matches(pattern(p), name))
         return named + matched or ((properties.fact.rest, True),)
 
-    # Names that nobody listed
+    # Names that are not listed
 
     def _others(self, facts: list[nodes.Properties], names: list[str], language: Expr) -> list[Others]:
-        # A pattern that allows only what is allowed anyway tells no names apart.
+        # A pattern that allows what is allowed anyway does not separate names.
         telling = (p for f in facts for p, v in f.patterns if not v == f.rest == TRUE)
         patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
         classes = [_Class(language, frozenset())]

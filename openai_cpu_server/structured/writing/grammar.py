@@ -56,15 +56,13 @@ class GrammarBuilder:
         """Names are lower case, because readers give case a meaning."""
         stem = re.sub(r"[^a-z0-9]+", "-", hint.lower())[:24].strip("-")
         stem = stem if stem[:1].isalpha() else f"r{stem}"
-        count = self._counts[stem] = self._counts.get(stem, 0) + 1
-        return stem if count == 1 else self._numbered(stem, count)
-
-    def _numbered(self, stem: str, count: int) -> str:
-        while f"{stem}-{count}" in self._counts:
+        count = self._counts.get(stem, 0) + 1
+        while count > 1 and f"{stem}-{count}" in self._counts:
             count += 1
         self._counts[stem] = count
-        self._counts[f"{stem}-{count}"] = 1
-        return f"{stem}-{count}"
+        name = stem if count == 1 else f"{stem}-{count}"
+        self._counts.setdefault(name, 1)
+        return name
 
     def set(self, name: str, expr: Expr) -> None:
         self._budget.spend("rules")

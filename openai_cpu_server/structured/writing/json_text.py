@@ -104,12 +104,11 @@ class JsonText:
 
     def none_of(self, texts: list[str], content: Expr) -> Expr:
         """Exclude `texts`. Needless escapes are forbidden, because they would be other spellings."""
-        spelt = alt(*(self._spelt(text) for text in texts))
-        return seq(Text('"'), both(self._content(content), negate(spelt)), Text('"'))
-
-    def _spelt(self, text: str) -> Expr:
-        is_plain = text.isascii() and text.isprintable()
-        return Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text))
+        excluded = []
+        for text in texts:
+            is_plain = text.isascii() and text.isprintable()
+            excluded.append(Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text)))
+        return seq(Text('"'), both(self._content(content), negate(alt(*excluded))), Text('"'))
 
     def content(self, content: Expr) -> Expr:
         if content is ANY_CHAR:
