@@ -22,7 +22,7 @@ from openai_cpu_server.prompt.chat import ControlNames
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
-from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
 from openai_cpu_server.reader.messages import (
@@ -49,36 +49,56 @@ from openai_cpu_server.reader.messages import (
 )
 from openai_cpu_server.structured.compiler import grammar_maker
 
-
-class _Template:
-    def __init__(
-        self, source: ModelSource, template: ChatTemplate | None, vocabulary: Vocabulary, names: ControlNames
-    ) -> None:
-        chosen = source.tool_format  # the user's choice, else what suits the template
-        form = format_for(template) if chosen == "auto" else TOOL_FORMATS[chosen]
-        reasoning = _reasoning(source.reasoning_format, template)
-        self.prompts = ChatPrompts(template, vocabulary, form, names, reasoning)
-        self.facts = ReadTemplate(form.name, reasoning, "" if template is None else template.source)
+_OTHER_TEMPLATES = ("default", "rerank")
+"""Not for chats."""
+_MOST_TEMPLATES = 16
 
 
 class OpenedModel:
     def __init__(self, source: ModelSource) -> None:
+        self._source = source
         self.vocabulary = Vocabulary.open(Path(source.path))
         try:
             try_out(self.vocabulary)
-            self._read_templates(source)
+            self._read_templates()
         except BaseException:
             self.vocabulary.close()
             raise
 
-    def _read_templates(self, source: ModelSource) -> None:
+    def _read_templates(self) -> None:
         names = ControlNames(control_tokens(self.vocabulary))
-        template = _template(source, self.vocabulary)
-        self._opened = {"": _Template(source, template, self.vocabulary, names)}
-        for name, further in _further_templates(source, self.vocabulary):
-            self._opened[name] = _Template(source, further, self.vocabulary, names)
+        text = (
+            (self._source.chat_template or self.vocabulary.chat_template) if self._source.generates else None
+        )
+        template = None if text is None else self._compiled(text)
+        self.prompts = {"": self._chat_prompts(template, names)}
+        """By the name of the template, "" for chats."""
+        for name, further in self._further_templates():
+            self.prompts[name] = self._chat_prompts(further, names)
         rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
+
+    def _compiled(self, text: str) -> ChatTemplate:
+        return ChatTemplate(text, bos_text=self.vocabulary.bos_text, eos_text=self.vocabulary.eos_text)
+
+    def _further_templates(self) -> Iterator[tuple[str, ChatTemplate]]:
+        source, vocabulary = self._source, self.vocabulary
+        if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
+            return
+        names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
+        for name in [name for name in names if name not in _OTHER_TEMPLATES][:_MOST_TEMPLATES]:
+            if (text := vocabulary.named_chat_template(name)) is not None:
+                with contextlib.suppress(StartupError):
+                    yield name, self._compiled(text)
+
+    def _chat_prompts(self, template: ChatTemplate | None, names: ControlNames) -> ChatPrompts:
+        """The user's choice of formats goes before what suits the template."""
+        tool_format, reasoning_format = self._source.tool_format, self._source.reasoning_format
+        form = format_for(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
+        reasoning = None
+        if template is not None and reasoning_format != "none":
+            reasoning = template_reasoning(template, REASONING_FORMATS.get(reasoning_format))
+        return ChatPrompts(template, self.vocabulary, form, names, reasoning)
 
     @functools.cached_property
     def make_grammar(self) -> GrammarMaker:
@@ -86,9 +106,6 @@ class OpenedModel:
         for a vocabulary without end tokens."""
         trial = grammar_trial(self.vocabulary)
         return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
-
-    def prompts(self, template: str) -> ChatPrompts:
-        return self._opened[template].prompts
 
     def facts(self) -> VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
@@ -106,8 +123,8 @@ class OpenedModel:
             piece_ends=pieces.ends.tobytes(),
             silent=pieces.silent.tobytes(),
             longest_piece=vocabulary.longest_piece,
-            template=self._opened[""].facts if self._opened[""].prompts.has_template else None,
-            named={name: template.facts for name, template in self._opened.items() if name},
+            template=_template_facts(self.prompts[""]) if self.prompts[""].has_template else None,
+            named={name: _template_facts(prompts) for name, prompts in self.prompts.items() if name},
             rerank_answers=None if self.rerank is None else (self.rerank.yes, self.rerank.no),
         )
 
@@ -169,7 +186,7 @@ class ReaderWorker:
         conversation = msgspec.structs.replace(
             work.conversation, messages=messages, tools=tools, variables=variables
         )
-        return self._models[work.key].prompts(conversation.template).prompt(conversation)
+        return self._models[work.key].prompts[conversation.template].prompt(conversation)
 
 
 def _written(work: WriteTemplate) -> str:
@@ -196,33 +213,9 @@ def _kind(error: ServerError) -> str:
     return next((each.__name__ for each in bases if isinstance(error, each)), type(error).__name__)
 
 
-def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | None:
-    text = (source.chat_template or vocabulary.chat_template) if source.generates else None
-    if text is None:
-        return None
-    return ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
-
-
-_OTHERS = ("default", "rerank")
-"""Not for chats."""
-_MOST_TEMPLATES = 16
-
-
-def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[tuple[str, ChatTemplate]]:
-    if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
-        return
-    names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
-    for name in [name for name in names if name not in _OTHERS][:_MOST_TEMPLATES]:
-        if (text := vocabulary.named_chat_template(name)) is not None:
-            with contextlib.suppress(StartupError):
-                further = ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
-                yield name, further
-
-
-def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:
-    if template is None or name == "none":
-        return None
-    return template_reasoning(template, REASONING_FORMATS.get(name))
+def _template_facts(prompts: ChatPrompts) -> ReadTemplate:
+    source = "" if prompts.template is None else prompts.template.source
+    return ReadTemplate(prompts.tool_format.name, prompts.reasoning, source)
 
 
 def _profiled(work: FindProfile) -> Profiled:
