@@ -15,21 +15,8 @@ from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, RerankPrompts
-from openai_cpu_server.reader.messages import (
-    EncodeTexts,
-    FindProfile,
-    MakeGrammar,
-    ModelSource,
-    OpenPicture,
-    OpenSound,
-    Profiled,
-    ReadDocument,
-    RenderChat,
-    RenderRerank,
-    SoundOpened,
-    VocabularyFacts,
-    WriteTemplate,
-)
+from openai_cpu_server.reader import messages as wire
+from openai_cpu_server.reader.messages import ModelSource, VocabularyFacts
 from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkKind
 
 _LONG_CHARS = 128 * 1024
@@ -58,19 +45,19 @@ class ReadModel:
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
         """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
-        result = self._pool.do(OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
+        result = self._pool.do(wire.OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
         assert isinstance(result, Picture)
         return result
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
         """Decode a client's sound. Raises the same as `picture`."""
-        result = self._pool.do(OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
-        assert isinstance(result, SoundOpened)
+        result = self._pool.do(wire.OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
+        assert isinstance(result, wire.SoundOpened)
         return result.pieces
 
     def document(self, data: bytes, most_chars: int) -> str:
         """Return the text of a client's file. Raises the same as `picture`."""
-        result = self._pool.do(ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
+        result = self._pool.do(wire.ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
         assert isinstance(result, str)
         return result
 
@@ -82,7 +69,7 @@ class ReadModel:
         `messages`: None to check the template only.
         """
         longest_piece = self.facts.longest_piece or _LONGEST_PIECE
-        work = WriteTemplate(
+        work = wire.WriteTemplate(
             template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
         )
         result = self._pool.do(work, kind=WorkKind.PROGRAM)
@@ -119,7 +106,7 @@ class ReadTokenizer:
         return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
-        work = EncodeTexts(
+        work = wire.EncodeTexts(
             key=self._key.number,
             texts=[_sound(text) for text in texts],
             add_special=add_special,
@@ -157,7 +144,7 @@ class ReadPrompts:
     def prompt(self, conversation: Conversation) -> ChatPrompt:
         texts = json.dumps([conversation.messages, conversation.tools, conversation.variables])
         others = msgspec.structs.replace(conversation, messages=(), tools=(), variables={})
-        work = RenderChat(self.key.number, others, texts.encode())
+        work = wire.RenderChat(self.key.number, others, texts.encode())
         result = self.pool.do(work, model=self.key, kind=_kind_of(len(texts)))
         assert isinstance(result, ChatPrompt)
         return result
@@ -172,7 +159,7 @@ class ReadRerank:
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
         texts = [_sound(text) for text in documents]
-        work = RenderRerank(key=self.key.number, query=_sound(query), documents=texts)
+        work = wire.RenderRerank(key=self.key.number, query=_sound(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
         result = self.pool.do(work, model=self.key, kind=_kind_of(num_chars))
         assert isinstance(result, list)
@@ -188,7 +175,7 @@ class ReadGrammars:
         """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
         rejected like a wrong one."""
         try:
-            work = MakeGrammar(self.key.number, order)
+            work = wire.MakeGrammar(self.key.number, order)
             result = self.pool.do(work, model=self.key, kind=WorkKind.PROGRAM)
         except (DeadlyInput, InvalidRequest) as error:
             return RefusedGrammar(str(error), error.code)
@@ -198,10 +185,10 @@ class ReadGrammars:
 
 def profiled(
     pool: ReaderPool, options: EngineOptions, profile_dir: str, user_options: frozenset[str]
-) -> Profiled:
+) -> wire.Profiled:
     """Return the options with the profile of `tune`, except those in `user_options`."""
-    result = pool.do(FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
-    assert isinstance(result, Profiled)
+    result = pool.do(wire.FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
+    assert isinstance(result, wire.Profiled)
     return result
 
 

@@ -24,29 +24,9 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
-from openai_cpu_server.reader.messages import (
-    CloseModel,
-    EncodeTexts,
-    FindProfile,
-    MakeGrammar,
-    ModelOpened,
-    ModelSource,
-    OpenModel,
-    OpenPicture,
-    OpenSound,
-    Profiled,
-    ReadDocument,
-    ReadTemplate,
-    RenderChat,
-    RenderRerank,
-    Result,
-    SoundOpened,
-    VocabularyFacts,
-    Work,
-    WorkRefused,
-    WriteTemplate,
-)
+from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.structured.compiler import grammar_maker
 
 _OTHER_TEMPLATES = ("default", "rerank")
@@ -107,9 +87,9 @@ class OpenedModel:
         trial = grammar_trial(self.vocabulary)
         return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
 
-    def facts(self) -> VocabularyFacts:
+    def facts(self) -> wire.VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
-        return VocabularyFacts(
+        return wire.VocabularyFacts(
             vocab_size=vocabulary.vocab_size,
             bos=vocabulary.bos,
             eos=vocabulary.eos,
@@ -133,55 +113,55 @@ class ReaderWorker:
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
 
-    def do(self, work: Work) -> Result:
+    def do(self, work: wire.Work) -> wire.Result:
         """Return the result or the failure. Raises only panics of native code."""
         try:
             return self._done(work)
         except ServerError as error:
             param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
-            return WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
+            return wire.WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
         except (MemoryError, RecursionError) as error:
             message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
-            return WorkRefused(kind=InvalidRequest.__name__, message=message)
+            return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
 
-    def _done(self, work: Work) -> Result:
+    def _done(self, work: wire.Work) -> wire.Result:
         match work:
-            case OpenModel():
+            case wire.OpenModel():
                 return self._opened(work)
-            case CloseModel(key=key):
+            case wire.CloseModel(key=key):
                 self._close(key)
                 return None
-            case EncodeTexts():
+            case wire.EncodeTexts():
                 vocabulary = self._models[work.key].vocabulary
                 return vocabulary.encode_all(
                     work.texts, add_special=work.add_special, parse_special=work.parse_special
                 )
-            case RenderChat():
+            case wire.RenderChat():
                 return self._rendered(work)
-            case RenderRerank():
+            case wire.RenderRerank():
                 template = self._models[work.key].rerank
                 assert template is not None, "the model has no template for reranking"
                 return [*map(list, template.prompts(work.query, work.documents))]
-            case MakeGrammar(order=order):
+            case wire.MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
-            case WriteTemplate():
+            case wire.WriteTemplate():
                 return _written(work)
-            case OpenPicture() | OpenSound() | ReadDocument():
+            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument():
                 return _decoded(work)
-            case FindProfile():
+            case wire.FindProfile():
                 return _profiled(work)
 
-    def _opened(self, work: OpenModel) -> ModelOpened:
+    def _opened(self, work: wire.OpenModel) -> wire.ModelOpened:
         model = self._models[work.key] = OpenedModel(work.source)
         facts = model.facts()
         digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
-        return ModelOpened(digest=digest, facts=None if work.is_known else facts)
+        return wire.ModelOpened(digest=digest, facts=None if work.is_known else facts)
 
     def _close(self, key: int) -> None:
         if (closed := self._models.pop(key, None)) is not None:
             closed.vocabulary.close()
 
-    def _rendered(self, work: RenderChat) -> ChatPrompt:
+    def _rendered(self, work: wire.RenderChat) -> ChatPrompt:
         messages, tools, variables = json.loads(work.texts)
         conversation = msgspec.structs.replace(
             work.conversation, messages=messages, tools=tools, variables=variables
@@ -189,7 +169,7 @@ class ReaderWorker:
         return self._models[work.key].prompts[conversation.template].prompt(conversation)
 
 
-def _written(work: WriteTemplate) -> str:
+def _written(work: wire.WriteTemplate) -> str:
     template = GoTemplate(work.template, "template")
     if work.messages is None:
         return ""
@@ -198,12 +178,12 @@ def _written(work: WriteTemplate) -> str:
     return template.prompt(work.messages, work.suffix, most_chars=work.most_chars)
 
 
-def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> Picture | SoundOpened | str:
-    if isinstance(work, OpenPicture):
+def _decoded(work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument) -> Picture | wire.SoundOpened | str:
+    if isinstance(work, wire.OpenPicture):
         return decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
-    if isinstance(work, OpenSound):
+    if isinstance(work, wire.OpenSound):
         bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
-        return SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
+        return wire.SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
     return document_text(work.data, most_chars=work.most_chars)
 
 
@@ -213,13 +193,13 @@ def _kind(error: ServerError) -> str:
     return next((each.__name__ for each in bases if isinstance(error, each)), type(error).__name__)
 
 
-def _template_facts(prompts: ChatPrompts) -> ReadTemplate:
+def _template_facts(prompts: ChatPrompts) -> wire.ReadTemplate:
     source = "" if prompts.template is None else prompts.template.source
-    return ReadTemplate(prompts.tool_format.name, prompts.reasoning, source)
+    return wire.ReadTemplate(prompts.tool_format.name, prompts.reasoning, source)
 
 
-def _profiled(work: FindProfile) -> Profiled:
+def _profiled(work: wire.FindProfile) -> wire.Profiled:
     profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
     if profile is None:
-        return Profiled(work.options, None)
-    return Profiled(profile.applied(work.options, given=work.user_options), str(profile))
+        return wire.Profiled(work.options, None)
+    return wire.Profiled(profile.applied(work.options, given=work.user_options), str(profile))
