@@ -4,10 +4,8 @@ call is reported as content."""
 
 from __future__ import annotations
 
-from typing import Union
-
 from openai_cpu_server.prompt.template import PromptTemplate
-from openai_cpu_server.prompt.tool_formats.form import CallForm
+from openai_cpu_server.prompt.tool_formats.form import ToolFormat as ToolFormat
 from openai_cpu_server.prompt.tool_formats.forms import FORMS, GENERIC
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader as HarmonyReader
@@ -26,8 +24,7 @@ from openai_cpu_server.prompt.tool_formats.reader import TextReader as TextReade
 from openai_cpu_server.prompt.tool_formats.reader import ThinkingText as ThinkingText
 from openai_cpu_server.prompt.tool_formats.reader import WrittenCall as WrittenCall
 
-ToolFormat = Union[CallForm, HarmonyFormat]
-_TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat())
+_TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat("harmony"))
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}
 
 

@@ -26,6 +26,7 @@ from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     HeadGate,
     MarkerGate,
+    OutputReader,
     RawNames,
     ToolReader,
     WrittenCall,
@@ -48,7 +49,7 @@ class CallIds(enum.Enum):
     NAMED = "the function's name and the call's number in its message"
 
 
-class CallForm(msgspec.Struct, frozen=True):
+class ToolFormat(msgspec.Struct, frozen=True):
     """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments,
     `tail`. Grammars are GBNF: the root's expression, then lines of rules."""
 
@@ -171,7 +172,7 @@ class CallForm(msgspec.Struct, frozen=True):
 
     # Reading
 
-    def reader(self, functions: RawNames, *, at_start: bool = False) -> ToolReader:
+    def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
         """Return a reader. With `at_start` the output begins with calls or has none."""
         if self.marker:
             gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)
