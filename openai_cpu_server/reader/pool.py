@@ -32,20 +32,9 @@ from openai_cpu_server.errors import (
     TemplateFailed,
 )
 from openai_cpu_server.fairness import FairQueue
+from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
-from openai_cpu_server.reader.messages import (
-    SHARE_S,
-    CloseModel,
-    ModelOpened,
-    ModelSource,
-    OpenModel,
-    ReaderStart,
-    Result,
-    VocabularyFacts,
-    Work,
-    WorkRefused,
-    WorkReply,
-)
+from openai_cpu_server.reader.messages import SHARE_S, ModelSource, Result, Work
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +48,7 @@ _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
 _encoder = msgspec.msgpack.Encoder()
-_replies = msgspec.msgpack.Decoder(WorkReply)
+_replies = msgspec.msgpack.Decoder(wire.WorkReply)
 
 
 class ReadersUnusable(EngineUnavailable):
@@ -93,12 +82,12 @@ class OpenedKey(NamedTuple):
 class _Reader:
     """Process, used by the thread that has borrowed its place."""
 
-    def __init__(self, child: ReaderChild, start: ReaderStart) -> None:
+    def __init__(self, child: ReaderChild, start: wire.ReaderStart) -> None:
         self.child = child
         self.open_models: set[int] = set()
         child.send(_encoder.encode(start))
 
-    def do(self, work: Work) -> WorkReply:
+    def do(self, work: Work) -> wire.WorkReply:
         self.child.send(_encoder.encode(work))
         try:
             return _replies.decode(self.child.receive())
@@ -183,10 +172,10 @@ class ReaderPool:
     def pids(self) -> list[int]:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
 
-    def open(self, source: ModelSource) -> tuple[OpenedKey, VocabularyFacts]:
+    def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
         number = next(self._numbers)
-        work = OpenModel(key=number, source=source, is_known=False)
+        work = wire.OpenModel(key=number, source=source, is_known=False)
         try:
             with self._borrowed(WorkKind.QUICK) as place:
                 opened = self._tried(place, work, None)
@@ -198,7 +187,7 @@ class ReaderPool:
             raise StartupError(str(error)) from None
         except (NativePanic, InvalidRequest, EngineUnavailable) as error:
             raise StartupError(f"{source.path} cannot be read: {error}") from None
-        assert isinstance(opened, ModelOpened)
+        assert isinstance(opened, wire.ModelOpened)
         assert opened.facts is not None
         key = OpenedKey(number, source, opened.digest)
         return key, opened.facts
@@ -315,7 +304,7 @@ class ReaderPool:
         closed_models, place.closed_models = place.closed_models, set()
         for number in closed_models & reader.open_models:
             reader.open_models.discard(number)
-            reader.do(CloseModel(number))
+            reader.do(wire.CloseModel(number))
         if model is not None and model.number not in reader.open_models:
             self._open_again(reader, model)
         reply = reader.do(work)
@@ -324,17 +313,17 @@ class ReaderPool:
             reader.child.close()
             with contextlib.suppress(RuntimeError):  # `close` came first
                 self._starter.submit(self._start, place)
-        if isinstance(reply.result, WorkRefused):
+        if isinstance(reply.result, wire.WorkRefused):
             raise _raised(reply.result)
         return reply.result
 
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
-        result = reader.do(OpenModel(key=model.number, source=model.source, is_known=True)).result
-        if isinstance(result, ModelOpened) and result.digest == model.digest:
+        result = reader.do(wire.OpenModel(key=model.number, source=model.source, is_known=True)).result
+        if isinstance(result, wire.ModelOpened) and result.digest == model.digest:
             reader.open_models.add(model.number)
             return
-        why = result.message if isinstance(result, WorkRefused) else "it has another vocabulary"
-        reader.do(CloseModel(model.number))
+        why = result.message if isinstance(result, wire.WorkRefused) else "it has another vocabulary"
+        reader.do(wire.CloseModel(model.number))
         message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
 
@@ -351,7 +340,7 @@ class ReaderPool:
         if place.reader is None:
             try:
                 opens_media = self._opens_media and place.kinds[0] is WorkKind.MEDIA
-                start = ReaderStart(self._folders, opens_media, self._share_s)
+                start = wire.ReaderStart(self._folders, opens_media, self._share_s)
                 place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
@@ -362,7 +351,7 @@ def _digest(work: Work) -> bytes:
     return hashlib.sha256(_encoder.encode(work)).digest()
 
 
-def _raised(refused: WorkRefused) -> ServerError:
+def _raised(refused: wire.WorkRefused) -> ServerError:
     if refused.kind == InvalidRequest.__name__:
         return InvalidRequest(refused.message, param=refused.param, code=refused.code)
     kinds = {each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)}
