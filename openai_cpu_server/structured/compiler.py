@@ -46,7 +46,7 @@ from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language, rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, expanded
-from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
+from openai_cpu_server.structured.schema.nodes import JsonKind, Scalars, Size
 from openai_cpu_server.structured.schema.normalise import SchemaReaders
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
 from openai_cpu_server.structured.values.objects import ObjectRules, ObjectShape, ObjectShapes
@@ -185,7 +185,7 @@ class _Compiler:
 
     def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
         if shape.low > len(shape.members) + bool(shape.others):
-            counts = [f for f in branch if isinstance(f.node, PropertyCount) and f.node.low == shape.low]
+            counts = [f for f in branch if isinstance(f.node, Size) and f.node.low == shape.low]
             path, keyword = self._table.place(counts[0].number)
             self._report.refuse(path, keyword, "over 1 cannot be enforced on names that may repeat")
             shape = shape.without_low()

@@ -82,10 +82,9 @@ class _State(msgspec.Struct):
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
-def limits_of(
-    branch: Branch, kind: type[nodes.Length | nodes.Count | nodes.PropertyCount]
-) -> tuple[int, int | None]:
-    found = [f.node for f in branch if isinstance(f.node, kind)]
+def limits_of(branch: Branch) -> tuple[int, int | None]:
+    """Return the least and the greatest size, or None for no limit."""
+    found = [f.node for f in branch if isinstance(f.node, nodes.Size)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
 

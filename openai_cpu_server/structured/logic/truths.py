@@ -101,7 +101,8 @@ class PlainTruths:
             return None
         if isinstance(node, nodes.LeftOut):
             return None if node.kind in (kind, None) else is_true
-        return None if KIND_OF[type(node)] is kind else is_true
+        concerned = node.kind if isinstance(node, nodes.Size) else KIND_OF[type(node)]
+        return None if concerned is kind else is_true
 
 
 STAYS_NEGATED = (nodes.Pattern, nodes.Format, nodes.Integer, nodes.MultipleOf, nodes.Scalars)
@@ -110,10 +111,9 @@ STAYS_NEGATED = (nodes.Pattern, nodes.Format, nodes.Integer, nodes.MultipleOf, n
 
 def complement(node: Node, table: NodeTable) -> int | None:
     """Return None if no grammar can express it."""
-    if isinstance(node, (nodes.Minimum, nodes.Maximum)):
-        other = nodes.Maximum if isinstance(node, nodes.Minimum) else nodes.Minimum
-        return table.add(other(Bound(node.bound.value, not node.bound.is_open)))
-    if isinstance(node, (nodes.Length, nodes.Count, nodes.PropertyCount, nodes.Contains)):
+    if isinstance(node, nodes.Limit):
+        return table.add(nodes.Limit(Bound(node.bound.value, not node.bound.is_open), not node.is_upper))
+    if isinstance(node, (nodes.Size, nodes.Contains)):
         below = table.add(replace(node, low=0, high=node.low - 1)) if node.low else FALSE
         above = FALSE if node.high is None else table.add(replace(node, low=node.high + 1, high=None))
         return table.any(below, above)
@@ -164,9 +164,9 @@ def _some_item(node: nodes.Items, table: NodeTable) -> int | None:
     options = []
     for i, item in enumerate(node.prefix):
         wrong = table.add(nodes.Items((TRUE,) * i + (table.negate(item),), TRUE))
-        options.append(table.all(table.add(nodes.Count(i + 1, None)), wrong))
+        options.append(table.all(table.add(nodes.Size(JsonKind.ARRAY, i + 1, None)), wrong))
     if node.rest == FALSE:
-        options.append(table.add(nodes.Count(len(node.prefix) + 1, None)))
+        options.append(table.add(nodes.Size(JsonKind.ARRAY, len(node.prefix) + 1, None)))
     elif node.rest != TRUE:
         if node.prefix:
             return None
@@ -191,7 +191,7 @@ def _some_property(node: nodes.Properties, table: NodeTable) -> int:
 def _some_name(node: nodes.PropertyNames, table: NodeTable) -> int | None:
     inner = table[node.name]
     if node.name == FALSE:
-        return table.add(nodes.PropertyCount(1, None))
+        return table.add(nodes.Size(JsonKind.OBJECT, 1, None))
     if isinstance(inner, nodes.Pattern):
         return table.add(nodes.SomeProperty(None, ((), (inner.pattern,)), TRUE))
     if isinstance(inner, nodes.Negation) and isinstance(pattern := table[inner.item], nodes.Pattern):

@@ -77,19 +77,19 @@ class Normaliser:
         """Keywords that belong together share a handler, which runs at the first of them."""
         return {
             "type": self._type,
-            "minimum": partial(self._bound, nodes.Minimum, "minimum", "exclusiveMinimum"),
-            "maximum": partial(self._bound, nodes.Maximum, "maximum", "exclusiveMaximum"),
-            "exclusiveMinimum": partial(self._open_bound, nodes.Minimum, "exclusiveMinimum"),
-            "exclusiveMaximum": partial(self._open_bound, nodes.Maximum, "exclusiveMaximum"),
+            "minimum": partial(self._bound, False, "minimum", "exclusiveMinimum"),
+            "maximum": partial(self._bound, True, "maximum", "exclusiveMaximum"),
+            "exclusiveMinimum": partial(self._open_bound, False, "exclusiveMinimum"),
+            "exclusiveMaximum": partial(self._open_bound, True, "exclusiveMaximum"),
             "multipleOf": self._multiple_of,
-            **self._counting("minLength", "maxLength", nodes.Length),
+            **self._counting("minLength", "maxLength", JsonKind.STRING),
             "pattern": lambda schema, path: self._pattern(
                 schema["pattern"], path, "pattern", JsonKind.STRING
             ),
             "format": self._format,
-            **self._counting("minItems", "maxItems", nodes.Count),
+            **self._counting("minItems", "maxItems", JsonKind.ARRAY),
             "uniqueItems": self._unique,
-            **self._counting("minProperties", "maxProperties", nodes.PropertyCount),
+            **self._counting("minProperties", "maxProperties", JsonKind.OBJECT),
             "enum": self._enum,
             "const": lambda schema, path: self._values([schema["const"]], path, "const"),
             **dict.fromkeys(_PROPERTY_KEYWORDS, self._properties),
@@ -204,23 +204,15 @@ class Normaliser:
             raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
         return exact(value)
 
-    def _bound(
-        self,
-        kind: type[nodes.Minimum | nodes.Maximum],
-        keyword: str,
-        exclusive: str,
-        schema: Schema,
-        path: str,
-    ) -> int:
+    def _bound(self, is_upper: bool, keyword: str, exclusive: str, schema: Schema, path: str) -> int:
         bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
-        return self.table.add(kind(bound), path, keyword)
+        return self.table.add(nodes.Limit(bound, is_upper), path, keyword)
 
-    def _open_bound(
-        self, kind: type[nodes.Minimum | nodes.Maximum], keyword: str, schema: Schema, path: str
-    ) -> int:
+    def _open_bound(self, is_upper: bool, keyword: str, schema: Schema, path: str) -> int:
         if isinstance(schema[keyword], bool):
             return TRUE
-        return self.table.add(kind(Bound(self._decimal(schema, keyword, path), True)), path, keyword)
+        bound = Bound(self._decimal(schema, keyword, path), True)
+        return self.table.add(nodes.Limit(bound, is_upper), path, keyword)
 
     def _multiple_of(self, schema: Schema, path: str) -> int:
         step = self._decimal(schema, "multipleOf", path)
@@ -241,12 +233,10 @@ class Normaliser:
             raise InvalidSchema(path, f"'{keyword}' must be a non-negative integer")
         return int(value)
 
-    def _counting(
-        self, least: str, most: str, kind: type[nodes.Length | nodes.Count | nodes.PropertyCount]
-    ) -> dict[str, Callable[[Schema, str], int]]:
+    def _counting(self, least: str, most: str, kind: JsonKind) -> dict[str, Callable[[Schema, str], int]]:
         def read(schema: Schema, path: str) -> int:
             low, high = self._counts(schema, least, most, path)
-            return self.table.add(kind(low, high), path, least if low else most)
+            return self.table.add(nodes.Size(kind, low, high), path, least if low else most)
 
         return {least: read, most: read}
 
@@ -308,7 +298,7 @@ class Normaliser:
             parts = (
                 nodes.Types(frozenset({"array"})),
                 nodes.Items(items, FALSE),
-                nodes.Count(len(items), len(items)),
+                nodes.Size(JsonKind.ARRAY, len(items), len(items)),
             )
             return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
         if isinstance(value, dict):

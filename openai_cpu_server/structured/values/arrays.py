@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
 from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
-from openai_cpu_server.structured.schema.nodes import Contains, Count, Items, Unique
+from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
@@ -56,7 +56,7 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
         return None
     banned = [n.without for n in needs if n.high == 0]
     prefix, rest = _items([f.node for f in branch if isinstance(f.node, Items)], join(*banned))
-    low, high = limits_of(branch, Count)
+    low, high = limits_of(branch)
     places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
     if not goals.satisfiable(rest):
         places.append(len(prefix))

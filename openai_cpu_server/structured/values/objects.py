@@ -125,7 +125,7 @@ class ObjectShapes:
         order: list[str],
         required: tuple[str, ...],
     ) -> ObjectShape | None:
-        low, high = limits_of(branch, nodes.PropertyCount)
+        low, high = limits_of(branch)
         fewest = sum(m.is_required for m in members)
         if high is not None and (high < low or high < fewest):
             return None

@@ -38,6 +38,7 @@ from openai_cpu_server.structured.scalars.numbers import (
     PLAIN,
     SMALL,
     UNCOUNTED,
+    Bound,
     at_least,
     at_most,
     equal_to,
@@ -71,7 +72,7 @@ class StringLanguages:
     def _language(self, branch: Branch) -> Expr:
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in branch):
             return any_of(self._listed(branch))
-        low, high = limits_of(branch, nodes.Length)
+        low, high = limits_of(branch)
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[str]:
@@ -80,7 +81,7 @@ class StringLanguages:
     def _listed(self, branch: Branch) -> list[str]:
         lists = [f.node.strings for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
-        low, high = limits_of(branch, nodes.Length)
+        low, high = limits_of(branch)
         parts = self._parts(branch)
         return [x for x in common if self._fits(x, parts, low, high)]
 
@@ -100,7 +101,7 @@ class StringLanguages:
         skipped = [
             f
             for f in branch
-            if isinstance(f.node, nodes.Length) or (isinstance(f.node, nodes.Scalars) and f.is_true)
+            if isinstance(f.node, nodes.Size) or (isinstance(f.node, nodes.Scalars) and f.is_true)
         ]
         return [self._part(f.node, f.is_true) for f in branch if f not in skipped]
 
@@ -176,6 +177,7 @@ _LARGEST_MODULUS = 1_000
 _MOST_COUNTED = 32
 """Remainders that fit into the limit of states, times twice 20 digits."""
 _MOST_MULTIPLES = 1_500
+_NOT_NEGATIVE = nodes.Limit(Bound(Decimal(0), is_open=False), is_upper=False)
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
@@ -192,10 +194,7 @@ class NumberLanguages:
             return alt(*map(spelled, self.listed(within)))
         if not within:
             return seq(optional(literal("-")), FINITE) if branch else NUMBER
-        if all(
-            isinstance(f.node, nodes.Minimum) and f.node.bound.value == 0 and not f.node.bound.is_open
-            for f in within
-        ):
+        if all(f.node == _NOT_NEGATIVE for f in within):
             return NOT_NEGATIVE if within == branch else FINITE
         if _is_integer_range(within):
             return integers_between(*_integer_bounds(within))
@@ -213,10 +212,8 @@ class NumberLanguages:
 
     def _part(self, fact: Fact) -> Expr:
         node = fact.node
-        if isinstance(node, nodes.Minimum):
-            return at_least(node.bound)
-        if isinstance(node, nodes.Maximum):
-            return at_most(node.bound)
+        if isinstance(node, nodes.Limit):
+            return at_most(node.bound) if node.is_upper else at_least(node.bound)
         if isinstance(node, nodes.MultipleOf):
             found = self._multiples(fact, node.step)
         else:
@@ -237,34 +234,40 @@ class NumberLanguages:
 
 def _is_beyond_doubles(fact: Fact) -> bool:
     node = fact.node
-    if isinstance(node, nodes.Minimum):
-        return node.bound.value <= -_LARGEST_DOUBLE and not node.bound.is_open
-    return isinstance(node, nodes.Maximum) and node.bound.value >= _LARGEST_DOUBLE and not node.bound.is_open
+    if not isinstance(node, nodes.Limit) or node.bound.is_open:
+        return False
+    value = node.bound.value
+    return value >= _LARGEST_DOUBLE if node.is_upper else value <= -_LARGEST_DOUBLE
 
 
 def _is_range(branch: Branch) -> bool:
-    return all(isinstance(f.node, (nodes.Minimum, nodes.Maximum)) for f in branch)
+    return all(isinstance(f.node, nodes.Limit) for f in branch)
 
 
 def _small(branch: Branch) -> Expr:
     if not _is_range(branch):
         return NOTHING
-    low = max((f.node.bound.value for f in branch if isinstance(f.node, nodes.Minimum)), default=Decimal(-1))
-    high = min((f.node.bound.value for f in branch if isinstance(f.node, nodes.Maximum)), default=Decimal(1))
+    lows, highs = _bounds(branch)
+    low = max((bound.value for bound in lows), default=Decimal(-1))
+    high = min((bound.value for bound in highs), default=Decimal(1))
     positive = SMALL if low <= 0 and high >= 1 else NOTHING
     negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
     return alt(positive, negative)
 
 
 def _is_integer_range(branch: Branch) -> bool:
-    bounds = [f for f in branch if isinstance(f.node, (nodes.Minimum, nodes.Maximum))]
+    bounds = [f for f in branch if isinstance(f.node, nodes.Limit)]
     integer = [f for f in branch if isinstance(f.node, nodes.Integer) and f.is_true]
     return bool(bounds and integer) and len(bounds) + len(integer) == len(branch)
 
 
+def _bounds(branch: Branch) -> tuple[list[Bound], list[Bound]]:
+    limits = [f.node for f in branch if isinstance(f.node, nodes.Limit)]
+    return [x.bound for x in limits if not x.is_upper], [x.bound for x in limits if x.is_upper]
+
+
 def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
-    lows = [f.node.bound for f in branch if isinstance(f.node, nodes.Minimum)]
-    highs = [f.node.bound for f in branch if isinstance(f.node, nodes.Maximum)]
+    lows, highs = _bounds(branch)
     least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
     greatest = [math.ceil(b.value) - 1 if b.is_open else math.floor(b.value) for b in highs]
     return max(least, default=None), min(greatest, default=None)
@@ -280,8 +283,7 @@ def few_integers(branch: Branch, most: int) -> range | None:
 
 def _listed_multiples(branch: Branch) -> list[int] | None:
     steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
-    bounds = tuple(f for f in branch if isinstance(f.node, (nodes.Minimum, nodes.Maximum)))
-    low, high = _integer_bounds(bounds)
+    low, high = _integer_bounds(branch)
     if not steps or not _is_integer(branch) or low is None or high is None:
         return None
     step = max(steps)
@@ -317,10 +319,10 @@ def _holds(fact: Fact, value: Decimal) -> bool:
 
 def _is_so(fact: Fact, value: Decimal) -> bool:
     node = fact.node
-    if isinstance(node, nodes.Minimum):
-        return value > node.bound.value if node.bound.is_open else value >= node.bound.value
-    if isinstance(node, nodes.Maximum):
-        return value < node.bound.value if node.bound.is_open else value <= node.bound.value
+    if isinstance(node, nodes.Limit):
+        if value == node.bound.value:
+            return not node.bound.is_open
+        return (value < node.bound.value) == node.is_upper
     if isinstance(node, nodes.MultipleOf):
         return Fraction(value) % Fraction(node.step) == 0
     if isinstance(node, nodes.Scalars):
