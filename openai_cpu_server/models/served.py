@@ -20,9 +20,8 @@ from openai_cpu_server.contract.media import BLIND, DEAF, Picture, Sound
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import EngineUnavailable, InvalidRequest, wrong
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker
+from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker, RerankPrompts
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
-from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 LOWEST = -9999.0

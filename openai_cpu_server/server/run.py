@@ -43,7 +43,7 @@ from openai_cpu_server.http.server import WebServer, room_for_connections
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing

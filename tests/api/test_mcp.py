@@ -24,7 +24,7 @@ from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer

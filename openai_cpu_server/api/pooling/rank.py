@@ -33,7 +33,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.errors import InputTooLong, InvalidRequest, missing, wrong
-from openai_cpu_server.prompt.rerank_template import RerankPrompts
+from openai_cpu_server.prompt.chat_prompts import RerankPrompts
 
 _PREFIX = "rerank-"
 _SOFTMAX = frozenset({"qwen3", "qwen3vl"})
