@@ -249,4 +249,4 @@ def _profiled(work: FindProfile) -> Profiled:
     profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
     if profile is None:
         return Profiled(work.options, None)
-    return Profiled(profile.applied(work.options, given=work.given), str(profile))
+    return Profiled(profile.applied(work.options, work.given), str(profile))

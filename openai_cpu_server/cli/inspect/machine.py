@@ -18,7 +18,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
+from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
@@ -210,7 +210,7 @@ def best_known(
     """Return the stored curve with the most similar options."""
     known = [
         MeasuredCurve(key, curve)
-        for key, curve in known_curves(model, cache_dir)
+        for key, curve in curves(cache_dir).of_model(model)
         if key.split is None or options.offload.wants_device
     ]
 

@@ -25,11 +25,10 @@ from openai_cpu_server.kernels.tensors import Computing
 from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, Tensor, TensorType, file_tensors
-from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
+from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
 STEPS = (1, 4, 16, 64)
 """Tokens of the compared steps."""
 _VALUES = 1 << 21
@@ -45,19 +44,10 @@ _EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.
 _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
 
 
-class LayoutKey(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    model: ModelFacts
-    machine: MachineFacts
+class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
+    VERSION = 1
     products: str | None
     """Instruction set of our kernel, or None if it is off."""
-
-    @classmethod
-    def of(cls, path: Path, products: str | None) -> LayoutKey:
-        """Return the key of a model file. Raises `StartupError` if it is not a model."""
-        return cls(
-            version=_VERSION, model=ModelFacts.of(path), machine=MachineFacts.here(), products=products
-        )
 
 
 def chosen_layout(
@@ -68,11 +58,20 @@ def chosen_layout(
 
     Without a folder to store the decision, weights stay unchanged.
     """
-    if options.cost_dir is None:
-        return _as_asked(WeightLayout(), options)
-    kept = Measurements(Path(options.cost_dir))
-    key = LayoutKey.of(header.path, kernels.products.instruction_set)
-    return _as_asked(kept.get(key, WeightLayout) or _decided(header, kernels, kept, key, pause), options)
+    layout = None
+    if options.cost_dir is not None:
+        layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
+        key = LayoutKey.here(header.path, products=kernels.products.instruction_set)
+        layout = layouts.get(key)
+        if layout is None:
+            started = time.monotonic()
+            layout = faster_layout(list(timed_products(header, kernels, pause)))
+            if layouts.put(key, layout):
+                ms = 1000 * (time.monotonic() - started)
+                logger.info("weights: %s (measured once for a file, in %.0f ms)", layout, ms)
+            else:
+                layout = None  # the engine that replaces this one would find something else
+    return _with_option(layout or WeightLayout(), options)
 
 
 def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
@@ -83,33 +82,18 @@ def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
 
 def known_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
     """Return the stored layout without measuring, else the default."""
-    if options.cost_dir is None:
-        return _as_asked(WeightLayout(), options)
-    known = (_VERSION, ModelFacts.of(header.path), MachineFacts.here())
-    kept = Measurements(Path(options.cost_dir)).all_of(LayoutKey, WeightLayout)
-    found = (layout for key, layout in kept if (key.version, key.model, key.machine) == known)
-    return _as_asked(next(found, WeightLayout()), options)
+    stored = []
+    if options.cost_dir is not None:
+        stored = Measured(Path(options.cost_dir), LayoutKey, WeightLayout).of_model(header.path)
+    return _with_option(stored[0][1] if stored else WeightLayout(), options)
 
 
-def _as_asked(layout: WeightLayout, options: EngineOptions) -> WeightLayout:
+def _with_option(layout: WeightLayout, options: EngineOptions) -> WeightLayout:
     return layout if options.repack is None else msgspec.structs.replace(layout, repacked=options.repack)
 
 
 def _library() -> KernelLibrary:
     return KernelLibrary(ctypes.CDLL(str(library_path())))
-
-
-def _decided(
-    header: GgufHeader, kernels: Kernels, kept: Measurements, key: LayoutKey, pause: Callable[[], None]
-) -> WeightLayout:
-    started = time.monotonic()
-    layout = faster_layout(list(timed_products(header, kernels, pause)))
-    if not kept.put(key, layout):
-        return WeightLayout()  # the engine that replaces this one would find something else
-    logger.info(
-        "weights: %s (measured once for a file, in %.0f ms)", layout, 1000 * (time.monotonic() - started)
-    )
-    return layout
 
 
 class _Group(NamedTuple):
