@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Kernels, ModelInfo, ModelKind, WeightLayout
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo, ModelKind
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
@@ -26,13 +25,12 @@ from openai_cpu_server.llama.cells.context import (
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.loading import switch_kernels
-from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
+from openai_cpu_server.llama.loading import ModelPlan, switch_kernels
+from openai_cpu_server.llama.measure.layout import leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
 """Inputs of one step, each a sequence."""
@@ -145,17 +143,11 @@ class LlamaEmbedder:
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:
             kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
-            free_bytes = max(0, machine.free_memory() - total_bytes(model_files(header)))
-            weights = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
-            leave_to_ggml(weights, kernels)
-            places = chosen_places(options, machine.free_memory())
-            model = Model.open(
-                header,
-                repack=weights.repacked,
-                reads_weights=options.reads_weights,
-                on_progress=on_progress,
-                places=places.native,
-            )
+            memory = machine.free_memory()
+            free_bytes = max(0, memory - total_bytes(model_files(header)))
+            plan = ModelPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
+            leave_to_ggml(plan.weights, kernels)
+            model = plan.open(options, on_progress)
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
             max_input = longest_input(options, model.context_trained, vocabulary.vocab_size, free_bytes)
@@ -166,11 +158,10 @@ class LlamaEmbedder:
                 step_tokens=embedding_tokens(max_input),
                 threads=options.threads_batch or options.threads or machine.num_threads(),
                 flash_attention=options.flash_attention,
-                cells_beside_layers=places.cells_beside_layers,
+                cells_beside_layers=plan.places.cells_beside_layers,
             )
             undo.callback(context.close)
-            info = _info(model, vocabulary, context, max_input, kernels, weights)
-            info = msgspec.structs.replace(info, placement=places.placement)
+            info = _info(model, vocabulary, context, max_input, kernels, plan)
             undo.pop_all()
         return cls(model, context, abort, info)
 
@@ -213,7 +204,7 @@ def _info(
     context: PoolingContext,
     max_input: int,
     kernels: Kernels,
-    weights: WeightLayout,
+    plan: ModelPlan,
 ) -> ModelInfo:
     return ModelInfo(
         path=str(model.path),
@@ -232,7 +223,8 @@ def _info(
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,
         kernels=kernels,
-        weights=weights,
+        weights=plan.weights,
+        placement=plan.places.placement,
         kind=model_kind(model.header),
         embedding_size=context.row_size,
         labels=_labels(model, context.row_size),

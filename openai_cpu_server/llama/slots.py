@@ -212,8 +212,8 @@ class SlotTable:
             self._store,
             self._open_slots,
             window=loaded.model.window,
-            scratch_slot=loaded.set_aside.scratch,
-            empty_slot=loaded.set_aside.padding,
+            scratch_slot=loaded.sequences.scratch_slot,
+            empty_slot=loaded.sequences.padding_slot,
         )
         self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)

@@ -50,8 +50,8 @@ class StepRunner:
         self._abort = loaded.abort
         self._context = loaded.context
         self._draft_model = loaded.draft_model
-        self._padding_slot = loaded.set_aside.padding
-        self._kept_slots = loaded.set_aside.kept
+        self._padding_slot = loaded.sequences.padding_slot
+        self._rollback_slots = loaded.sequences.rollback_slots
         self._computes_apart = loaded.model.is_computed_apart
         self._any_token = loaded.vocabulary.bos or 0
         self._slots = slots
@@ -129,8 +129,8 @@ class StepRunner:
         if not self._info.state_bytes:
             return {}
         slots = [span.slot for span in step.spans]
-        can_keep = len(slots) <= len(self._kept_slots) and not any(map(self._slots.is_behind, slots))
-        return dict(zip(slots, self._kept_slots, strict=False)) if can_keep else None
+        can_keep = len(slots) <= len(self._rollback_slots) and not any(map(self._slots.is_behind, slots))
+        return dict(zip(slots, self._rollback_slots, strict=False)) if can_keep else None
 
     @contextlib.contextmanager
     def _keeping(self, spans: Sequence[Span], kept: Mapping[int, int]) -> Iterator[None]:

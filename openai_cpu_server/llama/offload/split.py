@@ -21,17 +21,14 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
 from openai_cpu_server.llama.model.kv_size import (
-    NUM_COPYING,
-    SCORED_OUTPUTS,
     SLOTS_MAX,
     Elsewhere,
     KVType,
+    SequencePlan,
     batch_tokens,
     cell_bytes_by_layer,
     embedding_tokens,
-    kept_states,
     longest_input,
-    num_snapshots,
 )
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
@@ -233,16 +230,13 @@ class StepSizes(NamedTuple):
     @classmethod
     def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
         """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
-        snapshots = num_snapshots(options, sizes.state_bytes, has_window=sizes.has_windows)
-        kept = kept_states(options.max_seqs, sizes.state_bytes * (1 + snapshots), free_bytes)
-        guarded = options.max_seqs if sizes.has_windows else 0
-        sequences = options.max_seqs + NUM_COPYING + kept + guarded
+        plan = SequencePlan.of(options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows)
         return cls(
             cells=cells,
             tokens=batch_tokens(options),
-            outputs=max(options.max_seqs + SCORED_OUTPUTS, sequences),
-            sequences=sequences,
-            states=sequences * (1 + snapshots) if sizes.state_bytes else 0,
+            outputs=plan.num_outputs,
+            sequences=plan.num_sequences,
+            states=plan.num_states if sizes.state_bytes else 0,
             flash_attention=options.flash_attention,
         )
 
