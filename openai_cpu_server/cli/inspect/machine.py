@@ -154,9 +154,10 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
     if asked.gpu_layers == "auto":
         race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
-    why = "; ".join([*([split.why] if split.why else []), *fitting.idle_wishes]) or None
+    why = "; ".join([*([split.why] if split.why else []), *fitting.unused_options]) or None
     draft = _draft_split(options, device, machine)
-    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), why, measured, draft)
+    takes = split.device_bytes._asdict()
+    return DeviceFacts(device, asked.gpu_layers, str(split), takes, why, measured, draft)
 
 
 def _draft_split(options: EngineOptions, device: Device, machine: Machine) -> str | None:

@@ -89,11 +89,9 @@ class TokenBatch:
             slots += repeat(span.slot, length)
             wants += _wants(span)
             rows.append(_rows(span, num_outputs))
-            num_outputs += _num_outputs(span)
-        self._store(tokens, positions, slots, wants)
-        return BatchLayout(rows, num_outputs)
-
-    def _store(self, tokens: list[int], positions: list[int], slots: list[int], wants: list[int]) -> None:
+            # The last token's row may serve a target and the sample.
+            num_samples = span.sample and len(span.targets) < len(span.tokens)
+            num_outputs += len(span.targets) + num_samples + len(span.draft)
         count = len(tokens)
         assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
         self._tokens[:count] = tokens
@@ -102,6 +100,7 @@ class TokenBatch:
         self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
         self._wants_logits[:count] = wants
         self.native.n_tokens = count
+        return BatchLayout(rows, num_outputs)
 
 
 class PlacedRows(NamedTuple):
@@ -152,12 +151,6 @@ def _native_batch(**arrays: npt.NDArray[np.generic]) -> llama_cpp.llama_batch:
     for name, array in arrays.items():
         setattr(batch, name, array.ctypes.data_as(kinds[name]))
     return batch
-
-
-def _num_outputs(span: Span) -> int:
-    """The last token's row may serve a target and the sample."""
-    samples = span.sample and len(span.targets) < len(span.tokens)
-    return len(span.targets) + samples + len(span.draft)
 
 
 def _wants(span: Span) -> list[int]:

@@ -45,39 +45,33 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        self._arm(True)
+        self._set(is_armed=True, is_pressed=False)
         try:
             yield
         finally:
-            self._arm(False)
+            self._set(is_armed=False, is_pressed=False)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Delay a press until the computations inside are complete."""
-        self._hold(True)
+        self._set(is_held=True)
         try:
             yield
         finally:
-            self._hold(False)
+            self._set(is_held=False)
 
     def press(self) -> None:
         """Ask the running step to end. Any thread may call this at any time."""
-        with self._lock:
-            self._is_pressed = self._is_armed
-            self._show()
+        self._set(is_pressed=True)
 
-    def _arm(self, is_armed: bool) -> None:
+    def _set(
+        self, *, is_armed: bool | None = None, is_pressed: bool | None = None, is_held: bool | None = None
+    ) -> None:
         with self._lock:
-            self._is_armed, self._is_pressed = is_armed, False
-            self._show()
-
-    def _hold(self, is_held: bool) -> None:
-        with self._lock:
-            self._is_held = is_held
-            self._show()
-
-    def _show(self) -> None:
-        self._text[0] = b"\x01" if self._is_pressed and not self._is_held else b"\x00"
+            self._is_armed = self._is_armed if is_armed is None else is_armed
+            self._is_held = self._is_held if is_held is None else is_held
+            self._is_pressed = self._is_armed and (self._is_pressed if is_pressed is None else is_pressed)
+            self._text[0] = b"\x01" if self._is_pressed and not self._is_held else b"\x00"
 
 
 Logits = npt.NDArray[np.float32]

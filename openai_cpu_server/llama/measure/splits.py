@@ -23,7 +23,7 @@ from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey, Profile
 from openai_cpu_server.llama.measure.probe import Probe
 from openai_cpu_server.llama.offload.choice import device_for, fitting_for
-from openai_cpu_server.llama.offload.split import Fitting, Split, SplitKind
+from openai_cpu_server.llama.offload.split import Split, SplitKind, SplitPlanner
 
 logger = logging.getLogger(__name__)
 
@@ -227,21 +227,21 @@ def with_fastest_split(
     device = device_for(options.offload)
     if device is None:
         return options
-    fitting = fitting_for(options, device, (machine or Machine()).free_memory())
-    race = SplitRace(fitting.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
+    planner = fitting_for(options, device, (machine or Machine()).free_memory())
+    race = SplitRace(planner.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
     if not race.is_run and options.calibrate != "never":
         logger.info("measuring which split is the fastest (once for a model and a device)")
         race.run(lambda split: _timed_turn(options, split, on_progress))
     how = "measured" if race.times else "reckoned, not measured"
     logger.info("splits: %s (%s)", race.best(), how)
-    return msgspec.structs.replace(options, offload=fastest(race, fitting))
+    return msgspec.structs.replace(options, offload=fastest(race, planner))
 
 
-def fastest(race: SplitRace, fitting: Fitting) -> Offload:
+def fastest(race: SplitRace, planner: SplitPlanner) -> Offload:
     """Return the offload in place of `auto`, with a reason if it is the CPU alone."""
     if not race.best().is_cpu_alone:
         return race.best().offload
-    return Offload(given_up=race.why_cpu_alone() if race.times else fitting.why_nothing)
+    return Offload(given_up=race.why_cpu_alone() if race.times else planner.why_cpu_alone)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:

@@ -69,7 +69,7 @@ class Model(NativeObject):
         log = native_log().cleared()
         progress = _Progress(on_progress)
         params.progress_callback = progress.callback
-        places.say(params)
+        places.apply_to(params)
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
         progress.raise_failure()
         if handle is None:

@@ -22,7 +22,7 @@ from openai_cpu_server.llama.model.kv_size import (
     encoder_memory,
 )
 from openai_cpu_server.llama.offload.devices import NativeSplit, as_named, devices
-from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, StepSizes
+from openai_cpu_server.llama.offload.split import ModelSizes, Split, SplitPlanner, StepSizes
 
 logger = logging.getLogger(__name__)
 
@@ -75,23 +75,34 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
 
     `free_bytes`: of the machine.
     """
-    asked = options.offload
-    if not asked.wants_device:
-        return Places.cpu_alone(asked.given_up)
-    device = device_for(asked)
+    offload = options.offload
+    if not offload.wants_device:
+        return Places.cpu_alone(offload.given_up)
+    device = device_for(offload)
     if device is None:
-        if asked.gpu_layers != "auto":
+        if offload.gpu_layers != "auto":
             logger.warning("%s: the CPU serves", NO_DEVICE)
         return Places.cpu_alone(NO_DEVICE)
-    fitting = fitting_for(options, device, free_bytes)
-    for wish in fitting.idle_wishes:
-        logger.warning("%s (%s)", wish, Path(options.model_path).name)
-    split = fitting.first_choice()
+    planner = fitting_for(options, device, free_bytes)
+    for sentence in planner.unused_options:
+        logger.warning("%s (%s)", sentence, Path(options.model_path).name)
+    split = planner.first_choice()
     if split.is_cpu_alone:
-        return Places.cpu_alone(split.why or fitting.why_nothing, device)
+        return Places.cpu_alone(split.why or planner.why_cpu_alone, device)
     if split.why is not None:
         logger.warning("%s: %s", split, split.why)
-    return Places(NativeSplit(split, device), split, placement_of(split, device))
+    placement = DevicePlacement(
+        device=device,
+        layers=split.gpu_layers,
+        num_layers=split.num_layers,
+        cpu_expert_layers=split.experts_on_cpu,
+        weights_bytes=split.device_bytes.weights,
+        cells_bytes=split.device_bytes.cells + split.device_bytes.states,
+        compute_bytes=split.device_bytes.compute,
+        cells_on_cpu=not split.offload.kv_on_gpu,
+        why=split.why,
+    )
+    return Places(NativeSplit(split, device), split, placement)
 
 
 def of_draft_model(options: EngineOptions) -> EngineOptions:
@@ -107,55 +118,37 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
     )
 
 
-def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
-    """Return the fitting on this device, beside the draft model, which comes first because it is small and
-    computes more often. Raises `StartupError`."""
+def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
+    """Return the planner of splits for this device, beside the draft model, which comes first because it is
+    small and computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
-    options = msgspec.structs.replace(options, offload=offload)
     header = GgufHeader(Path(options.model_path))
     if model_kind(header) is not ModelKind.GENERATES:
-        return _fitting_embedder(header, options, device, free_bytes)
+        sizes = ModelSizes.of(header, KVType.F16, offload, device.name)
+        beside = max(0, free_bytes - total_bytes(model_files(header)))
+        step = StepSizes.of_embeddings(header, sizes, options, beside)
+        return SplitPlanner(sizes, step, offload, device)
     kv_type = KVType.named(options.kv_type)
     draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
     room = MemoryRoom.of(header, draft, kv_type, both, encoder=encoder_memory(options))
-    sizes = ModelSizes.of(header, kv_type, options.offload, device.name)
+    sizes = ModelSizes.of(header, kv_type, offload, device.name)
     step = StepSizes.of(sizes, options, room.pool_cells(options.kv_tokens), room.free_bytes)
-    reserved = 0
+    reserved_bytes = 0
     if draft is not None and options.draft_offload.wants_device:
         drafts = fitting_for(of_draft_model(options), device, free_bytes)
-        reserved = sum(drafts.first_choice().taken)
-    return Fitting(sizes, step, options.offload, device, reserved_bytes=reserved)
+        reserved_bytes = sum(drafts.first_choice().device_bytes)
+    return SplitPlanner(sizes, step, offload, device, reserved_bytes=reserved_bytes)
 
 
-def _fitting_embedder(header: GgufHeader, options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
-    sizes = ModelSizes.of(header, KVType.F16, options.offload, device.name)
-    beside = max(0, free_bytes - total_bytes(model_files(header)))
-    return Fitting(sizes, StepSizes.of_embeddings(header, sizes, options, beside), options.offload, device)
-
-
-def placement_of(split: Split, device: Device) -> DevicePlacement:
-    return DevicePlacement(
-        device=device,
-        layers=split.gpu_layers,
-        num_layers=split.num_layers,
-        cpu_expert_layers=split.experts_on_cpu,
-        weights_bytes=split.taken.weights,
-        cells_bytes=split.taken.cells + split.taken.states,
-        compute_bytes=split.taken.compute,
-        cells_on_cpu=not split.offload.kv_on_gpu,
-        why=split.why,
-    )
-
-
-def device_for(asked: Offload) -> Device | None:
+def device_for(offload: Offload) -> Device | None:
     """Return the named device, else a separate GPU before an integrated one and one for tests. Raises
     `StartupError`."""
     found = devices()
-    if asked.device is None or not found:
+    if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)
-    named = next((device for device in found if device.name.lower() == asked.device.lower()), None)
+    named = next((device for device in found if device.name.lower() == offload.device.lower()), None)
     if named is None:
-        known = ", ".join(device.name for device in found)
-        raise StartupError(f"--device: there is no {asked.device!r} here, but {known}.")
+        names = ", ".join(device.name for device in found)
+        raise StartupError(f"--device: there is no {offload.device!r} here, but {names}.")
     return named

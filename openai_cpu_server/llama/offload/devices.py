@@ -24,7 +24,7 @@ def devices() -> list[Device]:
     """Return devices with their free memory; a build for the CPU alone has none."""
     ggml = _ggml()
     handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
-    return [_told(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
+    return [_device(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
 
 
 class NativeSplit:
@@ -34,13 +34,16 @@ class NativeSplit:
     def __init__(self, split: Split | None, device: Device | None) -> None:
         """Name the devices. Raises `StartupError` for an absent device."""
         overrides = split.overrides if split is not None else []
-        placed = [to for _, to in overrides if to != CPU]
-        names = list(dict.fromkeys([device.name, *placed])) if device is not None else []
+        others = [to for _, to in overrides if to != CPU]
+        names = list(dict.fromkeys([device.name, *others])) if device is not None else []
         self._devices = (ctypes.c_void_p * (len(names) + 1))(*map(_handle, names))
         # Layers go to the first: llama.cpp would share them among all by free memory.
         self._shares = (ctypes.c_float * max(1, len(names)))(1.0)
         self._overrides = (_Override * (len(overrides) + 1))(
-            *(_Override(pattern.encode(), _buffer_type(to)) for pattern, to in overrides)
+            *(
+                _Override(pattern.encode(), int(_ggml().ggml_backend_dev_buffer_type(_handle(to))))
+                for pattern, to in overrides
+            )
         )
         self._num_layers = split.gpu_layers if split is not None else 0
 
@@ -55,7 +58,7 @@ class NativeSplit:
     def failure(self, message: str) -> StartupError:
         return DeviceFailed(message) if self.uses_device else StartupError(message)
 
-    def say(self, params: llama_cpp.llama_model_params) -> None:
+    def apply_to(self, params: llama_cpp.llama_model_params) -> None:
         """Name the device or none, because llama.cpp would otherwise use every device."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
@@ -76,16 +79,12 @@ def as_named(places: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 def _handle(name: str) -> int:
     handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
     if handle is None:
-        known = [CPU, *(device.name for device in devices())]
-        raise StartupError(f"There is no device {name!r} here, but {', '.join(known)}.")
+        names = [CPU, *(device.name for device in devices())]
+        raise StartupError(f"There is no device {name!r} here, but {', '.join(names)}.")
     return handle
 
 
-def _buffer_type(name: str) -> int:
-    return int(_ggml().ggml_backend_dev_buffer_type(_handle(name)))
-
-
-def _told(handle: int) -> Device:
+def _device(handle: int) -> Device:
     ggml = _ggml()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
@@ -108,7 +107,7 @@ def _text(value: bytes | None) -> str:
 @functools.cache
 def _ggml() -> Any:
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    for name, returned, taken in (
+    for name, result, arguments in (
         ("dev_count", ctypes.c_size_t, ()),
         ("dev_get", pointer, (ctypes.c_size_t,)),
         ("dev_by_name", pointer, (text,)),
@@ -121,5 +120,5 @@ def _ggml() -> Any:
         ("reg_name", text, (pointer,)),
     ):
         function = getattr(libggml, f"ggml_backend_{name}")
-        function.restype, function.argtypes = returned, taken
+        function.restype, function.argtypes = result, arguments
     return libggml
