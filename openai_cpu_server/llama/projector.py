@@ -170,19 +170,16 @@ class Projector(NativeObject):
         """Samples per second, or 0 without sounds."""
         self._cut: tuple[str, _Chunks] | None = None
         """Digest and chunks of the item being encoded, cut once for all parts."""
-        if (why := self._why_not()) is not None:
+        typical = [_LARGE] * self.sees + [SoundSize(self.sound_rate)] * bool(self.sound_rate)
+        why = next(filter(None, (self.measure(size).why_not for size in typical)), None)
+        if why is not None or not typical:
             self.close()
+            why = why or "it neither sees nor hears"
             raise StartupError(f"The projector {path} does not go with {model.path}: {why}.")
 
     def close(self) -> None:
         self._forget_cut()
         super().close()
-
-    def _why_not(self) -> str | None:
-        typical = [_LARGE] * self.sees + [SoundSize(self.sound_rate)] * bool(self.sound_rate)
-        if not typical:
-            return "it neither sees nor hears"
-        return next(filter(None, (self.measure(size).why_not for size in typical)), None)
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         """Return the rows and tokens that an item of this size takes in a prompt."""
@@ -287,7 +284,7 @@ class Projector(NativeObject):
             return np.tile(np.arange(count, dtype=np.int32), (4, 1))
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = [self._mtmd.mtmd_image_tokens_get_decoder_pos(tokens, 0, at) for at in range(count)]
-        return np.array([[one.t, one.y, one.x, 0] for one in places], np.int32).T.copy()
+        return np.array([[place.t, place.y, place.x, 0] for place in places], np.int32).T.copy()
 
 
 class _Chunks(NativeObject):
@@ -341,7 +338,7 @@ class RowStore:
 
     def __init__(self, projector: Projector) -> None:
         self._projector = projector
-        self._known: OrderedDict[RowsKey, EncodedRows] = OrderedDict()
+        self._rows: OrderedDict[RowsKey, EncodedRows] = OrderedDict()
         self._num_bytes = 0
         self._job: _Job | None = None
         self._leaving: _Job | None = None
@@ -349,16 +346,16 @@ class RowStore:
         self.measure = projector.measure
 
     def get(self, key: RowsKey) -> EncodedRows | None:
-        rows = self._known.get(key)
+        rows = self._rows.get(key)
         if rows is not None:
-            self._known.move_to_end(key)
+            self._rows.move_to_end(key)
         return rows
 
-    def encode(self, item: MediaItem, part: int, seconds: float, *, kept: Collection[RowsKey]) -> bool:
+    def encode(self, item: MediaItem, part: int, seconds: float, *, wanted: Collection[RowsKey]) -> bool:
         """Continue encoding for at most `seconds`, give up any other encoding, and return True when done.
         Raises `EncodingFailed`.
 
-        `kept`: rows in use, which are not evicted.
+        `wanted`: rows in use, which are not evicted.
         """
         key = item.digest, part
         if self.get(key) is not None:
@@ -374,7 +371,12 @@ class RowStore:
         if not self._job.go_on(seconds):
             return False
         job, self._job = self._job, None
-        self._keep(key, job.result(), kept)
+        rows = self._rows[key] = job.result()
+        self._num_bytes += rows.values.nbytes
+        for other in [one for one in self._rows if one != key and one not in wanted]:
+            if self._num_bytes <= KEPT_ROWS_BYTES:
+                break
+            self._num_bytes -= self._rows.pop(other).values.nbytes
         return True
 
     def give_up(self, *, unless: Collection[RowsKey] = ()) -> None:
@@ -388,14 +390,6 @@ class RowStore:
         if self._leaving is not None:
             self._leaving.join()
         self._projector.close()
-
-    def _keep(self, key: RowsKey, rows: EncodedRows, kept: Collection[RowsKey]) -> None:
-        self._known[key] = rows
-        self._num_bytes += rows.values.nbytes
-        for other in [one for one in self._known if one != key and one not in kept]:
-            if self._num_bytes <= KEPT_ROWS_BYTES:
-                break
-            self._num_bytes -= self._known.pop(other).values.nbytes
 
 
 class _Job:

@@ -46,7 +46,7 @@ from openai_cpu_server.llama.cells.block_store import (
 )
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.cells.copies import CellCopies
-from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
@@ -117,7 +117,7 @@ class OpenSlot:
             with contained():
                 return self.constrained.result().num_allowed(draft)
         except RequestFailed:
-            return 0  # it fails again, and is told, when a token is sampled
+            return 0  # it fails again, and is reported, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
         """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
@@ -174,7 +174,8 @@ class OpenSlot:
         allowed = output.allowed()
         token = self._sampler.choose(logits, allowed)
         while not output.takes(token):
-            allowed = _without(token, allowed, len(logits))
+            allowed = np.ones(len(logits), np.bool_) if allowed is None else allowed
+            allowed[token] = False
             token = self._sampler.choose(logits, allowed)
         output.accept(token)
         return token
@@ -183,12 +184,6 @@ class OpenSlot:
         if self._top_logprobs is None:
             return None
         return self._sampler.score(logits, token, self._top_logprobs, self._scored)
-
-
-def _without(token: int, allowed: Allowed | None, vocab_size: int) -> Allowed:
-    left = np.ones(vocab_size, np.bool_) if allowed is None else allowed
-    left[token] = False
-    return left
 
 
 logger = logging.getLogger(__name__)
@@ -251,9 +246,8 @@ class SlotTable:
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
         part = opened.media[encode.medium].part
-        return self._row_store.encode(
-            opened.media_item(encode.medium), part, encode.ms / 1000, kept=self._wanted_rows
-        )
+        item, seconds = opened.media_item(encode.medium), encode.ms / 1000
+        return self._row_store.encode(item, part, seconds, wanted=self._wanted_rows)
 
     @property
     def _wanted_rows(self) -> set[RowsKey]:
@@ -265,7 +259,7 @@ class SlotTable:
             return 0.0
         started = time.perf_counter()
         for verb in verbs:
-            self._do(verb)
+            self._execute(verb)
         return 1000 * (time.perf_counter() - started)
 
     def save_to(self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None) -> None:
@@ -276,7 +270,11 @@ class SlotTable:
         elif self._on_disk == _ids(blocks) and Path(path).exists():
             os.utime(path)  # it was of use
         else:
-            stored = map(self._stored, blocks)
+            saved = self._store.get
+            stored = (
+                StoredBlock(block, saved(block.number), None if block.state is None else saved(block.state))
+                for block in blocks
+            )
             num_written = write_cache_file(Path(path), self._fingerprint, stored, limit)
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
@@ -310,11 +308,7 @@ class SlotTable:
         if self._row_store is not None:
             self._row_store.close()
 
-    def _stored(self, block: SavedBlock) -> StoredBlock:
-        state = None if block.state is None else self._store.get(block.state)
-        return StoredBlock(block, self._store.get(block.number), state)
-
-    def _do(self, verb: Verb) -> None:
+    def _execute(self, verb: Verb) -> None:
         match verb:
             case Open():
                 self._open(verb)
@@ -323,16 +317,16 @@ class SlotTable:
             case ShareCells():
                 self._share(verb)
             case Save(slot, start, end, block):
-                self._require_held(slot, end)
+                self._require(slot, end, exactly=False)
                 self._store.put(block, self._copies.save(slot, start, end))
             case Restore(block, slot, start, end):
                 self._restore(slot, start, end, block)
             case SaveState(slot, end, state):
-                self._require_exactly(slot, end)
+                self._require(slot, end)
                 self._store.put(state, self._copies.save_state(slot))
             case RestoreState(state, slot, end):
                 self._copies.restore_state(self._store.get(state), slot)
-                self._require_exactly(slot, end)
+                self._require(slot, end)
             case Drop(block):
                 self._store.drop(block)
 
@@ -364,7 +358,7 @@ class SlotTable:
             self._draft_model.forget(verb.slot)
 
     def _share(self, verb: ShareCells) -> None:
-        self._require_held(verb.source, verb.end)
+        self._require(verb.source, verb.end, exactly=False)
         assert verb.slot in self._open_slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
         source = self._open_slots[verb.source]
@@ -373,23 +367,18 @@ class SlotTable:
             self._context.share(verb.source, verb.slot, 0, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
-        if not self._info.state_bytes:  # else how far it is can be told when it has its state
-            self._require_exactly(slot, start)
+        if not self._info.state_bytes:  # else its positions are known only with its state
+            self._require(slot, start)
         self._copies.restore(self._store.get(block), slot, start, end)
         if not self._info.state_bytes:
-            self._require_exactly(slot, end)
+            self._require(slot, end)
 
-    def _require_exactly(self, slot: int, end: int) -> None:
+    def _require(self, slot: int, end: int, *, exactly: bool = True) -> None:
         assert slot in self._open_slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
         wanted = self._open_slots[slot].held_at(end)
-        assert held == wanted, f"slot {slot} holds {held} positions, not {wanted}"
-
-    def _require_held(self, slot: int, end: int) -> None:
-        assert slot in self._open_slots, f"slot {slot} is not open"
-        held = self._context.num_positions(slot)
-        wanted = self._open_slots[slot].held_at(end)
-        assert held >= wanted, f"slot {slot} holds {held} positions, not {wanted}"
+        is_right = held == wanted if exactly else held >= wanted
+        assert is_right, f"slot {slot} holds {held} positions, not {wanted}"
 
 
 def _ids(blocks: Sequence[SavedBlock]) -> frozenset[tuple[int, int | None]]:

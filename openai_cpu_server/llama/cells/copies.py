@@ -56,8 +56,8 @@ class CellCopies:
         if self._context.copies_whole:  # they are in the state
             return SavedCells(self._store.allocate(0), ())
         parts = self._parts(start, end)
-        size = self._size if self._opened[slot].is_even else self._size_of
-        sizes = tuple(size(slot, first, last) for first, last in parts)
+        is_even = self._opened[slot].is_even
+        sizes = tuple(self._size(slot, first, last, is_even=is_even) for first, last in parts)
         cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
         for index, (first, last) in enumerate(parts):
             self._take(slot, first, last)
@@ -109,16 +109,14 @@ class CellCopies:
         read(slot, state.data)
         return state
 
-    def _size(self, slot: int, start: int, end: int) -> int:
-        count = end - start
-        if count not in self._sizes:
-            self._sizes[count] = self._size_of(slot, start, end)
-        return self._sizes[count]
-
-    def _size_of(self, slot: int, start: int, end: int) -> int:
+    def _size(self, slot: int, start: int, end: int, *, is_even: bool) -> int:
+        if is_even and end - start in self._sizes:
+            return self._sizes[end - start]
         self._take(slot, start, end)
         size = self._context.cells_bytes(self._scratch)
         self._context.free_slot(self._scratch)
+        if is_even:
+            self._sizes[end - start] = size
         return size
 
     def _take(self, slot: int, start: int, end: int) -> None:

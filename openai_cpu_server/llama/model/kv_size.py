@@ -36,8 +36,8 @@ class KVType(enum.Enum):
         for kind in cls:
             if kind.label == label:
                 return kind
-        known = ", ".join(kind.label for kind in cls)
-        raise StartupError(f"Unknown KV type '{label}'; known are {known}.")
+        labels = ", ".join(kind.label for kind in cls)
+        raise StartupError(f"Unknown KV type '{label}'; known are {labels}.")
 
     @property
     def is_quantised(self) -> bool:

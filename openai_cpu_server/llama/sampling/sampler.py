@@ -89,24 +89,18 @@ def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
     logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
-    tokens = _heaviest(weights, wanted)
+    for depth in (*_DEPTHS, math.inf):  # few tokens, so that sorting them is cheap
+        tokens = above(weights, math.exp(-depth))
+        if weights[tokens].sum(dtype=np.float64) >= wanted:
+            break
     heavy = weights[tokens]
     heaviest = np.sort(heavy)[::-1]
     count = int(heaviest.cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     least = heaviest[min(count, len(heaviest)) - 1]
-    kept = heavy >= least
-    tokens, heavy = tokens[kept], heavy[kept]
+    is_inside = heavy >= least
+    tokens, heavy = tokens[is_inside], heavy[is_inside]
     excess = len(tokens) - count
     return np.delete(tokens, np.flatnonzero(heavy == least)[-excess:]) if excess > 0 else tokens
-
-
-def _heaviest(weights: Logits, wanted: float) -> Tokens:
-    """Few tokens, so that sorting them is cheap."""
-    for depth in _DEPTHS:
-        tokens = above(weights, math.exp(-depth))
-        if weights[tokens].sum(dtype=np.float64) >= wanted:
-            return tokens
-    return above(weights, 0.0)
 
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -150,7 +144,14 @@ class Truncation(NativeObject):
         super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
         self._scratch = scratch
         self._sampling = sampling
-        for sampler in _samplers(sampling):
+        samplers = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
+        is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
+        samplers += [
+            llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
+            llama_cpp.llama_sampler_init_top_p(1.0 if is_nucleus else sampling.top_p, _MIN_KEEP),
+            llama_cpp.llama_sampler_init_min_p(sampling.min_p, _MIN_KEEP),
+        ]
+        for sampler in samplers:  # the chain owns them; inactive parameters change nothing
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> KeptCandidates:
@@ -166,34 +167,18 @@ def truncates(sampling: Sampling) -> bool:
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
-        return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
+        return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens
     if sampling.typical_p < 1:
-        return above(logits, _negligible(logits))
+        return above(logits, _below(logits, _NEGLIGIBLE))
     if sampling.top_p < 1:
         return nucleus(logits, sampling.top_p, scratch)
     return above(logits, _below(logits, _ROUNDING - math.log(sampling.min_p)))
-
-
-def _negligible(logits: Logits) -> float:
-    return _below(logits, _NEGLIGIBLE)
 
 
 def _below(logits: Logits, depth: float) -> float:
     """Large float32 have no small steps, but the result is always below the largest."""
     largest = logits.max()
     return float(min(largest - np.float32(depth), np.nextafter(largest, np.float32(-np.inf))))
-
-
-def _samplers(sampling: Sampling) -> list[object]:
-    """The chain owns them. Inactive parameters change nothing."""
-    top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
-    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
-    return [
-        *top_k,
-        llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
-        llama_cpp.llama_sampler_init_top_p(1.0 if is_nucleus else sampling.top_p, _MIN_KEEP),
-        llama_cpp.llama_sampler_init_min_p(sampling.min_p, _MIN_KEEP),
-    ]
 
 
 _MASK = 2**64 - 1
@@ -219,16 +204,11 @@ def _splitmix64(state: int) -> int:
 def draw(logits: Logits, temperature: float, chance: float, scratch: Scratch) -> int:
     """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
     largest logit must be finite."""
-    if len(logits) <= _FEW:
-        return _one_of_a_few(logits.astype(np.float64), temperature, chance)
+    if len(logits) <= _FEW:  # half of the overhead, and nothing overflows
+        exact = logits.astype(np.float64)
+        sums = np.exp((exact - exact.max()) / max(temperature, COLDEST)).cumsum()
+        return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
     return _index_at(scratch.weights(logits, max(temperature, COLDEST)), chance)
-
-
-def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
-    """Half of the overhead for few tokens. Nothing overflows float32."""
-    weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
-    sums = weights.cumsum()
-    return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 
 
 def _index_at(weights: Logits, chance: float) -> int:
@@ -254,13 +234,6 @@ def _block_sums(weights: Logits) -> Logits:
 
 class BadLogits(ServerError):
     """Logits have NaN, or nothing above minus infinity."""
-
-
-def _log_sum_exp(logits: Logits, scratch: Scratch) -> float:
-    largest = logits.max()
-    if not np.isfinite(largest):
-        raise BadLogits(f"The largest logit is {largest}.")
-    return float(largest) + math.log(_block_sums(scratch.weights(logits)).sum(dtype=np.float64))
 
 
 def _best(logits: Logits, count: int) -> list[int]:
@@ -344,7 +317,11 @@ class Sampler:
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
         """Return the log-probabilities of the token, the `num_top` best and those in `also`, before
         adjustments. Raises `BadLogits`."""
-        offset = _log_sum_exp(logits, self._scratch)
+        largest = logits.max()
+        if not np.isfinite(largest):
+            raise BadLogits(f"The largest logit is {largest}.")
+        weights = self._scratch.weights(logits)
+        offset = float(largest) + math.log(_block_sums(weights).sum(dtype=np.float64))
         top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
         return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
 
@@ -359,15 +336,14 @@ class Sampler:
             logits = within_sigmas(logits, self._sampling.top_n_sigma)
         if self._truncation is None and not self._excludes_top_choices:
             return draw(logits, temperature, chance, self._scratch)
-        survivors = _all(logits) if self._truncation is None else self._truncation.apply(logits)
+        if self._truncation is None:
+            tokens = above(logits, -math.inf)
+            survivors = KeptCandidates(tokens, logits[tokens])
+        else:
+            survivors = self._truncation.apply(logits)
         if self._excludes_top_choices:
             survivors = without_top_choices(survivors, self._sampling.xtc_threshold)
         return int(survivors.tokens[draw(survivors.logits, temperature, chance, self._scratch)])
-
-
-def _all(logits: Logits) -> KeptCandidates:
-    tokens = above(logits, -math.inf)
-    return KeptCandidates(tokens, logits[tokens])
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
@@ -377,15 +353,15 @@ def within_sigmas(logits: Logits, sigmas: float) -> Logits:
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
-def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidates:
+def without_top_choices(candidates: KeptCandidates, threshold: float) -> KeptCandidates:
     """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
-    weights = np.exp(kept.logits.astype(np.float64) - float(kept.logits.max()))
+    weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
-        return kept
+        return candidates
     tops = np.flatnonzero(is_top)
-    is_top[tops[np.argmin(kept.logits[tops])]] = False
-    return KeptCandidates(kept.tokens[~is_top], kept.logits[~is_top])
+    is_top[tops[np.argmin(candidates.logits[tops])]] = False
+    return KeptCandidates(candidates.tokens[~is_top], candidates.logits[~is_top])
 
 
 def finite(adjusted: Logits) -> Logits:
