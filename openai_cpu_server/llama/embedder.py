@@ -25,7 +25,7 @@ from openai_cpu_server.llama.cells.context import (
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.loading import ModelPlan, switch_kernels
+from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
 from openai_cpu_server.llama.measure.layout import leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
 from openai_cpu_server.llama.model.model import Model
@@ -127,7 +127,7 @@ class LlamaEmbedder:
             kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
             memory = machine.free_memory()
             free_bytes = max(0, memory - total_bytes(model_files(header)))
-            plan = ModelPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
+            plan = WeightsPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
             leave_to_ggml(plan.weights, kernels)
             model = plan.open(options, on_progress)
             undo.callback(model.close)

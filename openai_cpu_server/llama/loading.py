@@ -131,7 +131,7 @@ def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kerne
     return kernels_in_use(mode, libggml, pause)
 
 
-class ModelPlan(NamedTuple):
+class WeightsPlan(NamedTuple):
     """Layout of a model's weights, and the devices that they go to."""
 
     header: GgufHeader
@@ -146,7 +146,7 @@ class ModelPlan(NamedTuple):
         kernels: Kernels,
         free_bytes: int,
         pause: Callable[[], None],
-    ) -> ModelPlan:
+    ) -> WeightsPlan:
         """Choose both without loading anything. Raises `StartupError`."""
         weights = chosen_layout(options, header, kernels, pause)
         return cls(header, weights, chosen_places(options, free_bytes))
@@ -233,8 +233,8 @@ class _Loader:
         encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
         draft_plan = None
         if draft is not None:
-            draft_plan = ModelPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
-        plan = ModelPlan.of(header, options, kernels, free_bytes, self._pause)
+            draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
+        plan = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
         leave_to_ggml(plan.weights, kernels)
         kv_type, elsewhere = KVType.named(options.kv_type), plan.places.elsewhere
         room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, elsewhere=elsewhere)
@@ -295,7 +295,7 @@ class _Loader:
     def _pause(self) -> None:
         self._on_progress(0.0)
 
-    def _opened(self, plan: ModelPlan, on_progress: Callable[[float], None]) -> Model:
+    def _opened(self, plan: WeightsPlan, on_progress: Callable[[float], None]) -> Model:
         model = plan.open(self._options, on_progress)
         self._undo.callback(model.close)
         return model
@@ -393,7 +393,7 @@ class _Loader:
         self._undo.callback(projector.close)
         return projector
 
-    def _load_draft_model(self, plan: ModelPlan, large: Vocabulary, context: Context) -> DraftModel:
+    def _load_draft_model(self, plan: WeightsPlan, large: Vocabulary, context: Context) -> DraftModel:
         options, path = self._options, plan.header.path
         model = self._opened(plan, lambda fraction: None)
         if not model.generates_text or model.is_recurrent:

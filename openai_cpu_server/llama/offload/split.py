@@ -443,8 +443,7 @@ class SplitPlanner:
         return f"{self._device.name} does not tell how much memory it has"
 
     def _why_less(self, request: Split) -> str | None:
-        """None for `auto`, which requests whatever fits."""
-        if self._offload.gpu_layers == "auto":
+        if self._offload.gpu_layers == "auto":  # which requests whatever fits
             return None
         if not self._device.total_bytes:
             return self._unknown_memory
