@@ -132,12 +132,12 @@ class RecurrentCase(msgspec.Struct, frozen=True, kw_only=True):
     followed by that memory."""
 
     states: Floats
-    """(cells, values): one cell per sequence, then as many for each earlier kept state."""
+    """(cells, values): one cell per sequence, then as many for each earlier state."""
     reads: tuple[int, ...]
     """Cell read by each sequence."""
     first: int = 0
     """Cell written by the first sequence; the others follow."""
-    kept: int = 1
+    num_states: int = 1
     """States written per sequence, from the last one backwards."""
 
 
@@ -297,7 +297,7 @@ class GgmlGraphs(GgmlTensors):
         tensors = [self._tensor(context, each, GgmlType.F32) for each in inputs]
         gathered = self._ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
         states = self._ggml.ggml_reshape_4d(context, gathered, width, width, heads, sequences)
-        node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.kept)
+        node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.num_states)
         return node, case.values.shape, [self._written_back(context, case, memory, node, case.values.shape)]
 
     def _scan(self, context: int, case: ScanCase, memory: Any) -> _Layer:
@@ -307,7 +307,7 @@ class GgmlGraphs(GgmlTensors):
         width = case.b.shape[-1]
         states = self._ggml.ggml_reshape_4d(context, memory, width, rows, heads, len(case.states))
         reads = self._integers(context, np.asarray(case.reads))
-        node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.kept)
+        node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.num_states)
         return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.shape)]
 
     def _written_back(
@@ -315,8 +315,8 @@ class GgmlGraphs(GgmlTensors):
     ) -> Any:
         """States follow the results in the node's output."""
         (sequences, tokens), row = results[:2], 4 * case.states.shape[1]
-        kept, cells = min(case.kept, tokens), len(case.states) // case.kept
-        sizes, view = (row // 4, sequences, kept), self._ggml.ggml_view_3d
+        num_states, cells = min(case.num_states, tokens), len(case.states) // case.num_states
+        sizes, view = (row // 4, sequences, num_states), self._ggml.ggml_view_3d
         states = view(context, node, *sizes, row, row * sequences, 4 * math.prod(results))
         place = view(context, memory, *sizes, row, row * cells, row * case.first)
         return self._ggml.ggml_cpy(context, states, place)
@@ -329,9 +329,9 @@ class GgmlGraphs(GgmlTensors):
         states = ggml.ggml_reshape_4d(context, gathered, before, channels, sequences, 1)
         inputs = ggml.ggml_transpose(context, self._tensor(context, case.inputs, GgmlType.F32))
         matrix = ggml.ggml_concat(context, states, inputs, 0)
-        column, cells = 4 * (before + tokens), len(case.states) // case.kept
+        column, cells = 4 * (before + tokens), len(case.states) // case.num_states
         copies = []
-        for slot in range(min(case.kept, tokens)):
+        for slot in range(min(case.num_states, tokens)):
             sizes = (before, channels, sequences, column, column * channels)
             ends = ggml.ggml_view_3d(context, matrix, *sizes, 4 * (tokens - slot))
             start = row * (slot * cells + case.first)

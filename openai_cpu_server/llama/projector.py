@@ -66,54 +66,81 @@ RowsKey = tuple[str, int]
 """Digest of a media item, and the number of its part."""
 
 
-class _Turns:
-    """Lets the encoder compute by turns. Between turns it only completes the operation it has begun."""
+class _Encoding:
+    """Encoding of one part in a thread that computes by turns. Between turns it only completes the operation
+    it has begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
+        self.key = item.digest, part
+        self.is_done = False
+        self.is_over = False
+        """True if the result is not wanted any more."""
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
         """Set while the encoder waits for a turn, or when it has ended."""
         self._until_s = 0.0
-        self.is_done = False
-        self.is_over = False
-        """True if the result is not wanted any more."""
+        self._rows: EncodedRows | None = None
+        self._error: BaseException | None = None
+        arguments = (projector, item, part)
+        self._thread = threading.Thread(target=self._work, args=arguments, name="encode", daemon=True)
+        self._thread.start()
 
     # -- the engine's thread -----------------------------------------------------------------------------
 
-    def give(self, seconds: float) -> None:
+    def go_on(self, seconds: float) -> bool:
+        """Give the encoder a turn, and return True if it is done."""
         self._until_s = time.perf_counter() + seconds
         if self._waits.is_set() and not self.is_done:
             self._waits.clear()
             self._may_go.release()
         self._waits.wait(seconds)
+        return self.is_done
 
-    def take_back(self) -> None:
+    def give_up(self) -> None:
         """End the encoder after its present operation."""
         self.is_over = True
         self._waits.clear()
         self._may_go.release()
 
+    def join(self) -> None:
+        self._thread.join()
+
+    def result(self) -> EncodedRows:
+        self._thread.join()
+        if self._error is not None:
+            raise EncodingFailed(str(self._error)) from self._error
+        assert self._rows is not None, "it was given up"
+        return self._rows
+
     # -- the encoder's -----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def wait_for_turn(self) -> None:
         self._waits.set()
         self._may_go.acquire()
 
     def pause(self) -> None:
         if time.perf_counter() >= self._until_s and not self.is_over:
-            self._waits.set()
-            self._may_go.acquire()
+            self.wait_for_turn()
 
-    def end(self) -> None:
-        self.is_done = True
-        self._waits.set()
+    def _work(self, projector: Projector, item: MediaItem, part: int) -> None:
+        # The threads that compute with this one are begun by it, and inherit that.
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        try:
+            self._rows = projector.encode(item, part, self)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.is_done = True
+            self._waits.set()
 
 
 class _Pace:
     """Adapts the number of graph nodes between two looks at the time."""
 
     def __init__(self) -> None:
-        self._turns = _Turns()
+        self._encoding: _Encoding | None = None
         self._nodes = 8
         self._left = self._nodes
         self._since_s = 0.0
@@ -127,12 +154,13 @@ class _Pace:
         took_s = time.perf_counter() - self._since_s
         self._nodes = min(2 * self._nodes, 256) if took_s < _PAUSE_S / 2 else self._nodes
         self._nodes = max(self._nodes // 2, 1) if took_s > 2 * _PAUSE_S else self._nodes
-        self._turns.pause()
+        assert self._encoding is not None, "nothing is being encoded"
+        self._encoding.pause()
         self._restart()
-        return not self._turns.is_over
+        return not self._encoding.is_over
 
-    def begin(self, turns: _Turns) -> None:
-        self._turns = turns
+    def begin(self, encoding: _Encoding) -> None:
+        self._encoding = encoding
         self._restart()
 
     def _restart(self) -> None:
@@ -219,20 +247,20 @@ class Projector(NativeObject):
             default=0,
         )
 
-    def encode(self, item: MediaItem, part: int, turns: _Turns) -> EncodedRows | None:
-        """Return the rows of a part, or None if its turns were taken back. Raises `EncodingFailed`.
+    def encode(self, item: MediaItem, part: int, encoding: _Encoding) -> EncodedRows | None:
+        """Return the rows of a part, or None if it was given up. Raises `EncodingFailed`.
 
         Scaling and cutting run before the first turn.
         """
         chunks = self._cut_of(item)
         chunk = chunks.media[part]
-        turns.begin()
-        if turns.is_over:
+        encoding.wait_for_turn()
+        if encoding.is_over:
             return None
-        self._pace.begin(turns)
+        self._pace.begin(encoding)
         log = native_log().cleared()
         code = self._mtmd.mtmd_encode_chunk(self.handle, chunk)
-        if turns.is_over:  # llama.cpp takes what was given up for a success
+        if encoding.is_over:  # llama.cpp takes what was given up for a success
             return None
         if code != 0:
             raise EncodingFailed(f"It cannot be encoded: {log.cause() or f'code {code}'}.")
@@ -340,8 +368,8 @@ class RowStore:
         self._projector = projector
         self._rows: OrderedDict[RowsKey, EncodedRows] = OrderedDict()
         self._num_bytes = 0
-        self._job: _Job | None = None
-        self._leaving: _Job | None = None
+        self._job: _Encoding | None = None
+        self._leaving: _Encoding | None = None
         """Job that was given up and is about to end."""
         self.measure = projector.measure
 
@@ -367,7 +395,7 @@ class RowStore:
         if self._leaving is not None:
             return False
         if self._job is None:
-            self._job = _Job(self._projector, item, part)
+            self._job = _Encoding(self._projector, item, part)
         if not self._job.go_on(seconds):
             return False
         job, self._job = self._job, None
@@ -390,41 +418,3 @@ class RowStore:
         if self._leaving is not None:
             self._leaving.join()
         self._projector.close()
-
-
-class _Job:
-    """Encoding of one part in its own thread."""
-
-    def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
-        self.key = item.digest, part
-        self._turns = _Turns()
-        self.give_up = self._turns.take_back
-        self._rows: EncodedRows | None = None
-        self._error: BaseException | None = None
-        arguments = (projector, item, part)
-        self._thread = threading.Thread(target=self._work, args=arguments, name="encode", daemon=True)
-        self._thread.start()
-        self.join = self._thread.join
-
-    def go_on(self, seconds: float) -> bool:
-        self._turns.give(seconds)
-        return self._turns.is_done
-
-    def result(self) -> EncodedRows:
-        self._thread.join()
-        if self._error is not None:
-            raise EncodingFailed(str(self._error)) from self._error
-        assert self._rows is not None, "it was given up"
-        return self._rows
-
-    def _work(self, projector: Projector, item: MediaItem, part: int) -> None:
-        # The threads that compute with this one are begun by it, and inherit that.
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        try:
-            self._rows = projector.encode(item, part, self._turns)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._turns.end()

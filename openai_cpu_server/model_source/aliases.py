@@ -27,7 +27,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 KNOWN_MODELS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, KnownModel]
 )
-ALIASES = {alias: known.source for alias, known in KNOWN_MODELS.items() if known.source is not None}
+ALIASES = {alias: model.source for alias, model in KNOWN_MODELS.items() if model.source is not None}
 
 
 def without_tag(name: str) -> str:

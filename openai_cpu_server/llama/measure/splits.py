@@ -47,7 +47,7 @@ class SplitKey(MeasurementKey, frozen=True, kw_only=True):
     device: str
     device_bytes: int
     driver: str
-    asked: Offload
+    offload: Offload = msgspec.field(name="asked")
     threads: int
     threads_batch: int
     repack: bool | None
@@ -69,7 +69,7 @@ class SplitKey(MeasurementKey, frozen=True, kw_only=True):
             device=f"{device.backend} {device.name} {device.description}",
             device_bytes=device.total_bytes,
             driver=driver,
-            asked=options.offload,
+            offload=options.offload,
             threads=threads,
             threads_batch=options.threads_batch or threads,
             repack=options.repack,
