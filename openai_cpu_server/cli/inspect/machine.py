@@ -22,8 +22,13 @@ from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curv
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for, of_draft_model
-from openai_cpu_server.llama.offload.devices import devices
+from openai_cpu_server.llama.offload.choice import (
+    NO_DEVICE,
+    device_for,
+    devices,
+    fitting_for,
+    of_draft_model,
+)
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)

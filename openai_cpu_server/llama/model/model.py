@@ -12,7 +12,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
 from openai_cpu_server.llama.model.native import NativeObject, native_log
-from openai_cpu_server.llama.offload.devices import NativeSplit
+from openai_cpu_server.llama.offload.choice import NativeSplit
 
 _COPIED_WHOLE = frozenset({"deepseek4"})
 _COMPUTED_APART = frozenset({"plamo2"})
