@@ -128,7 +128,7 @@ class LlamaEmbedder:
             memory = machine.free_memory()
             free_bytes = max(0, memory - total_bytes(model_files(header)))
             plan = WeightsPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
-            leave_to_ggml(plan.weights, kernels)
+            leave_to_ggml(plan.layout, kernels)
             model = plan.open(options, on_progress)
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
@@ -164,7 +164,7 @@ class LlamaEmbedder:
                 threads=context.threads,
                 end_tokens=vocabulary.end_tokens,
                 kernels=kernels,
-                weights=plan.weights,
+                weights=plan.layout,
                 placement=plan.places.placement,
                 kind=kind,
                 embedding_size=context.row_size,

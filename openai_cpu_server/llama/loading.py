@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, Kernels, LoadedAdapter, ModelInfo, WeightLayout
 from openai_cpu_server.contract.step import Span
@@ -135,7 +137,7 @@ class WeightsPlan(NamedTuple):
     """Layout of a model's weights, and the devices that they go to."""
 
     header: GgufHeader
-    weights: WeightLayout
+    layout: WeightLayout
     places: Places
 
     @classmethod
@@ -148,18 +150,25 @@ class WeightsPlan(NamedTuple):
         pause: Callable[[], None],
     ) -> WeightsPlan:
         """Choose both without loading anything. Raises `StartupError`."""
-        weights = chosen_layout(options, header, kernels, pause)
-        return cls(header, weights, chosen_places(options, free_bytes))
+        layout = chosen_layout(options, header, kernels, pause)
+        return cls(header, layout, chosen_places(options, free_bytes))
 
     def open(self, options: EngineOptions, on_progress: Callable[[float], None]) -> Model:
         """Load the weights. Raises `StartupError`."""
         return Model.open(
             self.header,
-            repack=self.weights.repacked,
+            repack=self.layout.repacked,
             reads_weights=options.reads_weights,
             on_progress=on_progress,
             places=self.places.native,
         )
+
+
+class _LoadPlan(NamedTuple):
+    weights: WeightsPlan
+    draft: WeightsPlan | None
+    kernels: Kernels
+    room: MemoryRoom
 
 
 class LoadedParts(NamedTuple):
@@ -223,61 +232,27 @@ class _Loader:
         self._compute_threads = ComputeThreads(max(self._threads, self._threads_batch), may_bind=may_bind)
 
     def load(self) -> LoadedParts:
-        options = self._options
-        header = GgufHeader(Path(options.model_path))
-        draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
-        kernels = switch_kernels(options.kernels, self._pause)
-        projector_path = None if options.projector_path is None else Path(options.projector_path)
-        if projector_path is not None:
-            _check_projector(projector_path)
-        encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
-        draft_plan = None
-        if draft is not None:
-            draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
-        plan = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
-        leave_to_ggml(plan.weights, kernels)
-        kv_type, elsewhere = KVType.named(options.kv_type), plan.places.elsewhere
-        room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, elsewhere=elsewhere)
-        model = self._opened(plan, self._on_progress)
+        options, plan = self._options, self._plan()
+        model = self._opened(plan.weights, self._on_progress)
         if not model.generates_text:
-            raise StartupError(f"{model.path} ({header.architecture}) is no model that generates text.")
+            architecture = model.header.architecture
+            raise StartupError(f"{model.path} ({architecture}) is no model that generates text.")
         vocabulary = Vocabulary(model)
         state_bytes, can_go_back = self._probe_state(model) if model.is_recurrent else (0, False)
-        sequences = self._plan_sequences(model, state_bytes, room.free_bytes, can_go_back=can_go_back)
-        room = room.beside_states(state_bytes * sequences.num_states)
+        sequences = self._plan_sequences(model, state_bytes, plan.room.free_bytes, can_go_back=can_go_back)
+        room = plan.room.beside_states(state_bytes * sequences.num_states)
+        projector_path = None if options.projector_path is None else Path(options.projector_path)
         projector = None if projector_path is None else self._load_projector(projector_path, model)
-        context = self._make_context(model, plan.places, sequences, room, projector)
+        context = self._make_context(model, plan.weights.places, sequences, room, projector)
+        info = self._info(plan, model, vocabulary, context, state_bytes)
         draft_model = None
-        if draft_plan is not None:
-            draft_model = self._load_draft_model(draft_plan, vocabulary, context)
-        info = ModelInfo(
-            path=str(model.path),
-            description=model.description,
-            architecture=header.architecture,
-            num_parameters=model.num_parameters,
-            file_bytes=model.file_bytes,
-            vocab_size=vocabulary.vocab_size,
-            context_trained=model.context_trained or context.kv_cells,
-            kv_tokens=context.kv_cells,
-            kv_bytes_per_token=room.cell_bytes,
-            kv_type=options.kv_type,
-            max_seqs=options.max_seqs,
-            max_step_tokens=context.batch_tokens,
-            max_step_outputs=context.max_outputs,
-            threads=context.threads,
-            end_tokens=vocabulary.end_tokens,
-            state_bytes=state_bytes,
-            max_draft=context.snapshots if state_bytes else None,
-            kernels=kernels,
-            weights=plan.weights,
-            placement=plan.places.placement,
-            draft_cost=None
-            if draft_model is None
-            else draft_model.num_parameters / max(1, model.num_parameters),
-            draft_placement=None if draft_plan is None else draft_plan.places.placement,
-            sees=projector is not None and projector.sees,
-            sound_rate=0 if projector is None else projector.sound_rate,
-        )
+        if plan.draft is not None:
+            draft_model = self._load_draft_model(plan.draft, vocabulary, context)
+            draft_cost = draft_model.num_parameters / max(1, info.num_parameters)
+            placement = plan.draft.places.placement
+            info = msgspec.structs.replace(info, draft_cost=draft_cost, draft_placement=placement)
+        if projector is not None:
+            info = msgspec.structs.replace(info, sees=projector.sees, sound_rate=projector.sound_rate)
         return LoadedParts(
             model=model,
             vocabulary=vocabulary,
@@ -286,10 +261,54 @@ class _Loader:
             info=info,
             sequences=sequences,
             fingerprint=cells_fingerprint(
-                header, info, projector_path, flash_attention=options.flash_attention
+                model.header, info, projector_path, flash_attention=options.flash_attention
             ),
             draft_model=draft_model,
             row_store=None if projector is None else RowStore(projector),
+        )
+
+    def _plan(self) -> _LoadPlan:
+        """Decide everything that is known before a model is loaded."""
+        options = self._options
+        header = GgufHeader(Path(options.model_path))
+        draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
+        kernels = switch_kernels(options.kernels, self._pause)
+        if options.projector_path is not None:
+            _check_projector(Path(options.projector_path))
+        encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
+        draft_plan = None
+        if draft is not None:
+            draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
+        weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
+        leave_to_ggml(weights.layout, kernels)
+        kv_type, elsewhere = KVType.named(options.kv_type), weights.places.elsewhere
+        room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, elsewhere=elsewhere)
+        return _LoadPlan(weights, draft_plan, kernels, room)
+
+    def _info(
+        self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, state_bytes: int
+    ) -> ModelInfo:
+        return ModelInfo(
+            path=str(model.path),
+            description=model.description,
+            architecture=model.header.architecture,
+            num_parameters=model.num_parameters,
+            file_bytes=model.file_bytes,
+            vocab_size=vocabulary.vocab_size,
+            context_trained=model.context_trained or context.kv_cells,
+            kv_tokens=context.kv_cells,
+            kv_bytes_per_token=plan.room.cell_bytes,
+            kv_type=self._options.kv_type,
+            max_seqs=self._options.max_seqs,
+            max_step_tokens=context.batch_tokens,
+            max_step_outputs=context.max_outputs,
+            threads=context.threads,
+            end_tokens=vocabulary.end_tokens,
+            state_bytes=state_bytes,
+            max_draft=context.snapshots if state_bytes else None,
+            kernels=plan.kernels,
+            weights=plan.weights.layout,
+            placement=plan.weights.places.placement,
         )
 
     def _pause(self) -> None:
