@@ -101,7 +101,7 @@ class ComputeThreads:
         before = _native_threads()
         yield
         ran_ns = {thread: ran_ns - before.get(thread, -1) for thread, ran_ns in _native_threads().items()}
-        # ggml's may be there already, for whoever has computed in this process before.
+        # ggml's threads exist already if this process has computed before.
         computed = [thread for thread in ran_ns if ran_ns[thread] > 0 or thread in self._seen]
         computed.sort(key=ran_ns.__getitem__, reverse=True)
         self._workers = set(computed[: self.count - 1])

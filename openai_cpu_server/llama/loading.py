@@ -388,7 +388,7 @@ class _Loader:
         projector: Projector | None,
     ) -> Context:
         options = self._options
-        # Some rows of a picture are computed in one step, beside a token of everybody else.
+        # Some rows of a picture are computed in one step, beside a token of each other request.
         whole_rows = 0 if projector is None else projector.most_whole_rows
         context_options = ContextOptions(
             kv_cells=places.most_cells(room.pool_cells(options.kv_tokens)),

@@ -182,7 +182,7 @@ def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
         raise StartupError(
             f"interrupted while fetching {name.file or what} of {name.repo}: the next try goes on from there"
         ) from None
-    except Exception as error:  # network, disk and native code of somebody else's, with errors of every kind
+    except Exception as error:  # network, disk and native code raise errors of every kind
         logger.debug("cannot fetch %s", name, exc_info=True)
         raise StartupError(one_line(error, name)) from None
 
@@ -383,7 +383,7 @@ def _locked_partial(file: HubFile) -> Iterator[BinaryIO | None]:
             if file.is_here:
                 yield None
                 return
-            if os.fstat(begun.fileno()).st_nlink:  # else whoever had it has thrown it away
+            if os.fstat(begun.fileno()).st_nlink:  # else the process that had it has deleted it
                 yield begun
                 return
 

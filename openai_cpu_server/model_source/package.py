@@ -101,7 +101,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         except _DAMAGES as error:
             raise self.package.broken(f"{archive}: {error or type(error).__name__}") from None
         except OSError as error:
-            if error.errno is None:  # no call of the system's: bz2 tells of damage so
+            if error.errno is None:  # not a system call: bz2 reports damage with it
                 raise self.package.broken(f"{archive}: {error}") from None
             where = error.filename or self.cache
             raise StartupError(f"cannot convert {archive}: {error.strerror or error} ({where})") from None

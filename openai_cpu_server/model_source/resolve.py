@@ -237,7 +237,7 @@ def _takes_media() -> bool:
     """A build may leave out libmtmd, which is checked without loading it."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
-        return True  # whoever loads it says what is wrong
+        return True  # loading it reports what is wrong
     return any(Path(spec.origin).with_name("lib").glob("*mtmd.*"))
 
 
@@ -259,7 +259,7 @@ def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
     try:
         header = GgufHeader(model)
     except StartupError:
-        return []  # whoever loads it says so
+        return []  # loading it reports this
     width = header.get_int(header.for_architecture("embedding_length"))
     return [path for path in found if _rows_width(path) == width]
 

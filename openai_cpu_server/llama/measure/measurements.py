@@ -210,7 +210,7 @@ def load_profile(model: Path, cache_dir: Path) -> Profile | None:
     try:
         key = ProfileKey.here(model)
     except StartupError:
-        return None  # whoever loads the model says what is wrong with it
+        return None  # loading the model reports what is wrong with it
     return Measured(cache_dir, ProfileKey, Profile).get(key)
 
 

@@ -297,7 +297,12 @@ class Sampler:
             self._adjustments.apply(adjusted)
             adjusted = finite(adjusted)
         if allowed is not None:
-            adjusted = _masked(adjusted, logits, allowed, self._scratch)
+            masked = self._scratch.masked(adjusted, allowed)
+            if not masked.max() > -np.inf:  # the grammar overrides parameters that forbid all it allows
+                masked = self._scratch.masked(logits, allowed)
+                if not masked.max() > -np.inf:
+                    masked = self._scratch.masked(np.zeros_like(logits), allowed)
+            adjusted = masked
         if adjusted is not logits:
             still_best = int(adjusted.argmax())
             if adjusted[still_best] == -np.inf:
@@ -371,12 +376,3 @@ def finite(adjusted: Logits) -> Logits:
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
     return np.nan_to_num(adjusted, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
-
-
-def _masked(adjusted: Logits, logits: Logits, allowed: Allowed, scratch: Scratch) -> Logits:
-    """The grammar overrides parameters that forbid everything it allows."""
-    for preferred in (adjusted, logits):
-        masked = scratch.masked(preferred, allowed)
-        if masked.max() > -np.inf:
-            return masked
-    return scratch.masked(np.zeros_like(logits), allowed)
