@@ -19,7 +19,7 @@ _MOST_PADDING = 256
 """Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
 """A draft ends before a less probable token."""
-_KEPT_FREE = 16
+_FREE_SHARE = 16
 """One cell in this many is reserved for the growth of sequences already in the pool."""
 
 
@@ -116,7 +116,7 @@ class DraftModel:
     def _claim(self, one: DraftRequest) -> bool:
         needed = len(one.tokens) + one.num_tokens
         others = sum(self._claims.values()) - self._claims.get(one.slot, 0)
-        reserve = 0 if one.slot in self._claims else self._context.kv_cells // _KEPT_FREE
+        reserve = 0 if one.slot in self._claims else self._context.kv_cells // _FREE_SHARE
         if others + needed + reserve > self._context.kv_cells:
             return False
         self._claims[one.slot] = needed

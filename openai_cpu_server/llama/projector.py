@@ -34,7 +34,7 @@ from openai_cpu_server.contract.media import (
 )
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
-from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES, MOST_SOUND_S
+from openai_cpu_server.llama.model.kv_size import MOST_SOUND_S, ROW_CACHE_BYTES
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
@@ -402,7 +402,7 @@ class RowStore:
         rows = self._rows[key] = job.result()
         self._num_bytes += rows.values.nbytes
         for other in [one for one in self._rows if one != key and one not in wanted]:
-            if self._num_bytes <= KEPT_ROWS_BYTES:
+            if self._num_bytes <= ROW_CACHE_BYTES:
                 break
             self._num_bytes -= self._rows.pop(other).values.nbytes
         return True

@@ -145,19 +145,19 @@ class Constraints:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Read the vocabulary in a thread. It must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
-        self._words = self._threads.submit(lambda: ModelTokens(vocabulary, grammar_tokenizer(vocabulary)))
+        self._tokens = self._threads.submit(lambda: ModelTokens(vocabulary, grammar_tokenizer(vocabulary)))
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
         """Wait for the vocabulary. Without end tokens it fails only requests with constraints."""
-        self._words.exception()
+        self._tokens.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
         """Start an output and replay its tokens. Any thread may call this. Raises `ConstraintFailed`."""
-        words = self._words.result()
+        tokens = self._tokens.result()
         grammar = constraint.grammar
-        matcher = None if grammar is None else self._grammars.matcher(grammar, words.tokenizer)
-        constrained = ConstrainedOutput(constraint, matcher, words)
+        matcher = None if grammar is None else self._grammars.matcher(grammar, tokens.tokenizer)
+        constrained = ConstrainedOutput(constraint, matcher, tokens)
         constrained.replay(output)
         return constrained
 

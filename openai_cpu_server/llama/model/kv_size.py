@@ -241,7 +241,7 @@ a step, even if it never computes any."""
 _LOGIT_BYTES = 4
 
 
-KEPT_ROWS_BYTES = 256 * 1024 * 1024
+ROW_CACHE_BYTES = 256 * 1024 * 1024
 """Cache of encoded media."""
 _MOST_PATCHES = 16_384
 """Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
@@ -271,7 +271,7 @@ def encoder_memory(options: EngineOptions) -> EncoderMemory:
         return _NO_ENCODER
     header = GgufHeader(Path(options.projector_path))
     facts = ProjectorFacts.of(header)
-    buffers = KEPT_ROWS_BYTES
+    buffers = ROW_CACHE_BYTES
     if (seeing := facts.seeing) is not None:
         size, patch = _bounded(seeing.image_size), _bounded(seeing.patch_size)
         is_square = header.get_int("clip.vision.spatial_merge_size") is None

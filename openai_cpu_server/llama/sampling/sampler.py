@@ -68,7 +68,7 @@ def above(logits: Logits, floor: float) -> Tokens:
     return np.flatnonzero(logits > floor).astype(np.int32)
 
 
-def of_the_best(logits: Logits, count: int) -> Tokens:
+def best_tokens(logits: Logits, count: int) -> Tokens:
     """Return the `count` best tokens, and perhaps others, bounded by the maxima of groups."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
@@ -112,7 +112,7 @@ _NEGLIGIBLE = 80.0
 _ROUNDING = 1e-3
 
 
-class KeptCandidates(NamedTuple):
+class Survivors(NamedTuple):
     tokens: Tokens
     logits: Logits
 
@@ -125,7 +125,7 @@ class Candidates:
         self._records = np.zeros(vocab_size, _CANDIDATE)
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
-    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> KeptCandidates:
+    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
         """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
@@ -133,7 +133,7 @@ class Candidates:
         array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
         llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
         left = self._records[: array.size]
-        return KeptCandidates(left["id"].copy(), left["logit"].copy())
+        return Survivors(left["id"].copy(), left["logit"].copy())
 
 
 class Truncation(NativeObject):
@@ -154,7 +154,7 @@ class Truncation(NativeObject):
         for sampler in samplers:  # the chain owns them; inactive parameters change nothing
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
-    def apply(self, logits: Logits) -> KeptCandidates:
+    def apply(self, logits: Logits) -> Survivors:
         """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
         return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
@@ -166,7 +166,7 @@ def truncates(sampling: Sampling) -> bool:
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
     if sampling.top_k is not None:
-        tokens = of_the_best(logits, sampling.top_k)
+        tokens = best_tokens(logits, sampling.top_k)
         return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens
     if sampling.typical_p < 1:
         return above(logits, _below(logits, _NEGLIGIBLE))
@@ -239,7 +239,7 @@ class BadLogits(ServerError):
 def _best(logits: Logits, count: int) -> list[int]:
     if count == 0:
         return []
-    found = of_the_best(logits, count)
+    found = best_tokens(logits, count)
     if len(found) < count:  # others are at -inf
         found = np.arange(len(logits), dtype=np.int32)
     return [int(token) for token in found[np.argsort(-logits[found], kind="stable")[:count]]]
@@ -343,7 +343,7 @@ class Sampler:
             return draw(logits, temperature, chance, self._scratch)
         if self._truncation is None:
             tokens = above(logits, -math.inf)
-            survivors = KeptCandidates(tokens, logits[tokens])
+            survivors = Survivors(tokens, logits[tokens])
         else:
             survivors = self._truncation.apply(logits)
         if self._excludes_top_choices:
@@ -358,7 +358,7 @@ def within_sigmas(logits: Logits, sigmas: float) -> Logits:
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
-def without_top_choices(candidates: KeptCandidates, threshold: float) -> KeptCandidates:
+def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
     """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
     weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits.max()))
     is_top = weights >= threshold * weights.sum()
@@ -366,7 +366,7 @@ def without_top_choices(candidates: KeptCandidates, threshold: float) -> KeptCan
         return candidates
     tops = np.flatnonzero(is_top)
     is_top[tops[np.argmin(candidates.logits[tops])]] = False
-    return KeptCandidates(candidates.tokens[~is_top], candidates.logits[~is_top])
+    return Survivors(candidates.tokens[~is_top], candidates.logits[~is_top])
 
 
 def finite(adjusted: Logits) -> Logits:
