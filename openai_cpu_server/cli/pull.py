@@ -25,8 +25,7 @@ from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
 from openai_cpu_server.model_source.names import HubName
 
 if TYPE_CHECKING:
-    from openai_cpu_server.model_source.hub import HubModel
-    from openai_cpu_server.model_source.hub_files import HubFile
+    from openai_cpu_server.model_source.hub import HubFile, HubModel
 
 _HUB = "openai_cpu_server.model_source.hub"
 _ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove"

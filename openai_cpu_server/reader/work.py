@@ -202,4 +202,4 @@ def _profiled(work: wire.FindProfile) -> wire.Profiled:
     profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
     if profile is None:
         return wire.Profiled(work.options, None)
-    return wire.Profiled(profile.applied(work.options, given=work.user_options), str(profile))
+    return wire.Profiled(profile.applied(work.options, work.user_options), str(profile))

@@ -32,8 +32,7 @@ from openai_cpu_server.engine.base import PreparedRequest, shared_ms
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.process import calibrated
-from openai_cpu_server.llama.measure.calibrate import CurveKey
-from openai_cpu_server.llama.measure.measurements import Measurements
+from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from tests.engine.driver import CURVE, OPTIONS, Engine
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, FakeEmbedder, Panic
 from tests.scheduler.driver import alone, request
@@ -364,7 +363,7 @@ def test_who_never_measures_goes_by_a_guess_or_what_an_earlier_start_has_kept(tm
     assert not guessing.is_guessing
     assert predicted_ms(guessing) < 100
     assert not list(tmp_path.iterdir())
-    Measurements(tmp_path).put(CurveKey.of(info, options), CURVE)
+    curves(tmp_path).put(CurveKey.of(info, options), CURVE)
     knowing = calibrated(options, FakeBackend(info), lambda fraction: None)
     assert predicted_ms(knowing) == pytest.approx(5 + 995 * 99 / 255)
 

@@ -412,7 +412,7 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     options = settings.engine_options(
         header.path, cache_bytes=0, draft_model_path=draft, projector_path=projector
     )
-    options = profile.applied(options, given=settings.model_fields_set) if profile else options
+    options = profile.applied(options, settings.model_fields_set) if profile else options
     template = read_template(header)
     found, absent = read_devices(options, folder, machine), why_no_device(options)
     if not facts.generates_text:

@@ -18,12 +18,17 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
+from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for, of_draft_model
-from openai_cpu_server.llama.offload.devices import devices
+from openai_cpu_server.llama.offload.choice import (
+    NO_DEVICE,
+    device_for,
+    devices,
+    fitting_for,
+    of_draft_model,
+)
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)
@@ -154,9 +159,10 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
     if asked.gpu_layers == "auto":
         race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
-    why = "; ".join([*([split.why] if split.why else []), *fitting.idle_wishes]) or None
+    why = "; ".join([*([split.why] if split.why else []), *fitting.unused_options]) or None
     draft = _draft_split(options, device, machine)
-    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), why, measured, draft)
+    takes = split.device_bytes._asdict()
+    return DeviceFacts(device, asked.gpu_layers, str(split), takes, why, measured, draft)
 
 
 def _draft_split(options: EngineOptions, device: Device, machine: Machine) -> str | None:
@@ -210,7 +216,7 @@ def best_known(
     """Return the stored curve with the most similar options."""
     known = [
         MeasuredCurve(key, curve)
-        for key, curve in known_curves(model, cache_dir)
+        for key, curve in curves(cache_dir).of_model(model)
         if key.split is None or options.offload.wants_device
     ]
 
