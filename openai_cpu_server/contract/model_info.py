@@ -260,24 +260,19 @@ class ThreadControl(Protocol):
     @property
     def most(self) -> int:
         """Number of threads that compute while each has a core."""
-        ...
 
     def use(self, count: int) -> None:
         """Compute with `count` threads, 1 to `most`, from the next step on."""
-        ...
 
     def waits_s(self) -> Mapping[int, float]:
         """Seconds so far that each thread was ready without a core, or {} if the system does not report
         it."""
-        ...
 
     def idle_s(self) -> float:
         """Idle time of the cores so far, added up."""
-        ...
 
     def throttled_s(self) -> float:
         """Seconds so far that all threads stood still because a quota of CPU time was exhausted."""
-        ...
 
 
 class NativeModel(Protocol):
@@ -292,16 +287,13 @@ class NativeModel(Protocol):
     def warm_up(self) -> bool:
         """Use every part once before the first step. Return False if `interrupt` ended it; it can be
         repeated."""
-        ...
 
     def interrupt(self) -> None:
         """Make the running `warm_up`, or an interruptible step, return early as `interrupted`. Later steps
         are not affected; any thread may call this."""
-        ...
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         """Return the tokens and rows of media of this size in a prompt."""
-        ...
 
     def close(self) -> None: ...
 
@@ -350,7 +342,6 @@ class Tokenizer(Protocol):
     @property
     def adds_bos(self) -> bool:
         """True if `encode(..., add_special=True)` puts `bos` first."""
-        ...
 
     @property
     def fim(self) -> FimTokens | None: ...
@@ -358,16 +349,13 @@ class Tokenizer(Protocol):
     @property
     def marks(self) -> SequenceMarks:
         """`begin` and `end` are those that `encode(..., add_special=True)` adds."""
-        ...
 
     def least_tokens(self, text: str) -> int:
         """Lower bound of a text's tokens without tokenizing it; 0 if nothing is known."""
-        ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text. `parse_special` turns control tokens that are written in it
         (`<|im_end|>`) into tokens."""
-        ...
 
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool, parse_special: bool
@@ -375,8 +363,6 @@ class Tokenizer(Protocol):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token, or b"" for control tokens unless `special`."""
-        ...
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens, with U+FFFD for bytes that are not UTF-8."""
-        ...

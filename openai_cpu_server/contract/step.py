@@ -238,21 +238,17 @@ class Backend(NativeModel, Protocol):
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes that a token adds to the output: b"" for control tokens, or their names if
         `special`. Tokens that end the output add none in any case."""
-        ...
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         """Compile the constraint and return the tokens that must follow this output, which may be empty.
         Any thread may call it. Raises `ConstraintFailed`."""
-        ...
 
     def check_adapter(self, adapter: Adapter) -> None:
         """Check an adapter's file before it is loaded. Any thread may call it. Raises `AdapterFailed`."""
-        ...
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """Load a checked adapter whose key is not loaded yet. Raises `AdapterFailed`, and then nothing has
         changed."""
-        ...
 
     def unload_adapter(self, key: str) -> None: ...
 
@@ -261,11 +257,9 @@ class Backend(NativeModel, Protocol):
     ) -> None:
         """Write index and cells of the first of these blocks to a file, up to the limit; write no file
         without blocks. Raises OSError."""
-        ...
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
         """Load a file of `export_cache`, parents before children; return () if it is unusable."""
-        ...
 
 
 class ShownPart(msgspec.Struct, frozen=True, array_like=True):

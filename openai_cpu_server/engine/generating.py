@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -336,18 +337,18 @@ class EngineCore(Core[Step]):
             self._events.append(failure(request_id, str(error), sequence.num_output))
 
 
+@dataclass(eq=False)
 class LoadedAdapters:
     """Adapters that requests may name, and adapters that are freed with their last request."""
 
-    def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
-        self._scheduler = scheduler
-        self._backend = backend
-        self._loaded: dict[str, LoadedAdapter] = {}
-        self._leaving: set[str] = set()
+    scheduler: Scheduler
+    backend: Backend
+    _loaded: dict[str, LoadedAdapter] = field(default_factory=dict)
+    _leaving: set[str] = field(default_factory=set)
 
     def check(self, adapter: Adapter) -> CheckedAdapter:
         try:
-            self._backend.check_adapter(adapter)
+            self.backend.check_adapter(adapter)
         except AdapterFailed as error:
             return CheckedAdapter(adapter, str(error))
         except Exception as error:
@@ -363,7 +364,7 @@ class LoadedAdapters:
         if key not in self._loaded:
             yield LoadingAdapter(key)
             try:
-                self._loaded[key] = self._backend.load_adapter(checked.adapter)
+                self._loaded[key] = self.backend.load_adapter(checked.adapter)
             except AdapterFailed as error:
                 yield AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
                 return
@@ -377,12 +378,12 @@ class LoadedAdapters:
         self._leaving.add(key)
 
     def free(self) -> None:
-        for key in [key for key in self._leaving if not self._scheduler.sequences.uses_adapter(key)]:
+        for key in [key for key in self._leaving if not self.scheduler.sequences.uses_adapter(key)]:
             self._leaving.remove(key)
             if key in self._loaded:
                 del self._loaded[key]
-                self._backend.unload_adapter(key)
-                self._scheduler.forget_adapter(key)
+                self.backend.unload_adapter(key)
+                self.scheduler.forget_adapter(key)
 
 
 def _num_computed(span: Span, result: StepResult) -> int:

@@ -7,7 +7,7 @@ import codecs
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import msgspec
@@ -277,24 +277,18 @@ class SequenceOutput:
         )
 
 
+@dataclass(eq=False)
 class LiveOutputs:
     """Outputs of all live sequences. Each sequence leaves the scheduler with its last event."""
 
-    def __init__(
-        self,
-        sequences: LiveSequences,
-        backend: Backend,
-        *,
-        tell: Callable[[Iterable[TokenEvent]], None],
-        first_token_ms: Callable[[Sequence], float],
-    ) -> None:
-        self._sequences = sequences
-        self._backend = backend
-        self._tell = tell
-        self._first_token_ms = first_token_ms
-        self._outputs: dict[str, SequenceOutput] = {}
-        self.num_forced = 0
-        """Forced output tokens since the last figures."""
+    sequences: LiveSequences
+    backend: Backend
+    _: KW_ONLY
+    tell: Callable[[Iterable[TokenEvent]], None]
+    first_token_ms: Callable[[Sequence], float]
+    _outputs: dict[str, SequenceOutput] = field(default_factory=dict)
+    num_forced: int = 0
+    """Forced output tokens since the last figures."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -305,7 +299,7 @@ class LiveOutputs:
         scored one by one. Any thread may call it. Raises `ConstraintFailed`."""
         if request.constraint is None:
             return ()
-        forced = self._backend.forced(request.constraint, output)
+        forced = self.backend.forced(request.constraint, output)
         if request.top_logprobs is not None or request.prompt_logprobs:
             return ()
         return forced[: max(0, request.max_tokens - len(output))]
@@ -313,20 +307,20 @@ class LiveOutputs:
     def accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...], *, now_s: float
     ) -> None:
-        former = self._sequences.get(request.id)
+        former = self.sequences.get(request.id)
         if former is not None:
             self.end(request.id, FinishReason.CANCELLED)
             now_s = former.arrived_s  # it keeps its place in the queue
-        sequence = self._sequences.submit(request, output, beginning, now_s=now_s)
+        sequence = self.sequences.submit(request, output, beginning, now_s=now_s)
         if former is not None:
             take_over(sequence, former)
         self._outputs[request.id] = SequenceOutput(
             sequence,
-            piece=partial(self._backend.piece, special=request.show_control_tokens),
-            name=partial(self._backend.piece, special=True),
-            end_tokens=self._backend.info.end_tokens,
+            piece=partial(self.backend.piece, special=request.show_control_tokens),
+            name=partial(self.backend.piece, special=True),
+            end_tokens=self.backend.info.end_tokens,
             num_told=len(output),
-            first_token_ms=self._first_token_ms,
+            first_token_ms=self.first_token_ms,
         )
         if output and len(output) >= request.max_tokens:
             self.end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
@@ -344,21 +338,21 @@ class LiveOutputs:
                 events = self._outputs[sequence.request.id].advance(advance)
         except RequestFailed as error:
             self.drop(sequence.request.id)
-            self._tell((failure(sequence.request.id, str(error), sequence.num_output),))
+            self.tell((failure(sequence.request.id, str(error), sequence.num_output),))
             return
         self._take(sequence, events)
 
     def end(self, request_id: str, reason: FinishReason) -> None:
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
             self._take(sequence, self._outputs[request_id].end(reason))
 
     def drop(self, request_id: str) -> Sequence | None:
         """Remove the request without an event, and return its sequence, if any."""
         self._outputs.pop(request_id, None)
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
-            self._sequences.finish(sequence)
+            self.sequences.finish(sequence)
         return sequence
 
     def take_forced(self) -> int:
@@ -368,8 +362,8 @@ class LiveOutputs:
     def _take(self, sequence: Sequence, events: Events) -> None:
         if events and (finish := events[-1].finish) is not None:
             del self._outputs[sequence.request.id]
-            (self._sequences.complete if finish.is_good else self._sequences.finish)(sequence)
-        self._tell(events)
+            (self.sequences.complete if finish.is_good else self.sequences.finish)(sequence)
+        self.tell(events)
 
 
 def _has_failed(advance: SequenceAdvance) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from queue import PriorityQueue, SimpleQueue
 
@@ -44,6 +45,7 @@ _MEASURING_NICENESS = 10
 """Gives the thread a tenth of the CPU time of a step's thread beside it."""
 
 
+@dataclass(eq=False)
 class Preparation:
     """Filter of commands: requests with a constraint pass when that is prepared, adapters when their files
     are checked, other commands at once.
@@ -53,28 +55,22 @@ class Preparation:
     threads have ended.
     """
 
-    def __init__(
-        self,
-        prepare: Callable[[Submit], PreparedRequest | RefusedRequest],
-        check: Callable[[Adapter], CheckedAdapter],
-        *,
-        measure: Callable[[MediaSize], MeasuredMedia],
-        announce: Callable[[Handling | MediaMeasured], None],
-        hand_on: Callable[[Work], None],
-    ) -> None:
-        """`announce` and `hand_on` are called in several threads."""
-        self._prepare = prepare
-        self._check = check
-        self._measure = measure
-        self._announce = announce
-        self._hand_on = hand_on
-        self._queue: PriorityQueue[tuple[int, int, Prepared | None]] = PriorityQueue()
+    prepare: Callable[[Submit], PreparedRequest | RefusedRequest]
+    check: Callable[[Adapter], CheckedAdapter]
+    _: KW_ONLY
+    measure: Callable[[MediaSize], MeasuredMedia]
+    announce: Callable[[Handling | MediaMeasured], None]
+    hand_on: Callable[[Work], None]
+    """Called in several threads, like `announce`."""
+    _queue: PriorityQueue[tuple[int, int, Prepared | None]] = field(default_factory=PriorityQueue)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _cancelled: dict[str, CancelRequest | None] = field(default_factory=dict)
+    """Requests in preparation, and how they were cancelled in the meantime."""
+    _sizes: SimpleQueue[MediaSize | None] = field(default_factory=SimpleQueue[MediaSize | None])
+    """Sizes to be measured; None ends the thread."""
+
+    def __post_init__(self) -> None:
         self._numbers = count(1)
-        self._lock = threading.Lock()
-        self._cancelled: dict[str, CancelRequest | None] = {}
-        """Requests in preparation, and how they were cancelled in the meantime."""
-        self._sizes = SimpleQueue[MediaSize | None]()
-        """Sizes to be measured; None ends the thread."""
         self._threads = [
             threading.Thread(target=self._work, name="prepare", daemon=True),
             threading.Thread(target=self._measure_all, name="measure", daemon=True),
@@ -105,7 +101,7 @@ class Preparation:
             case CancelRequest() if self._is_put_off(command):
                 pass
             case _:
-                self._hand_on(command)
+                self.hand_on(command)
 
     def _is_put_off(self, cancel: CancelRequest) -> bool:
         """A request in preparation is cancelled directly after it has passed."""
@@ -120,7 +116,7 @@ class Preparation:
             while (command := self._queue.get()[2]) is not None:
                 match command:
                     case LoadAdapter(adapter=adapter):
-                        self._hand_on(self._check(adapter))
+                        self.hand_on(self.check(adapter))
                     case Submit():
                         self._work_on(command)
 
@@ -129,29 +125,29 @@ class Preparation:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _MEASURING_NICENESS)
         with contextlib.suppress(ConnectionError):
             while (size := self._sizes.get()) is not None:
-                self._announce(MediaMeasured((self._measured(size),)))
+                self.announce(MediaMeasured((self._measured(size),)))
 
     def _measured(self, size: MediaSize) -> MeasuredMedia:
         try:
             with contained():
-                return self._measure(size)
+                return self.measure(size)
         except RequestFailed as error:
             return MeasuredMedia(size, why_not=str(error))
 
     def _work_on(self, submit: Submit) -> None:
         prepared = self._prepared(submit)
         with self._lock:
-            self._hand_on(prepared)
+            self.hand_on(prepared)
             if (cancel := self._cancelled.pop(submit.request.id)) is not None:
-                self._hand_on(cancel)
+                self.hand_on(cancel)
 
     def _prepared(self, submit: Submit) -> PreparedRequest | RefusedRequest:
         cancel = self._cancelled[submit.request.id]
         if cancel is not None and cancel.reason is FinishReason.CANCELLED:
             return RefusedRequest(submit, "It was cancelled before it began.")
-        self._announce(Handling(id=submit.request.id))
-        prepared = self._prepare(submit)
-        self._announce(Handling(id=None))
+        self.announce(Handling(id=submit.request.id))
+        prepared = self.prepare(submit)
+        self.announce(Handling(id=None))
         return prepared
 
 

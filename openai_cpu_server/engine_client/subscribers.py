@@ -52,7 +52,6 @@ class EngineObserver(Protocol):
     def engine_died(self, cause: str) -> None:
         """Report the death of a process that had served. Another is started unless deaths are too
         frequent; `cause`: as `Death.cause`."""
-        ...
 
 
 class _Nobody:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -52,23 +53,21 @@ class _HostLink:
         return msgspec.msgpack.encode(status)
 
 
+@dataclass(eq=False)
 class NodeResidency:
     """Keeps the model in memory on all nodes, or on none."""
 
-    def __init__(
-        self, supervisors: Sequence[Supervisor], engine: RemoteEngine, status: Callable[[], EngineStatus]
-    ) -> None:
-        self.status = status
-        self._supervisors = supervisors
-        self._engine = engine
+    supervisors: Sequence[Supervisor]
+    engine: RemoteEngine
+    status: Callable[[], EngineStatus]
 
     @property
     def process_state(self) -> EngineState:
-        return min((one.state for one in self._supervisors), key=_BEST_FIRST.index)
+        return min((one.state for one in self.supervisors), key=_BEST_FIRST.index)
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._engine.requests())
+        return bool(self.engine.requests())
 
     @property
     def is_at_work(self) -> bool:
@@ -76,29 +75,29 @@ class NodeResidency:
 
     @property
     def last_use_s(self) -> float:
-        return self._engine.last_use_s
+        return self.engine.last_use_s
 
     @property
     def failed_s(self) -> float | None:
         """Time at which the last node failed, or None if some node has not failed."""
-        failed = [one.failed_s for one in self._supervisors if one.failed_s is not None]
-        return max(failed) if len(failed) == len(self._supervisors) else None
+        failed = [one.failed_s for one in self.supervisors if one.failed_s is not None]
+        return max(failed) if len(failed) == len(self.supervisors) else None
 
     def wake(self) -> None:
-        for one in self._supervisors:
+        for one in self.supervisors:
             if one.state in (EngineState.ASLEEP, EngineState.FAILED):
                 one.wake()
 
     async def settled(self) -> EngineState:
-        await asyncio.gather(*(one.settled() for one in self._supervisors))
+        await asyncio.gather(*(one.settled() for one in self.supervisors))
         return self.process_state
 
     async def sleep(self) -> None:
         assert not self.has_requests, "it has requests"
-        await asyncio.gather(*(one.sleep() for one in self._supervisors))
+        await asyncio.gather(*(one.sleep() for one in self.supervisors))
 
     def fail(self, reason: str) -> None:
-        for one in self._supervisors:
+        for one in self.supervisors:
             one.fail(reason)
 
     def hold_back(self) -> None:

@@ -51,12 +51,9 @@ class ReplicaLink(Protocol):
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Yield news until the replica ends the session, or the reader does, with all its requests. Raises
         ReplicaLost."""
-        ...
 
     async def tell(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
-        ...
 
     async def load_adapter(self, adapter: bytes) -> bytes:
         """Send an encoded `Adapter` and return the encoded `AdapterStatus`. Raises ReplicaLost."""
-        ...

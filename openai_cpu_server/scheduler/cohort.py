@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
@@ -34,6 +35,7 @@ class CohortTurn(NamedTuple):
     """Batch work beside interactive work of other cohorts."""
 
 
+@dataclass(eq=False)
 class Cohorts:
     """Interactive work goes first; within a priority, cohorts take turns by their used time.
 
@@ -42,19 +44,20 @@ class Cohorts:
     interactive work, and never two in a row.
     """
 
-    def __init__(self, options: StepOptions) -> None:
-        self._options = options
+    options: StepOptions
+    _composers: dict[Key, Composer] = field(default_factory=dict)
+    _last: Key = None
+    _switch_ms: float = 0.0
+    _was_floor: bool = False
+
+    def __post_init__(self) -> None:
         self._longest_turn_ms = {
-            Priority.INTERACTIVE: options.pace_ms,
-            Priority.BATCH: options.batch_stall_ms,
+            Priority.INTERACTIVE: self.options.pace_ms,
+            Priority.BATCH: self.options.batch_stall_ms,
         }
         """Maximum duration of a turn for the sake of fewer switches."""
-        self._composers: dict[Key, Composer] = {}
         self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
-        self._last: Key = None
-        self._switch_ms = 0.0
-        self._credit = Credit(options.batch_floor, most=options.pace_ms)
-        self._was_floor = False
+        self._credit = Credit(self.options.batch_floor, most=self.options.pace_ms)
 
     def compose(
         self,
@@ -135,7 +138,7 @@ class Cohorts:
 
     def _composer(self, key: Key) -> Composer:
         if key not in self._composers:
-            self._composers[key] = Composer(self._options)
+            self._composers[key] = Composer(self.options)
         return self._composers[key]
 
 

@@ -7,6 +7,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
 from openai_cpu_server.contract.messages import QueuePlace
@@ -141,28 +142,20 @@ _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the cost of one pair is found."""
 
 
+@dataclass(eq=False)
 class EtaEstimator:
-    def __init__(
-        self,
-        sequences: LiveSequences,
-        waiting: WaitingRoom,
-        running: Mapping[int, Sequence],
-        costs: LearnedCosts,
-        encodings: EncodingTurns,
-        policy: PriorityPolicy,
-        *,
-        num_slots: int,
-        stall_ms: float,
-    ) -> None:
-        self._sequences = sequences
-        self._waiting = waiting
-        self._running = running
-        self._costs = costs
-        self._encodings = encodings
-        self._policy = policy
-        self._num_slots = num_slots
-        self._stall_ms = stall_ms
-        self._decode_tokens = min(READING_TOKENS, num_slots)
+    sequences: LiveSequences
+    waiting: WaitingRoom
+    running: Mapping[int, Sequence]
+    costs: LearnedCosts
+    encodings: EncodingTurns
+    policy: PriorityPolicy
+    _: KW_ONLY
+    num_slots: int
+    stall_ms: float
+
+    def __post_init__(self) -> None:
+        self._decode_tokens = min(READING_TOKENS, self.num_slots)
         self._work_ms = [0.0, 0.0]
         """Computed tokens by priority at the cost of full steps: the used part of the machine, regardless
         of the distribution over steps."""
@@ -170,7 +163,7 @@ class EtaEstimator:
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         if not plan.parts:
             return
-        cost = self._costs.of(adapter)
+        cost = self.costs.of(adapter)
         reading_ms = _token_ms(cost, READING_TOKENS)
         decoding_ms = _token_ms(cost, self._decode_tokens)
         attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
@@ -181,47 +174,47 @@ class EtaEstimator:
     def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
         """Return estimates for the first waiting sequences in their order. `slowdown`: factor of all
         times."""
-        line, first = self._line(), islice(self._waiting.in_order(), _TOLD)
+        line, first = self._line(), islice(self.waiting.in_order(), _TOLD)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
         """Estimate the time to first token of a running sequence. Other prompts are computed in turn with
         it, and each stream gets a token in each step."""
         own = max(0, sequence.request.num_tokens - sequence.computed)
-        cost, running = self._costs.of(sequence.request.adapter), self._running.values()
+        cost, running = self.costs.of(sequence.request.adapter), self.running.values()
         others = [s.pending for s in running if s is not sequence and s.pending > 1]
         num_streams = sum(s.is_decoding for s in running)
         num_tokens = own + sum(min(own, pending) for pending in others)
-        reading_ms = num_tokens * _reading_ms(cost, num_streams, self._stall_ms)
+        reading_ms = num_tokens * _reading_ms(cost, num_streams, self.stall_ms)
         attention_ms = own * (sequence.computed + own / 2) * _pair_ms(cost)
-        return slowdown * (reading_ms + attention_ms + self._encodings.price_ms(sequence))
+        return slowdown * (reading_ms + attention_ms + self.encodings.price_ms(sequence))
 
     def forecast(self) -> Forecast:
-        running, cost = list(self._running.values()), self._costs.model
+        running, cost = list(self.running.values()), self.costs.model
         attended = sum(len(sequence.tokens) for sequence in running)
         step_ms = cost.predict_ms(len(running), attended) if running else 0.0
         context = attended // max(1, len(running))
         line = self._line()
-        wait_ms = [_newcomer_ms(self._waiting, line, self._policy.lane(one)) for one in _NEWCOMERS]
+        wait_ms = [_newcomer_ms(self.waiting, line, self.policy.lane(one)) for one in _NEWCOMERS]
         num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
         return Forecast(
             # A newcomer comes somewhere within the step that runs: half of it is left.
             wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
-            token_ms=_reading_ms(cost, num_streams, self._stall_ms),
+            token_ms=_reading_ms(cost, num_streams, self.stall_ms),
             attended_ms=_pair_ms(cost),
             stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
             work_ms=ByPriority(*self._work_ms),
-            num_live=self._sequences.counts,
+            num_live=self.sequences.counts,
         )
 
     def _line(self) -> WaitingLine:
         return WaitingLine(
-            list(self._running.values()),
-            self._costs.model,
-            self._encodings,
-            num_slots=self._num_slots,
-            expected_left=self._sequences.expected_left,
-            lane=self._policy.lane,
+            list(self.running.values()),
+            self.costs.model,
+            self.encodings,
+            num_slots=self.num_slots,
+            expected_left=self.sequences.expected_left,
+            lane=self.policy.lane,
         )
 
 

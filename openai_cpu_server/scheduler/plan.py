@@ -186,17 +186,14 @@ class StepCost(Protocol):
 
     def predict_ms(self, size: StepSize, attended: int = 0) -> float:
         """Predict the time of a step. `attended`: pairs of a token and a cell that it attends to."""
-        ...
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
         """Return the size from `num_tokens` to the end of its tile, at most `limit`, that is clearly
         fastest, or `num_tokens` if none is."""
-        ...
 
     def free_size(self, num_tokens: int, limit: int) -> int:
         """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free.
         They must be tokens that are needed anyway, not padding."""
-        ...
 
     def refine(self, size: StepSize, attended: int, actual_ms: float) -> None: ...
 

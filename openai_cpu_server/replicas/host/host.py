@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -74,27 +74,27 @@ class _Told:
     others_s: float = float("-inf")
 
 
+@dataclass(eq=False)
 class HostReporting:
     """Reports the replica's state to each session: at once when it changes, otherwise at intervals."""
 
-    def __init__(self, supervisor: Supervisor, clock: Callable[[], float]) -> None:
-        self._supervisor = supervisor
-        self._clock = clock
-        self._told: dict[str, _Told] = {}
+    supervisor: Supervisor
+    clock: Callable[[], float]
+    _told: dict[str, _Told] = field(default_factory=dict)
 
     def is_due(self, session: HostSession) -> bool:
         if session.is_behind:
             return False
-        told, supervisor = self._told.get(session.lease_holder), self._supervisor
+        told, supervisor = self._told.get(session.lease_holder), self.supervisor
         if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
             return True
         has_news = supervisor.news.forecast is not told.forecast
-        return self._clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
+        return self.clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
 
     def report(
         self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
     ) -> HostReport:
-        supervisor = self._supervisor
+        supervisor = self.supervisor
         held = supervisor.news.held_blocks.since(session.held_version)
         session.held_version = held.version
         return HostReport(
@@ -112,7 +112,7 @@ class HostReporting:
     def _shown(
         self, session: HostSession, others: Iterable[AcceptedRequest]
     ) -> tuple[LiveRequest, ...] | None:
-        told, now_s = self._told[session.lease_holder], self._clock()
+        told, now_s = self._told[session.lease_holder], self.clock()
         if now_s - told.others_s < _OTHERS_S:
             return None
         told.others_s = now_s
@@ -122,8 +122,8 @@ class HostReporting:
 
     def _note(self, session: HostSession) -> int:
         """A forecast comes from another process, so it surely includes orders from before the last report."""
-        told, supervisor = self._told.get(session.lease_holder), self._supervisor
-        now = _Told(self._clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
+        told, supervisor = self._told.get(session.lease_holder), self.supervisor
+        now = _Told(self.clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
         now.num_seen = session.num_told
         if told is not None:
             is_new = supervisor.news.forecast is not told.forecast

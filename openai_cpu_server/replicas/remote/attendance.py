@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -40,39 +40,32 @@ class SessionListener(Protocol):
 
     def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
         """Called once, and not after we have left. `is_death`: False if the replica has ended the session."""
-        ...
 
 
+@dataclass(eq=False)
 class ReplicaSession:
     """Lost when the stream of news ends, or when an order is not answered in time."""
 
-    def __init__(
-        self,
-        replica: str,
-        link: ReplicaLink,
-        lease_holder: str,
-        listener: SessionListener,
-        *,
-        lease_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        """`lease_holder`: our name, unique to the session."""
-        self.replica = replica
-        self.link = link
-        self._lease_holder = lease_holder
-        self._listener = listener
-        self._lease_s = lease_s
-        self._clock = clock
-        self._orders: list[Order] = []
-        self._has_orders = asyncio.Event()
-        self._told_s: deque[float] = deque()
-        """Start time of each order batch that the replica's forecast does not include yet."""
-        self._num_counted = 0
-        self._heard_s = clock()
-        self._is_over = False
+    replica: str
+    link: ReplicaLink
+    lease_holder: str
+    """Our name, unique to the session."""
+    listener: SessionListener
+    _: KW_ONLY
+    lease_s: float
+    clock: Callable[[], float]
+    _orders: list[Order] = field(default_factory=list)
+    _has_orders: asyncio.Event = field(default_factory=asyncio.Event)
+    _told_s: deque[float] = field(default_factory=deque)
+    """Start time of each order batch that the replica's forecast does not include yet."""
+    _num_counted: int = 0
+    _is_over: bool = False
+    _telling: asyncio.Task[None] | None = None
+    """Started by the first news, because the replica would not know us before."""
+
+    def __post_init__(self) -> None:
+        self._heard_s = self.clock()
         self._listening = asyncio.create_task(self._listen())
-        self._telling: asyncio.Task[None] | None = None
-        """Started by the first news, because the replica would not know us before."""
 
     def send(self, *orders: Order) -> None:
         self._orders.extend(orders)
@@ -83,7 +76,7 @@ class ReplicaSession:
         while self._told_s and self._num_counted < num_told:
             self._told_s.popleft()
             self._num_counted += 1
-        return self._told_s[0] if self._told_s else self._clock()
+        return self._told_s[0] if self._told_s else self.clock()
 
     def leave_in(self, seconds: float) -> None:
         """Leave later, and until then report the replica's death."""
@@ -97,11 +90,11 @@ class ReplicaSession:
 
     async def _listen(self) -> None:
         try:
-            async for payload in self.link.attend(self._lease_holder):
-                self._heard_s = self._clock()
+            async for payload in self.link.attend(self.lease_holder):
+                self._heard_s = self.clock()
                 if self._telling is None:
                     self._telling = asyncio.create_task(self._tell())
-                self._listener.heard(self, read_news(payload))
+                self.listener.heard(self, read_news(payload))
         except ReplicaLost as error:
             self._lose(str(error))
         except msgspec.DecodeError as error:
@@ -115,14 +108,14 @@ class ReplicaSession:
     async def _tell(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._has_orders.wait(), self._lease_s / _RENEWALS)
+                await asyncio.wait_for(self._has_orders.wait(), self.lease_s / _RENEWALS)
             except asyncio.TimeoutError:
                 self._orders.append(RenewLease())
             orders = self._next_orders()
-            self._told_s.append(self._clock())
+            self._told_s.append(self.clock())
             if not await self._is_taken(encode_orders(orders)):
                 return
-            if self._clock() - self._heard_s > max(_SILENCE_S, self._lease_s):
+            if self.clock() - self._heard_s > max(_SILENCE_S, self.lease_s):
                 self._lose("it answers, but its news do not come")
                 return
 
@@ -137,10 +130,10 @@ class ReplicaSession:
 
     async def _is_taken(self, payload: bytes) -> bool:
         try:
-            telling = self.link.tell(self._lease_holder, payload)
-            is_known = await asyncio.wait_for(telling, _PATIENCE * self._lease_s)
+            telling = self.link.tell(self.lease_holder, payload)
+            is_known = await asyncio.wait_for(telling, _PATIENCE * self.lease_s)
         except asyncio.TimeoutError:
-            self._lose(f"it has not answered for {_PATIENCE * self._lease_s:.1f} s")
+            self._lose(f"it has not answered for {_PATIENCE * self.lease_s:.1f} s")
             return False
         except ReplicaLost as error:
             self._lose(str(error))
@@ -154,7 +147,7 @@ class ReplicaSession:
             return
         logger.warning("the replica %s is lost: %s", self.replica, why)
         self.leave()
-        self._listener.lost(self, why, is_death=is_death)
+        self.listener.lost(self, why, is_death=is_death)
 
 
 def _is_large(order: Order) -> bool:

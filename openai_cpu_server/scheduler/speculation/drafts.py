@@ -223,7 +223,6 @@ class Drafter(Protocol):
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
         """Return a draft of at most `limit` tokens, none of which ends the output. Called whenever the
         sequence decodes, also with a limit of 0."""
-        ...
 
     def forget(self, sequence: Sequence) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 from openai_cpu_server.contract.step import Drafted, Step, StepResult
@@ -66,6 +66,7 @@ class ComparedStep(NamedTuple):
         return min(max(self.elapsed_ms, shortest), longest)
 
 
+@dataclass(eq=False)
 class DraftGains:
     """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay.
 
@@ -74,10 +75,9 @@ class DraftGains:
     size without drafts. So contexts of different lengths, and steps with prompts, are comparable.
     """
 
-    def __init__(self) -> None:
-        self._now_ms = 0.0
-        self._plain: dict[int, _Account] = {}
-        self._trials: dict[DraftingKind, _Trial] = {}
+    _now_ms: float = 0.0
+    _plain: dict[int, _Account] = field(default_factory=dict)
+    _trials: dict[DraftingKind, _Trial] = field(default_factory=dict)
 
     def allows(self, kind: DraftingKind) -> bool:
         trial = self._trials.get(kind)
@@ -99,11 +99,11 @@ class DraftGains:
         return 1.0 if account is None or account.num_steps < _ENOUGH else 1.0 / account.ratio
 
 
+@dataclass(eq=False)
 class _Account:
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self._worth_ms = 0.0
-        self._taken_ms = 0.0
+    num_steps: int = 0
+    _worth_ms: float = 0.0
+    _taken_ms: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -169,6 +169,7 @@ class ChosenDrafts:
     """Predicted time of the step without drafts, or None if no sequence in it could have one."""
 
 
+@dataclass(eq=False)
 class Speculator:
     """Choice of drafts by the tokens that drafters predict and by their cost.
 
@@ -176,35 +177,28 @@ class Speculator:
     optional.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        draft_model: ModelDrafter | None = None,
-        *,
-        max_tokens: int = 31,
-        always: bool = False,
-    ) -> None:
-        """`max_tokens`: maximum draft tokens of one sequence in a step; 31 and its own token fill two
-        tiles. `always`: compute every draft (`contract.Experiment`)."""
-        self._drafter = drafter
-        self._draft_model = draft_model
-        self._max_tokens = max_tokens
-        self._always = always
-        self._gains = DraftGains()
+    drafter: Drafter
+    draft_model: ModelDrafter | None = None
+    _: KW_ONLY
+    max_tokens: int = 31
+    """Maximum draft tokens of one sequence in a step; 31 and its own token fill two tiles."""
+    always: bool = False
+    """Compute every draft (`contract.Experiment`)."""
+    _gains: DraftGains = field(default_factory=DraftGains)
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
         """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
-        quotes, generates = (self._always or self._gains.allows(kind) for kind in kinds)
+        quotes, generates = (self.always or self._gains.allows(kind) for kind in kinds)
         single_ms = prices.single_ms
         found = {
             s: self._draft(s, limit, single_ms, quotes=quotes, generates=generates)
             for s, limit in limits.items()
             if s.is_decoding
         }
-        lengths = choose_lengths(plan, prices, found, always=self._always)
+        lengths = choose_lengths(plan, prices, found, always=self.always)
         plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
-        if self._always:
+        if self.always:
             drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
             spans = {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
         else:
@@ -228,29 +222,29 @@ class Speculator:
             self._gains.learn_plain(done)
 
     def learn(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        if self._draft_model is None or not outcomes:
+        if self.draft_model is None or not outcomes:
             return
         for sequence, drafted in outcomes.items():
-            self._draft_model.learn(sequence, drafted)
-        self._draft_model.learn_price(outcomes, drafting_ms)
+            self.draft_model.learn(sequence, drafted)
+        self.draft_model.learn_price(outcomes, drafting_ms)
 
     def forget(self, sequence: Sequence) -> None:
-        self._drafter.forget(sequence)
-        if self._draft_model is not None:
-            self._draft_model.forget(sequence)
+        self.drafter.forget(sequence)
+        if self.draft_model is not None:
+            self.draft_model.forget(sequence)
 
     def _draft(
         self, sequence: Sequence, limit: int, single_ms: float, *, quotes: bool, generates: bool
     ) -> SequenceDraft:
         """The quotation is used unless the draft model is more likely to be correct. `single_ms`: time of
         a step with one token."""
-        limit = max(0, min(limit, self._max_tokens))
-        quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
+        limit = max(0, min(limit, self.max_tokens))
+        quoted = self.drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if quotes else SequenceDraft()
         # A draft model sees nothing.
-        if self._draft_model is None or not limit or not generates or sequence.request.media:
+        if self.draft_model is None or not limit or not generates or sequence.request.media:
             return quoted
-        generated = self._draft_model.draft(sequence, limit, single_ms)
+        generated = self.draft_model.draft(sequence, limit, single_ms)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])
 
 
