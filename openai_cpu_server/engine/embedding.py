@@ -142,7 +142,10 @@ class EmbedCore(Core[list[EmbedPart]]):
         timer, (tokens, pairs) = self._timer, _work_of(inputs)
         predicted_ms, threads = self._cost.predict_ms(tokens, pairs), self._cores.count
         alone_ms = predicted_ms / self._cost.slowdown(tokens, pairs)
-        timer.begin(predicted_ms, may_interrupt=_is_batch(planned))
+        timer.begin(
+            predicted_ms,
+            may_interrupt=all(part.pending.request.priority is Priority.BATCH for part in planned),
+        )
         timer.end(is_interrupted=not self._embed(planned))
         if not timer.was_interrupted and self._cores.computed(timer.elapsed_ms, alone_ms):
             self._cost.refine(tokens, pairs, timer.elapsed_ms)
@@ -262,10 +265,6 @@ def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
     """Return tokens, and pairs of tokens that attend to each other."""
     lengths = [len(one) for one in inputs]
     return sum(lengths), sum(length**2 for length in lengths)
-
-
-def _is_batch(parts: Iterable[EmbedPart]) -> bool:
-    return all(part.pending.request.priority is Priority.BATCH for part in parts)
 
 
 def _shown(part: EmbedPart) -> ShownPart:

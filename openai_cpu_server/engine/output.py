@@ -73,7 +73,8 @@ class TextStream:
         return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def _num_releasable(self) -> int:
-        safe = len(self._held) - max(self._unfinished_stop(), self._unfinished_character())
+        unfinished_stops = (overlap(self._held, stop) for stop in self._stop)
+        safe = len(self._held) - max([self._unfinished_character(), *unfinished_stops])
         num_tokens = bisect_right(self._ends, safe)
         while num_tokens and self._splits_character(self._ends[num_tokens - 1]):
             num_tokens -= 1
@@ -85,9 +86,6 @@ class TextStream:
         self._held = self._held[cut:]
         self._ends = [end - cut for end in self._ends[num_tokens:]]
         return ReleasedText(num_tokens, text)
-
-    def _unfinished_stop(self) -> int:
-        return max((overlap(self._held, s) for s in self._stop), default=0)
 
     def _unfinished_character(self) -> int:
         if not self._held or self._held[-1] < 0x80:

@@ -11,7 +11,6 @@ from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.engine_client.live import TokenSink, VectorSink
 from openai_cpu_server.errors import ConstraintFailed, GenerationFailed, ReaderTooSlow, ServerError
 
 Item = TypeVar("Item")
@@ -156,7 +155,7 @@ def _scores_bytes(logprobs: Iterable[TokenLogprob]) -> int:
     return sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
 
 
-class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
+class GenerationAnswer(EngineAnswer[TokenEvent]):
     """Events of one API call's sequences as they arrive. Leaving its context cancels unfinished ones.
 
     Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` if the error is
@@ -199,7 +198,8 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
-    def push(self, event: TokenEvent) -> None:
+    def push(self, event: TokenEvent | Embedded) -> None:
+        assert isinstance(event, TokenEvent)
         self._times.start()
         if event.tokens or event.finish is not None:
             self._times.first_token()
@@ -225,7 +225,7 @@ def _failure(finish: Finish) -> ServerError:
     return kind(finish.error or "the engine gave no reason")
 
 
-class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
+class EmbeddingAnswer(EngineAnswer[Embedded]):
     """Vectors of one API call. Leaving its context cancels the call if it is unfinished."""
 
     def __init__(
@@ -254,7 +254,8 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
-    def push(self, event: Embedded) -> None:
+    def push(self, event: TokenEvent | Embedded) -> None:
+        assert isinstance(event, Embedded)
         self._times.start()
         if event.error is not None:
             self.fail(event.id, GenerationFailed(event.error))

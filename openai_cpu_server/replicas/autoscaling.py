@@ -12,7 +12,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import BY_DEFAULT
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 
 _PRESENT = (EngineState.ASLEEP, EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
 

@@ -12,7 +12,35 @@ from random import Random
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    state: EngineState
+    """State of its engine. While that restarts, only requests that stay with the replica are sent."""
+    forecast: Forecast | None = None
+    """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
+    held: HeldUpdate | None = None
+
+
+@dataclass(frozen=True)
+class RoutedRequest:
+    id: str
+    priority: Priority
+    num_tokens: int
+    """Prompt length, plus existing output if it is replayed."""
+    blocks: tuple[int, ...] = ()
+    """Names of its whole blocks (`contract.replica.block_hashes`)."""
+    avoids: frozenset[str] = frozenset()
+    """Replicas to use only as a last resort, because they were lost with this request."""
+
+
+@dataclass(frozen=True)
+class ReplicaChoice:
+    replica: str
+    cached_tokens: int
+    expected_ms: float
+    """Expected TTFT."""
 
 
 class RandomSet:
@@ -233,7 +261,11 @@ class ReplicaRouter:
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
         """Record a report that came at `now_s`. Its forecast includes all requests sent before `made_s`."""
         if report.forecast is not None:
-            self._typical = _without_work(report.forecast)
+            self._typical = Forecast(
+                token_ms=report.forecast.token_ms,
+                attended_ms=report.forecast.attended_ms,
+                stream_ms=report.forecast.stream_ms,
+            )
         load = self._loads.get(replica)
         if load is None:
             load = ReplicaLoad(report.state, self._typical, num_routers=self._num_routers)
@@ -279,8 +311,6 @@ class ReplicaRouter:
         self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None
     ) -> ReplicaChoice | None:
         """Return a replica, unbooked, or None if none is ready. `among`: candidates, or None for all."""
-        if wanted.prefers is not None and self._may_stay(wanted.prefers, among):
-            return self._choice(wanted, wanted.prefers, now_s)
         ready = self._ready if among is None else RandomSet(name for name in among if name in self._ready)
         drawn = self._drawn(wanted, ready) or ready.draw(self._random, _NUM_DRAWN)
         return min(
@@ -309,19 +339,8 @@ class ReplicaRouter:
         reading_ms = load.forecast.reading_ms(cached, wanted.num_tokens)
         return ReplicaChoice(replica, cached, load.wait_ms(wanted.priority, now_s) + reading_ms)
 
-    def _may_stay(self, replica: str, among: Collection[str] | None) -> bool:
-        load = self._loads.get(replica)
-        is_alive = load is not None and load.state in (EngineState.READY, EngineState.RESTARTING)
-        return is_alive and (among is None or replica in among)
-
     def _file(self, replica: str) -> None:
         load = self._loads[replica]
         is_ready = load.state is EngineState.READY
         (self._ready.add if is_ready else self._ready.discard)(replica)
         (self._idle.add if is_ready and not load.has_interactive else self._idle.discard)(replica)
-
-
-def _without_work(forecast: Forecast) -> Forecast:
-    return Forecast(
-        token_ms=forecast.token_ms, attended_ms=forecast.attended_ms, stream_ms=forecast.stream_ms
-    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple, Union, cast
+from typing import NamedTuple, Protocol, Union, cast
 
 import msgspec
 
@@ -133,6 +133,23 @@ class FrameStream(asyncio.Protocol):
             return None
         end: int = begin + LENGTH.size + length
         return end if end <= len(self._unread) else None
+
+
+class ReplicaLost(Exception): ...
+
+
+class ReplicaLink(Protocol):
+    """Transport of encoded messages. Belongs to one event loop's thread."""
+
+    def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
+        """Yield news until the replica ends the session, or the reader does, with all its requests. Raises
+        ReplicaLost."""
+
+    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+        """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
+
+    async def load_adapter(self, adapter: bytes) -> bytes:
+        """Send an encoded `Adapter` and return the encoded `AdapterStatus`. Raises ReplicaLost."""
 
 
 _ATTEMPT = "~"

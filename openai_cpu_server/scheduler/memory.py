@@ -148,17 +148,13 @@ class Checkpoints:
         borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *told)})
         found: list[int] = []
         for border in borders:
-            if self._is_apart(begin, found, border) and border < end:
+            if border - (found[-1] if found else begin) >= STOPS_APART and border < end:
                 found.append(border)
         for multiple in range(begin - begin % step + step, end, step):
             at = sequence.cut(multiple)
             if all(abs(at - other) >= STOPS_APART for other in (begin, *found, end)):
                 found.append(at)
         return sorted(found)
-
-    @staticmethod
-    def _is_apart(begin: int, found: list[int], border: int) -> bool:
-        return border - (found[-1] if found else begin) >= STOPS_APART
 
 
 HEADROOM_TOKENS = 32
@@ -202,7 +198,7 @@ class SequenceMemory:
         if not stayers:
             return True  # it fits alone: `submit` has seen to that
         freed = sum(self.ledger.num_exclusive(slot) for slot in leavers)
-        growth = sum(self._growth(s) for s in stayers)
+        growth = sum(max(0, self._foreseen(s) - self.ledger.num_held(s.slot)) for s in stayers)
         shared = 0 if reuse.source in leavers.values() else reuse.shared // self.ledger.block_size
         need = self._foreseen(newcomer) - shared
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
@@ -268,9 +264,6 @@ class SequenceMemory:
     def _foreseen(self, sequence: Sequence) -> int:
         headroom = min(max(sequence.remaining, 0), HEADROOM_TOKENS)
         return self.ledger.blocks_for(len(sequence.tokens) + headroom)
-
-    def _growth(self, sequence: Sequence) -> int:
-        return max(0, self._foreseen(sequence) - self.ledger.num_held(sequence.slot))
 
     def _save(self, sequence: Sequence) -> None:
         request = sequence.request

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import (
-    Drafted,
     Open,
     SavedBlock,
     ShownHolding,
@@ -283,7 +282,9 @@ class Scheduler:
         for sequence in self.participants(step):
             self._memory.save_at_stop(sequence)
         if self._speculator is not None:
-            self._speculator.learn(_model_outcomes(step, result, running), result.drafting_ms)
+            generated = [span.slot for span in step.spans if span.num_to_draft]
+            outcomes = {running[slot]: result.drafted[slot] for slot in generated}
+            self._speculator.learn(outcomes, result.drafting_ms)
         return advances
 
     def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
@@ -298,9 +299,3 @@ class Scheduler:
     def check(self) -> None:
         self.sequences.check()
         self._memory.check()
-
-
-def _model_outcomes(
-    step: Step, result: StepResult, running: Mapping[int, Sequence]
-) -> dict[Sequence, Drafted]:
-    return {running[span.slot]: result.drafted[span.slot] for span in step.spans if span.num_to_draft}

@@ -14,7 +14,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.replica import block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport, RoutedRequest
+from openai_cpu_server.replicas.router import ReplicaReport, RoutedRequest
 from simulation.replica import Live, Machine, SimReplica
 from simulation.routing import Routing, routing
 from simulation.turns import Texts, Turn, prompts, sessions

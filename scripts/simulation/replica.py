@@ -15,7 +15,7 @@ from openai_cpu_server.contract.replica import HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Drafted, Sample, Step, StepResult, num_right
 from openai_cpu_server.engine.generating import step_options
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes

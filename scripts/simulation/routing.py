@@ -8,8 +8,7 @@ from random import Random
 from typing import Protocol
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
-from openai_cpu_server.replicas.router import ReplicaRouter
+from openai_cpu_server.replicas.router import ReplicaChoice, ReplicaReport, ReplicaRouter, RoutedRequest
 
 
 class Routing(Protocol):

@@ -28,13 +28,13 @@ from openai_cpu_server.contract.model_info import (
 )
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DropAdapter,
     EndReason,
     HostReport,
     Order,
+    ReplicaLost,
     ReplicaNews,
     RequestEnd,
     encode_news,

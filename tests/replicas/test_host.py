@@ -21,8 +21,7 @@ from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.report import ReplicaLost
-from openai_cpu_server.replicas.wire import DoorAddress, encode_orders, read_news
+from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLost, encode_orders, read_news
 from tests.clock import Clock
 from tests.engine_client.test_client import expected_text
 from tests.fake_engine import COMMAND

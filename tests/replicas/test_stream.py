@@ -15,11 +15,11 @@ import pytest
 
 from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.messages import Submit
-from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
     FrameStream,
     NewsFrame,
+    ReplicaLost,
     SessionHello,
     encode_orders,
     read_news,

@@ -34,8 +34,6 @@ from openai_cpu_server.replicas.host.session import (
     CpuSpending,
     HostSession,
     SessionRelay,
-    TokenRelay,
-    VectorRelay,
 )
 from openai_cpu_server.replicas.wire import (
     CancelCall,
@@ -254,24 +252,16 @@ class ReplicaHost:
     def _submit(self, session: HostSession, submitted: Iterable[Submit]) -> None:
         taken = []
         for one in submitted:
-            if self._can_compute(one.request):
-                taken.append(self._live(session, one))
-            else:
-                session.tell(
-                    RequestEnd(one.request.id, EndReason.RETURNED, "This replica cannot compute it.")
+            request = one.request
+            if self._can_compute(request):
+                relay = SessionRelay(request.id, session, self._serves)
+                taken.append(
+                    AcceptedRequest(request, relay, self._clock(), list(one.output), one.num_embedded)
                 )
+            else:
+                session.tell(RequestEnd(request.id, EndReason.RETURNED, "This replica cannot compute it."))
         if taken:
             self._replay.accept(taken)
-
-    def _live(self, session: HostSession, one: Submit) -> AcceptedRequest:
-        relay = VectorRelay if isinstance(one.request, EmbedRequest) else TokenRelay
-        return AcceptedRequest(
-            one.request,
-            relay(one.request.id, session, self._serves),
-            self._clock(),
-            output=list(one.output),
-            num_embedded=one.num_embedded,
-        )
 
     def _can_compute(self, request: GenerationRequest | EmbedRequest) -> bool:
         if not self._serves():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, StepFigures, TokenEvent
-from openai_cpu_server.engine_client.live import AnswerSink, TokenSink, VectorSink
+from openai_cpu_server.engine_client.live import AnswerSink
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerError
 from openai_cpu_server.replicas.wire import EndReason, HostReport, ReplicaNews, RequestEnd
 
@@ -115,19 +116,19 @@ class HostSession:
         self._news.set()
 
 
+@dataclass(eq=False)
 class SessionRelay(AnswerSink):
     """Forwards the events of one request. `serves` returns True while the engine can run other requests."""
 
-    def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
-        self.session = session
-        self._id = request_id
-        self._serves = serves
-        self._is_running = False
+    request_id: str
+    session: HostSession
+    serves: Callable[[], bool]
+    _is_running: bool = False
 
     def start(self) -> None:
         if not self._is_running:
             self._is_running = True
-            self.session.start(self._id)
+            self.session.start(self.request_id)
 
     def wait_at(self, place: QueuePlace | ModelLoading) -> None:
         if isinstance(place, QueuePlace):  # who chooses between replicas knows which of them load
@@ -138,16 +139,8 @@ class SessionRelay(AnswerSink):
         self.session.tell(event)
 
     def fail(self, request_id: str, error: ServerError) -> None:
-        self.session.tell(RequestEnd(request_id, self._why(error), str(error)))
-
-    def _why(self, error: ServerError) -> EndReason:
+        is_to_blame = isinstance(error, GenerationFailed) and not error.may_retry and self.serves()
+        why = EndReason.FAILED if is_to_blame else EndReason.RETURNED
         if isinstance(error, RequestCancelled):
-            return EndReason.CANCELLED
-        is_to_blame = isinstance(error, GenerationFailed) and not error.may_retry and self._serves()
-        return EndReason.FAILED if is_to_blame else EndReason.RETURNED
-
-
-class TokenRelay(SessionRelay, TokenSink): ...
-
-
-class VectorRelay(SessionRelay, VectorSink): ...
+            why = EndReason.CANCELLED
+        self.session.tell(RequestEnd(request_id, why, str(error)))

@@ -21,8 +21,7 @@ from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
 from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
-from openai_cpu_server.replicas.wire import DoorAddress
+from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLink, ReplicaLost
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool
 from openai_cpu_server.server.plans import planned_models, planned_routers
 from openai_cpu_server.server.run import open_api, web_serving

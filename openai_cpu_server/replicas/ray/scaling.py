@@ -13,7 +13,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 
 
 def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str, float]:

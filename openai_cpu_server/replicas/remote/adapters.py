@@ -11,9 +11,8 @@ import msgspec
 
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.errors import AdapterFailed
-from openai_cpu_server.replicas.remote.attendance import KnownReplica
-from openai_cpu_server.replicas.report import ReplicaLost
-from openai_cpu_server.replicas.wire import DropAdapter
+from openai_cpu_server.replicas.remote.session import ReplicaMember
+from openai_cpu_server.replicas.wire import DropAdapter, ReplicaLost
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class ReplicaAdapters:
     """Loads and unloads at all replicas. Later replicas get the others' adapters, even those of ended API
     processes."""
 
-    def __init__(self, replicas: Mapping[str, KnownReplica], clock: Callable[[], float]) -> None:
+    def __init__(self, replicas: Mapping[str, ReplicaMember], clock: Callable[[], float]) -> None:
         self._replicas = replicas
         self._clock = clock
         self._loaded: dict[str, Adapter] = {}
@@ -93,7 +92,7 @@ class ReplicaAdapters:
             if not any(name in self._replicas for name in holders):
                 del self._offered[key]
 
-    def _missing(self, known: KnownReplica, names: set[str]) -> Iterator[Adapter]:
+    def _missing(self, known: ReplicaMember, names: set[str]) -> Iterator[Adapter]:
         """An adapter that the replica once had was lost by `unload`, and is not sent again."""
         yield from self._loaded.values()
         for key, offered in self._offered.items():

@@ -18,10 +18,9 @@ from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
-from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession
 from openai_cpu_server.replicas.remote.placement import RequestPlacement
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport
-from openai_cpu_server.replicas.router import ReplicaRouter
+from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
+from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
     EndReason,
@@ -29,6 +28,8 @@ from openai_cpu_server.replicas.wire import (
     HostReport,
     NewsFrame,
     Order,
+    ReplicaLink,
+    ReplicaLost,
     ReplicaNews,
     RequestEnd,
     SessionHello,
@@ -138,7 +139,7 @@ class ReplicaCarrier:
     """Owns the sessions with the replicas. `RequestPlacement` owns their requests."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
-        self.replicas: dict[str, KnownReplica] = {}
+        self.replicas: dict[str, ReplicaMember] = {}
         self.requests = RequestPlacement(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         self.last_loss: tuple[str, float] | None = None
@@ -202,7 +203,7 @@ class ReplicaCarrier:
             return  # it was empty
         del self.replicas[replica]
         self._router.gone(replica)
-        self.requests.displace(self.requests.places.at(replica), known, why, accuses=is_death)
+        self.requests.displace(self.requests.assigned_to(replica), known, why, accuses=is_death)
         self.requests.place_waiting()
 
     # -- inside: replicas --------------------------------------------------------------------------------
@@ -211,9 +212,9 @@ class ReplicaCarrier:
         session = ReplicaSession(
             name, self._links[name], next(self._sessions), self, lease_s=self._lease_s, clock=self._clock
         )
-        self.replicas[name] = KnownReplica(session)
+        self.replicas[name] = ReplicaMember(session)
 
-    def _let_go(self, name: str, known: KnownReplica) -> None:
+    def _let_go(self, name: str, known: ReplicaMember) -> None:
         known.is_going = True
         self._router.gone(name)
         self._empty(name)
@@ -243,7 +244,7 @@ class ReplicaCarrier:
     # -- inside: what is told of requests ----------------------------------------------------------------
 
     def _deliver(self, replica: str, news: ReplicaNews) -> None:
-        by_wire = self.requests.places.by_wire
+        by_wire = self.requests.find
         here = [live for wire in news.started if (live := by_wire(replica, wire)) is not None]
         for live in self.requests.live.computing(tuple(live.request.id for live in here)):
             live.answer.start()
@@ -259,15 +260,15 @@ class ReplicaCarrier:
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
-            if (live := self.requests.places.by_wire(replica, place.id)) is not None
+            if (live := self.requests.find(replica, place.id)) is not None
         ]
         if places:
-            told = self.requests.live.waiting(places, self._clock(), among=self.requests.places.at(replica))
+            told = self.requests.live.waiting(places, self._clock(), among=self.requests.assigned_to(replica))
             for answer, place in told.items():
                 answer.wait_at(place)
 
     def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
-        by_wire = self.requests.places.by_wire
+        by_wire = self.requests.find
         there = [(live, end) for end in news if (live := by_wire(replica, end.id)) is not None]
         for live, end in there:
             if end.why is not EndReason.RETURNED:

@@ -31,9 +31,8 @@ from openai_cpu_server.engine_client.subscribers import MediaShapes
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.replicas.remote.adapters import ReplicaAdapters
 from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
-from openai_cpu_server.replicas.report import ReplicaLink
 from openai_cpu_server.replicas.router import ReplicaRouter
-from openai_cpu_server.replicas.wire import MOST_MEDIA_BYTES, CancelCall, HostReport, Order
+from openai_cpu_server.replicas.wire import MOST_MEDIA_BYTES, CancelCall, HostReport, Order, ReplicaLink
 
 _RESTART_STATES = (EngineState.RESTARTING, EngineState.LOADING)
 

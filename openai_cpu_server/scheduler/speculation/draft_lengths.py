@@ -95,7 +95,10 @@ def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -
         trial.add_draft(token.sequence, 1)
         steps_per_token -= token.gain
         drafting_ms += token.ms
-        if count == fits or _is_worth_a_look(trial.num_tokens, count, len(tokens)):
+        # Step times climb in stairs, and each prediction takes time. So only ends of tiles,
+        # powers of two and the last token are examined.
+        is_end_of_tile, is_power_of_two = trial.num_tokens % TILE_TOKENS == 0, count & (count - 1) == 0
+        if is_end_of_tile or is_power_of_two or count in (fits, len(tokens)):
             step_ms = prices.padded_ms(trial) + drafting_ms
             if step_ms <= limit_ms:
                 best_ms, best = min((best_ms, best), (steps_per_token * step_ms, count))
@@ -118,12 +121,6 @@ def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftTo
             return
         yield _DraftToken(sequence, 1 / expected - 1 / (expected + reached), ms)
         expected, ms = expected + reached, draft.token_ms
-
-
-def _is_worth_a_look(size: int, count: int, last: int) -> bool:
-    """Step times climb in stairs, and each prediction takes time. So only ends of tiles, powers of two and
-    the last token are examined."""
-    return size % TILE_TOKENS == 0 or count & (count - 1) == 0 or count == last
 
 
 def _counts(tokens: list[_DraftToken]) -> dict[Sequence, int]:

@@ -15,11 +15,12 @@ from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import Submit
 from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
 from openai_cpu_server.replicas.wire import (
     HostReport,
     Order,
     RenewLease,
+    ReplicaLink,
+    ReplicaLost,
     ReplicaNews,
     encode_orders,
     read_news,
@@ -156,7 +157,7 @@ def _is_large(order: Order) -> bool:
 
 
 @dataclass
-class KnownReplica:
+class ReplicaMember:
     session: ReplicaSession
     report: HostReport | None = None
     is_going: bool = False
