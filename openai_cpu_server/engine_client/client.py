@@ -172,7 +172,7 @@ class EngineClient:
         self._supervisor.send(ClearCache())
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        return self._adapters.table.offered
+        return self._adapters.offered
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()  # a model that sleeps is woken

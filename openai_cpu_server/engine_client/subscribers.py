@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.adapters import AdapterControl
+from openai_cpu_server.engine_client.adapters import AdapterControl, PendingResults
 from openai_cpu_server.engine_client.deaths import Death
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
@@ -131,7 +130,7 @@ class LoadProgress:
         return f"{death.message} while it timed steps (--calibrate never leaves that out)"
 
 
-_MOST_KNOWN = 4096
+_MOST_SIZES = 4096
 _MOST_DEATHS = 2
 """Number of processes that may die while measuring a size before it is rejected."""
 
@@ -140,40 +139,47 @@ class MediaShapes:
     """Cache of measured media sizes. All methods belong to one event loop's thread."""
 
     def __init__(self) -> None:
-        self._known: dict[MediaSize, MeasuredMedia] = {}
-        self._awaited: dict[MediaSize, asyncio.Future[MeasuredMedia]] = {}
+        self._measured: dict[MediaSize, MeasuredMedia] = {}
+        self._pending = PendingResults[MediaSize, MeasuredMedia]()
         self._deaths: Counter[MediaSize] = Counter()
         self._send: Callable[..., None] | None = None
 
     @property
     def is_owed(self) -> bool:
-        return bool(self._awaited) and self._send is not None
+        return bool(self._pending) and self._send is not None
 
     @property
     def is_awaited(self) -> bool:
-        return bool(self._awaited)
+        return bool(self._pending)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
         """Return the tokens and rows of media of these sizes. Raises `InvalidRequest`,
         `EngineUnavailable`."""
-        known = await self.measured(sizes)
-        for one in known:
+        media = await self.measured(sizes)
+        for one in media:
             if one.why_not:
                 code = "invalid_image" if isinstance(one.size, PictureSize) else "invalid_audio"
                 raise InvalidRequest(one.why_not, code=code)
-        return tuple(one.shape for one in known)
+        return tuple(one.shape for one in media)
 
     async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
         """Return the measurements of these sizes. Raises `EngineUnavailable`."""
-        return [await self._one(size) for size in self._asked(sizes)]
+        new = [
+            size for size in dict.fromkeys(sizes) if size not in self._measured and size not in self._pending
+        ]
+        for size in new:
+            self._pending.expect(size)
+        if new and self._send is not None:
+            self._send(MeasureMedia(tuple(new)))
+        return [await self._one(size) for size in sizes]
 
     def ready(self, send: Callable[..., None]) -> None:
         self._send = send
         self.ask_again(send)
 
     def ask_again(self, send: Callable[..., None]) -> None:
-        if self._awaited:
-            send(MeasureMedia(tuple(self._awaited)))
+        if self._pending:
+            send(MeasureMedia(tuple(self._pending)))
 
     def heard(self, measured: Sequence[MeasuredMedia]) -> None:
         for one in measured:
@@ -183,41 +189,26 @@ class MediaShapes:
         if self._send is None:
             return
         self._send = None
-        for size in list(self._awaited):
+        for size in list(self._pending):
             self._deaths[size] += 1
             if self._deaths[size] >= _MOST_DEATHS:
                 self._settle(MeasuredMedia(size, why_not=f"The engine cannot take {size.words}."))
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        while self._awaited:
-            future = self._awaited.popitem()[1]
-            if not future.done():
-                future.set_exception(error())
-                future.exception()  # nobody may wait for it any more
-
-    def _asked(self, sizes: Sequence[MediaSize]) -> Sequence[MediaSize]:
-        new = [size for size in dict.fromkeys(sizes) if size not in self._known and size not in self._awaited]
-        for size in new:
-            self._awaited[size] = asyncio.get_running_loop().create_future()
-        if new and self._send is not None:
-            self._send(MeasureMedia(tuple(new)))
-        return sizes
+        self._pending.end(error)
 
     async def _one(self, size: MediaSize) -> MeasuredMedia:
-        if (known := self._known.get(size)) is not None:
-            return known
-        awaited = self._awaited.get(size)
-        if awaited is None:  # another has waited longer, and it is forgotten already
+        if size in self._measured:
+            return self._measured[size]
+        if size not in self._pending:  # another has waited longer, and it is forgotten already
             raise EngineUnavailable("Too many pictures and sounds come at once.", 1)
-        return await asyncio.shield(awaited)
+        return await self._pending.result(size)
 
     def _settle(self, measured: MeasuredMedia) -> None:
-        if len(self._known) >= _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[measured.size] = measured
-        awaited = self._awaited.pop(measured.size, None)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(measured)
+        if len(self._measured) >= _MOST_SIZES:
+            del self._measured[next(iter(self._measured))]
+        self._measured[measured.size] = measured
+        self._pending.settle(measured.size, measured)
 
 
 class EngineNews:
@@ -257,7 +248,7 @@ class EngineNews:
         """Facts about the model with its present adapters, or None until they are known."""
         if self._info is None:
             return None
-        loaded = self.adapters.table.loaded
+        loaded = self.adapters.loaded
         return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
     # -- for the engine's client -------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Admission:
     waiting: WaitingRoom
     memory: SequenceMemory
     cache: SavedPrefixes | None
-    """None disables reuse of prefixes."""
+    """Saved prefixes, or None to disable reuse of prefixes."""
     policy: PriorityPolicy
     _: KW_ONLY
     num_slots: int

@@ -60,7 +60,7 @@ class LiveSequences:
     memory: SequenceMemory
     waiting: WaitingRoom
     cache: SavedPrefixes | None
-    """None disables reuse of prefixes."""
+    """Saved prefixes, or None to disable reuse of prefixes."""
     speculator: Speculator | None
     _lengths: OutputLengths = field(default_factory=OutputLengths)
     _by_id: dict[str, Sequence] = field(default_factory=dict)

@@ -61,7 +61,7 @@ _OTHERS_S = 1.0
 
 
 @dataclass
-class _Told:
+class _LastReport:
     when_s: float
     state: EngineState
     forecast: Forecast | None
@@ -78,60 +78,49 @@ class HostReporting:
 
     supervisor: Supervisor
     clock: Callable[[], float]
-    _told: dict[str, _Told] = field(default_factory=dict)
+    _last: dict[str, _LastReport] = field(default_factory=dict)
 
     def is_due(self, session: HostSession) -> bool:
         if session.is_behind:
             return False
-        told, supervisor = self._told.get(session.lease_holder), self.supervisor
-        if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
+        last, supervisor = self._last.get(session.lease_holder), self.supervisor
+        if last is None or (last.state, last.reason) != (supervisor.state, supervisor.reason):
             return True
-        has_news = supervisor.news.forecast is not told.forecast
-        return self.clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
+        has_news = supervisor.news.forecast is not last.forecast
+        return self.clock() - last.when_s >= (_BUSY_S if has_news else _IDLE_S)
 
     def report(
         self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
     ) -> HostReport:
-        supervisor = self.supervisor
-        held = supervisor.news.held_blocks.since(session.held_version)
+        supervisor, news, now_s = self.supervisor, self.supervisor.news, self.clock()
+        report = _LastReport(now_s, supervisor.state, news.forecast, supervisor.reason)
+        report.num_seen = session.num_batches
+        if (last := self._last.get(session.lease_holder)) is not None:
+            # A forecast comes from another process, so it surely includes orders from before the last report.
+            report.counted = last.num_seen if news.forecast is not last.forecast else last.counted
+            report.others_s = last.others_s
+        self._last[session.lease_holder] = report
+        shown: tuple[LiveRequest, ...] | None = None
+        if now_s - report.others_s >= _OTHERS_S:
+            report.others_s = now_s
+            snapshots = ((live.snapshot(now_s), origin(live.request.id)) for live in others)
+            shown = tuple(msgspec.structs.replace(snapshot, id=name) for snapshot, name in snapshots)
+        held = news.held_blocks.since(session.held_version)
         session.held_version = held.version
         return HostReport(
             state=supervisor.state,
             status=status,
-            info=supervisor.news.info,
-            kv=supervisor.news.kv_stats,
-            adapters=supervisor.news.adapters.table.offered,
-            forecast=supervisor.news.forecast,
+            info=news.info,
+            kv=news.kv_stats,
+            adapters=news.adapters.offered,
+            forecast=news.forecast,
             held=held if held.is_whole or held.saved or held.dropped else None,
-            counted=self._note(session),
-            others=self._shown(session, others),
+            counted=report.counted,
+            others=shown,
         )
-
-    def _shown(
-        self, session: HostSession, others: Iterable[AcceptedRequest]
-    ) -> tuple[LiveRequest, ...] | None:
-        told, now_s = self._told[session.lease_holder], self.clock()
-        if now_s - told.others_s < _OTHERS_S:
-            return None
-        told.others_s = now_s
-        return tuple(
-            msgspec.structs.replace(live.snapshot(now_s), id=origin(live.request.id)) for live in others
-        )
-
-    def _note(self, session: HostSession) -> int:
-        """A forecast comes from another process, so it surely includes orders from before the last report."""
-        told, supervisor = self._told.get(session.lease_holder), self.supervisor
-        now = _Told(self.clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
-        now.num_seen = session.num_told
-        if told is not None:
-            is_new = supervisor.news.forecast is not told.forecast
-            now.counted = told.num_seen if is_new else told.counted
-            now.others_s = told.others_s
-        self._told[session.lease_holder] = now
-        return now.counted
 
     def forget(self, session: HostSession) -> None:
-        self._told.pop(session.lease_holder, None)
+        self._last.pop(session.lease_holder, None)
 
 
 TICK_S = 0.25
@@ -206,7 +195,7 @@ class ReplicaHost:
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
-        session = HostSession(lease_holder, now_s=self._clock())
+        session = HostSession(lease_holder, self._clock())
         self._sessions[lease_holder] = session
         self._has_no_sessions.clear()
         self._report(session)
@@ -222,7 +211,7 @@ class ReplicaHost:
         if session is None:
             return False
         session.renewed_s = self._clock()
-        session.num_told += 1
+        session.num_batches += 1
         read = read_orders(orders)
         self._submit(session, [order for order in read if isinstance(order, Submit)])
         for order in read:
@@ -268,7 +257,7 @@ class ReplicaHost:
             return False
         if request.adapter is None:
             return True
-        status = self._adapters.table.status(request.adapter)
+        status = self._adapters.status(request.adapter)
         return status is not None and status.state is not AdapterState.FAILED
 
     def _serves(self) -> bool:
@@ -282,17 +271,14 @@ class ReplicaHost:
             case CancelRequest(id=request_id):
                 self._replay.cancel(request_id)
             case CancelCall(name=name):
-                self._cancel_call(name)
+                call = [live for live in self._replay.live if name in names_of(origin(live.request.id))]
+                end_cancelled(self._replay, call)
             case ClearCache():
                 self._supervisor.send(order)
             case DropAdapter(name=name):
                 self._adapters.unload(name)
             case MeasureMedia() | RenewLease() | Submit():
                 pass
-
-    def _cancel_call(self, name: str) -> None:
-        call = [live for live in self._replay.live if name in names_of(origin(live.request.id))]
-        end_cancelled(self._replay, call)
 
     async def _tick(self) -> None:
         while True:

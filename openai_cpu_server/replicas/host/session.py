@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.media import MeasuredMedia
@@ -35,25 +35,25 @@ class CpuSpending:
         return spent_ms
 
 
+@dataclass(eq=False)
 class HostSession:
     """Collects news until it is fetched, so that all news of a step goes together."""
 
-    def __init__(self, lease_holder: str, *, now_s: float) -> None:
-        self.lease_holder = lease_holder
-        self.renewed_s = now_s
-        self.num_told = 0
-        """Number of order batches received."""
-        self.held_version: int | None = None
-        self._report: HostReport | None = None
-        self._started: dict[str, None] = {}
-        self._places: dict[str, QueuePlace] = {}
-        self._events: list[TokenEvent] = []
-        self._embedded: list[Embedded] = []
-        self._ended: list[RequestEnd] = []
-        self._measured: list[MeasuredMedia] = []
-        self.spending = CpuSpending()
-        self._news = asyncio.Event()
-        self._is_over = False
+    lease_holder: str
+    renewed_s: float
+    num_batches: int = 0
+    """Number of order batches received."""
+    held_version: int | None = None
+    spending: CpuSpending = field(default_factory=CpuSpending)
+    _report: HostReport | None = None
+    _started: dict[str, None] = field(default_factory=dict)
+    _places: dict[str, QueuePlace] = field(default_factory=dict)
+    _events: list[TokenEvent] = field(default_factory=list)
+    _embedded: list[Embedded] = field(default_factory=list)
+    _ended: list[RequestEnd] = field(default_factory=list)
+    _measured: list[MeasuredMedia] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: bool = False
 
     def end(self) -> None:
         self._is_over = True
@@ -75,8 +75,8 @@ class HostSession:
             spent_ms=self.spending.take(),
         )
         self._report = None
-        for told in (self._events, self._embedded, self._ended, self._measured):
-            told.clear()
+        for sent in (self._events, self._embedded, self._ended, self._measured):
+            sent.clear()
         self._started.clear()
         self._places.clear()
         self._news.clear()

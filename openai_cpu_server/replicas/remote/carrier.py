@@ -8,7 +8,9 @@ import logging
 import secrets
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import msgspec
@@ -41,22 +43,18 @@ _CONNECT_S = 5.0
 """Timeout of the connection, and of the first news, which a replica sends at once."""
 
 
+@dataclass(eq=False)
 class StreamLink:
-    def __init__(
-        self,
-        door: Callable[[], Awaitable[DoorAddress]],
-        load_adapter: Callable[[bytes], Awaitable[bytes]],
-        *,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """`door` returns its address; `load_adapter` as in `ReplicaLink`. Both raise ReplicaLost."""
-        self._door = door
-        self._load_adapter = load_adapter
-        self._tls = tls
-        self._sessions: dict[str, _Session] = {}
+    """`ReplicaLink` over a connection to the replica's door."""
+
+    door: Callable[[], Awaitable[DoorAddress]]
+    """Function that returns the address of the door. Raises ReplicaLost."""
+    load_adapter: Callable[[bytes], Coroutine[Any, Any, bytes]]
+    tls: ssl.SSLContext | None = None
+    _sessions: dict[str, _Session] = field(default_factory=dict)
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        session = await self._connected(await self._door(), lease_holder)
+        session = await self._connected(await self.door(), lease_holder)
         self._sessions[lease_holder] = session
         try:
             while (news := await session.news()) is not None:
@@ -71,16 +69,13 @@ class StreamLink:
             raise ReplicaLost("there is no connection to it")
         return await session.tell(orders)
 
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        return await self._load_adapter(adapter)
-
     async def _connected(self, door: DoorAddress, lease_holder: str) -> _Session:
         loop = asyncio.get_running_loop()
-        host = "" if self._tls else None
+        host = "" if self.tls else None
         try:
             with anyio.fail_after(_CONNECT_S):
                 _, stream = await loop.create_connection(
-                    FrameStream, door.address, door.port, ssl=self._tls, server_hostname=host
+                    FrameStream, door.address, door.port, ssl=self.tls, server_hostname=host
                 )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"nobody answered in {_CONNECT_S:g} s"
@@ -89,11 +84,11 @@ class StreamLink:
         return _Session(stream)
 
 
+@dataclass(eq=False)
 class _Session:
-    def __init__(self, stream: FrameStream) -> None:
-        self._stream = stream
-        self._untaken: deque[asyncio.Future[bool]] = deque()
-        self._patience_s: float | None = _CONNECT_S
+    stream: FrameStream
+    _untaken: deque[asyncio.Future[bool]] = field(default_factory=deque)
+    _patience_s: float | None = _CONNECT_S
 
     async def news(self) -> bytes | None:
         """Return None if the replica has ended the session. Raises ReplicaLost."""
@@ -110,21 +105,19 @@ class _Session:
     async def tell(self, orders: bytes) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._untaken.append(answer)
-        self._stream.send(orders)
+        self.stream.send(orders)
         return await answer
 
     def close(self) -> None:
-        self._stream.abort()
+        self.stream.abort()
         for answer in self._untaken:
             if not answer.done():
                 answer.set_exception(ReplicaLost("the connection to it was cut"))
 
     async def _received(self) -> bytes | None:
-        if self._patience_s is None:
-            return await self._stream.receive()
         try:
             with anyio.fail_after(self._patience_s):
-                frame = await self._stream.receive()
+                frame = await self.stream.receive()
         except TimeoutError:
             raise ReplicaLost(f"it has told nothing in {self._patience_s:g} s") from None
         self._patience_s = None
@@ -162,9 +155,11 @@ class ReplicaCarrier:
         for name in links:
             if name not in self.replicas:
                 self._attend(name)
-        for name, known in list(self.replicas.items()):
-            if name not in links and not known.is_going:
-                self._let_go(name, known)
+        for name, member in list(self.replicas.items()):
+            if name not in links and not member.is_going:
+                member.is_going = True
+                self._router.gone(name)
+                self._empty(name)
 
     def retry(self) -> None:
         """Attend again replicas that were lost but are still listed."""
@@ -176,8 +171,8 @@ class ReplicaCarrier:
             self.replicas[replica].session.send(*orders)
 
     def close(self) -> None:
-        for known in self.replicas.values():
-            known.session.leave()
+        for member in self.replicas.values():
+            member.session.leave()
         self.replicas.clear()
 
     # -- a `SessionListener` -----------------------------------------------------------------------------
@@ -195,15 +190,15 @@ class ReplicaCarrier:
 
     def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
         replica = session.replica
-        known = self.replicas.get(replica)
+        member = self.replicas.get(replica)
         if is_death:
             self.lost_replicas.add(replica)
             self.last_loss = (f"the replica {replica} was lost: {why}", self._clock())
-        if known is None or known.session is not session:
+        if member is None or member.session is not session:
             return  # it was empty
         del self.replicas[replica]
         self._router.gone(replica)
-        self.requests.displace(self.requests.assigned_to(replica), known, why, accuses=is_death)
+        self.requests.displace(self.requests.assigned_to(replica), member, why, accuses=is_death)
         self.requests.place_waiting()
 
     # -- inside: replicas --------------------------------------------------------------------------------
@@ -214,62 +209,53 @@ class ReplicaCarrier:
         )
         self.replicas[name] = ReplicaMember(session)
 
-    def _let_go(self, name: str, known: ReplicaMember) -> None:
-        known.is_going = True
-        self._router.gone(name)
-        self._empty(name)
-
     def _empty(self, name: str) -> None:
         if self.requests.empty(name):
             self.replicas.pop(name).session.leave_in(_LAST_WORDS_S)
 
     def _reported(self, replica: str, report: HostReport) -> None:
-        known = self.replicas[replica]
-        if report.others is None and known.report is not None:
-            report = msgspec.structs.replace(report, others=known.report.others)
-        known.report = report
-        if known.is_going:
+        member = self.replicas[replica]
+        if report.others is None and member.report is not None:
+            report = msgspec.structs.replace(report, others=member.report.others)
+        member.report = report
+        if member.is_going:
             self._empty(replica)
             return
-        made_s = known.session.counted_s(report.counted)
-        told = ReplicaReport(report.state, report.forecast, report.held)
-        self._router.reported(replica, told, made_s=made_s, now_s=self._clock())
+        made_s = member.session.counted_s(report.counted)
+        load = ReplicaReport(report.state, report.forecast, report.held)
+        self._router.reported(replica, load, made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self.requests.place_waiting()
-        if known.is_ready:
+        if member.is_ready:
             self.requests.take_over(replica)
             for name in [name for name, other in self.replicas.items() if other.is_going]:
                 self._empty(name)
 
-    # -- inside: what is told of requests ----------------------------------------------------------------
+    # -- inside: events of requests ----------------------------------------------------------------------
 
     def _deliver(self, replica: str, news: ReplicaNews) -> None:
-        by_wire = self.requests.find
-        here = [live for wire in news.started if (live := by_wire(replica, wire)) is not None]
+        find = self.requests.find
+        here = [live for wire in news.started if (live := find(replica, wire)) is not None]
         for live in self.requests.live.computing(tuple(live.request.id for live in here)):
             live.answer.start()
         events: list[TokenEvent | Embedded] = [*news.events, *news.embedded]
         for event in events:
-            live_there = by_wire(replica, event.id)
+            live_there = find(replica, event.id)
             if live_there is not None:
                 self.requests.advance(live_there)
                 self.requests.delivery.deliver(_renamed(event, live_there))
-        self._tell_places(replica, news)
-
-    def _tell_places(self, replica: str, news: ReplicaNews) -> None:
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
-            if (live := self.requests.find(replica, place.id)) is not None
+            if (live := find(replica, place.id)) is not None
         ]
         if places:
-            told = self.requests.live.waiting(places, self._clock(), among=self.requests.assigned_to(replica))
-            for answer, place in told.items():
+            among = self.requests.assigned_to(replica)
+            for answer, place in self.requests.live.waiting(places, self._clock(), among=among).items():
                 answer.wait_at(place)
 
     def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
-        by_wire = self.requests.find
-        there = [(live, end) for end in news if (live := by_wire(replica, end.id)) is not None]
+        there = [(live, end) for end in news if (live := self.requests.find(replica, end.id)) is not None]
         for live, end in there:
             if end.why is not EndReason.RETURNED:
                 self._fail(live, end)

@@ -70,7 +70,7 @@ class Quarantine:
 class PlacedRequest:
     live: AcceptedRequest
     replica: str | None = None
-    """None while the request waits for one."""
+    """Assigned replica, or None while the request waits for one."""
     wire_id: str = ""
     num_attempts: int = 0
     avoids: frozenset[str] = frozenset()
