@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import (
     ALONE,
@@ -82,31 +81,10 @@ _TRUST_S = 0.1
 _LATEST = 20.0
 
 
-class _Lateness:
-    """Recent factor of actual to predicted step time, at least 1. The cost model learns about a busy
-    machine step by step, and nothing while cores are lost for a moment; estimates for waiting clients use
-    this factor at once."""
-
-    def __init__(self, now_s: float) -> None:
-        self._noted_s = now_s
-        self._elapsed_s = self._predicted_s = 0.0
-
-    def note(self, now_s: float, elapsed_s: float, predicted_s: float) -> None:
-        kept = math.exp(-max(0.0, now_s - self._noted_s) / _MEMORY_S)
-        self._elapsed_s = kept * self._elapsed_s + elapsed_s
-        self._predicted_s = kept * self._predicted_s + predicted_s
-        self._noted_s = now_s
-
-    @property
-    def factor(self) -> float:
-        factor = (self._elapsed_s + _TRUST_S) / (self._predicted_s + _TRUST_S)
-        return min(max(factor, 1.0), _LATEST)
-
-
-def scheduling_on(asked: Scheduling, info: ModelInfo) -> Scheduling:
+def scheduling_on(scheduling: Scheduling, info: ModelInfo) -> Scheduling:
     """Keep steps short if a device cannot interrupt them."""
     goes_on = info.placement is not None and info.placement.computes_in_one_go
-    return asked.without_interruption() if goes_on else asked
+    return scheduling.without_interruption() if goes_on else scheduling
 
 
 class StepTimer:
@@ -127,7 +105,8 @@ class StepTimer:
         """Read by the reader thread while a step runs."""
         self._cpu_started_s = 0.0
         self._predicted_ms = 0.0
-        self._lateness = _Lateness(clock())
+        self._ended_s = clock()
+        self._recent_elapsed_s = self._recent_predicted_s = 0.0
         self.started_s = 0.0
         self.elapsed_ms = 0.0
         self.was_interrupted = False
@@ -149,12 +128,18 @@ class StepTimer:
         now_s = self._clock()
         self.elapsed_ms = 1000 * (now_s - self.started_s)
         if not is_interrupted:
-            self._lateness.note(now_s, self.elapsed_ms / 1000, self._predicted_ms / 1000)
+            fading = math.exp(-max(0.0, now_s - self._ended_s) / _MEMORY_S)
+            self._recent_elapsed_s = fading * self._recent_elapsed_s + self.elapsed_ms / 1000
+            self._recent_predicted_s = fading * self._recent_predicted_s + self._predicted_ms / 1000
+            self._ended_s = now_s
 
     @property
     def lateness(self) -> float:
-        """Recent factor of actual to predicted step time, because other processes use the cores."""
-        return self._lateness.factor
+        """Recent factor of actual to predicted step time, at least 1, because other processes use the
+        cores. The cost model learns about a busy machine step by step, and nothing while cores are lost for
+        a moment; estimates for waiting clients use this factor at once."""
+        factor = (self._recent_elapsed_s + _TRUST_S) / (self._recent_predicted_s + _TRUST_S)
+        return min(max(factor, 1.0), _LATEST)
 
     def cpu_ms(self) -> float:
         """CPU time of the last step so far. A discarded step costs no client anything."""
@@ -172,8 +157,9 @@ class Core(ABC, Generic[Planned]):
         self._cores = cores
         self._clock = clock
         self._events: list[TokenEvent] = []
+        self._embedded: list[Embedded] = []
         self._announced = StepStarted(ids=())
-        self._queue_told_at = NEVER
+        self._queue_sent_s = NEVER
 
     # -- for the loop ------------------------------------------------------------------------------------
 
@@ -232,7 +218,10 @@ class Core(ABC, Generic[Planned]):
         except BaseException:  # nobody knows with whom the planning could not cope: it may be any of them
             yield StepStarted(ids=self._everybody)
             raise
-        yield from self._announce(self._members(planned))
+        members = self._members(planned)
+        if members != self._announced:
+            self._announced = members
+            yield members
         figures = self._compute(planned)
         yield self._done(planned, figures)
         yield from self._queue_news(sharing)
@@ -243,10 +232,6 @@ class Core(ABC, Generic[Planned]):
         `limit`. Raises OSError."""
 
     # -- what kinds of cores do in their own way -----------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def _has_events(self) -> bool: ...
 
     @property
     @abstractmethod
@@ -273,24 +258,23 @@ class Core(ABC, Generic[Planned]):
     @abstractmethod
     def _queue_state(self, slowdown: float) -> QueueState | None: ...
 
+    # -- news --------------------------------------------------------------------------------------------
+
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._events or self._embedded)
+
     def _take_events(self) -> tuple[TokenEvent, ...]:
         events = tuple(self._events)
         self._events.clear()
         return events
 
-    # -- news --------------------------------------------------------------------------------------------
-
-    def _announce(self, news: StepStarted) -> Iterator[StepStarted]:
-        if news != self._announced:
-            self._announced = news
-            yield news
-
     def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
-        if self._clock() - self._queue_told_at < _QUEUE_NEWS_S:
+        if self._clock() - self._queue_sent_s < _QUEUE_NEWS_S:
             return
         state = self._queue_state(sharing.slowdown * self._timer.lateness)
         if state is not None:
-            self._queue_told_at = self._clock()
+            self._queue_sent_s = self._clock()
             yield state
 
 
@@ -332,10 +316,3 @@ def _is_urgent(command: Work | ShortenTurn) -> bool:
         return command.interrupts
     submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE
-
-
-def forget_file(path: str | None) -> None:
-    """Delete the prefix cache's file, so that a dropped cache does not return at the next start."""
-    if path is not None:
-        with contextlib.suppress(OSError):
-            Path(path).unlink()

@@ -51,7 +51,7 @@ _ENOUGH_TOKENS = 256
 second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5, 11.4, 11.1, 11.0; with
 ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of 128
 made a chat's first token beside endless embedding no earlier."""
-_PLACES_TOLD = 100
+_MOST_PLACES = 100
 """Maximum waiting requests whose place is reported."""
 
 
@@ -77,9 +77,6 @@ class EmbedCore(Core[list[EmbedPart]]):
         self._backend = backend
         self._cost = cost
         self._options = options
-        self._embedded: list[Embedded] = []
-        """Events of the next message. Rejections of generation requests, which this model cannot serve,
-        are in `_events`."""
         self._is_shown = False
 
     @property
@@ -105,35 +102,23 @@ class EmbedCore(Core[list[EmbedPart]]):
     # -- a step ------------------------------------------------------------------------------------------
 
     @property
-    def _has_events(self) -> bool:
-        return bool(self._events or self._embedded)
-
-    @property
     def _everybody(self) -> tuple[str, ...]:
         return self._queue.ids
 
     def _plan(self, sharing: Sharing) -> list[EmbedPart]:
-        return self._queue.compose(self._room(sharing))
-
-    def _members(self, planned: list[EmbedPart]) -> StepStarted:
-        inputs = _inputs(planned)
-        expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
-        return step_of((part.pending.request.id for part in planned), expected_ms)
-
-    def _room(self, sharing: Sharing) -> EmbedRoom:
         info, options = self._backend.info, self._options
         # After a step that was thrown away a short one: it is not thrown away too.
         is_short = sharing.beside_interactive or self._timer.was_interrupted
         interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
         budget_ms = options.batch_beside_ms if interactive else options.batch_stall_ms
-        budget_tokens = self._tokens_within(budget_ms)
-        return EmbedRoom(
-            max_inputs=info.max_seqs, max_tokens=info.max_step_tokens, budget_tokens=budget_tokens
-        )
+        sizes = range(2, min(_ENOUGH_TOKENS, info.max_step_tokens) + 1)
+        budget_tokens = 1 + bisect_right(sizes, budget_ms, key=self._cost.predict_ms)
+        return self._queue.compose(EmbedRoom(info.max_seqs, info.max_step_tokens, budget_tokens))
 
-    def _tokens_within(self, budget_ms: float) -> int:
-        most = min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
-        return 1 + bisect_right(range(2, most + 1), budget_ms, key=self._cost.predict_ms)
+    def _members(self, planned: list[EmbedPart]) -> StepStarted:
+        inputs = _inputs(planned)
+        expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
+        return step_of((part.pending.request.id for part in planned), expected_ms)
 
     def _compute(self, planned: list[EmbedPart]) -> StepFigures | None:
         if not planned:
@@ -199,22 +184,24 @@ class EmbedCore(Core[list[EmbedPart]]):
         return StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
 
     def _queue_state(self, slowdown: float) -> QueueState | None:
-        return QueueState(places=tuple(self._places(slowdown))) if self._queue.num_waiting else None
-
-    def _places(self, slowdown: float) -> Iterator[QueuePlace]:
-        """Approximately, the first inputs of earlier requests are computed before each request's first
-        input."""
-        tokens = 0
-        for position, pending in enumerate(self._queue.waiting[:_PLACES_TOLD], 1):
+        places, tokens = list[QueuePlace](), 0
+        for position, pending in enumerate(self._queue.waiting[:_MOST_PLACES], 1):
+            # Approximately, the first inputs of earlier requests are computed before each request's first.
             tokens += len(pending.request.inputs[pending.next])
-            yield QueuePlace(pending.request.id, position, slowdown * self._cost.predict_ms(tokens))
+            left_ms = slowdown * self._cost.predict_ms(tokens)
+            places.append(QueuePlace(pending.request.id, position, left_ms))
+        return QueueState(places=tuple(places)) if places else None
 
     # -- commands ----------------------------------------------------------------------------------------
 
     def _handle(self, command: Work) -> None:
         match command:
             case Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
-                self._accept(request, num_embedded)
+                info = self._backend.info
+                for tokens in request.inputs:
+                    assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
+                    assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "its tokenizer made them"
+                self._queue.add(request, num_embedded)
             case Submit():
                 self._refuse(command, _WRONG_MODEL)
             case RefusedRequest(submit=submit, why=why):
@@ -223,21 +210,12 @@ class EmbedCore(Core[list[EmbedPart]]):
                 pending = self._queue.remove(request_id)
                 if pending is not None:
                     self._embedded.append(_failed(pending.request, "It was cancelled."))
-            case ShowSteps():
-                self._is_shown = True
-            case HideSteps():
-                self._is_shown = False
+            case ShowSteps() | HideSteps():
+                self._is_shown = isinstance(command, ShowSteps)
             case ClearCache():
                 pass
             case PreparedRequest():
                 raise AssertionError("nothing is prepared for this model")
-
-    def _accept(self, request: EmbedRequest, num_embedded: int) -> None:
-        info = self._backend.info
-        for tokens in request.inputs:
-            assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
-            assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "they come from the model's tokenizer"
-        self._queue.add(request, num_embedded)
 
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit, why = submit_of(command), str(error)

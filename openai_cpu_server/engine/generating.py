@@ -3,11 +3,13 @@ cores from options and model."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -41,7 +43,6 @@ from openai_cpu_server.contract.step import (
     Backend,
     CacheFileLimit,
     Drop,
-    Span,
     Step,
     StepResult,
 )
@@ -53,7 +54,6 @@ from openai_cpu_server.engine.base import (
     StepTimer,
     Work,
     failure,
-    forget_file,
     scheduling_on,
     shared_ms,
     step_of,
@@ -62,7 +62,7 @@ from openai_cpu_server.engine.base import (
 from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.engine.preparation import pinned_request
-from openai_cpu_server.engine.trace import ForecastNews, ForecastTeller, StepTracer, log_step
+from openai_cpu_server.engine.trace import ForecastTeller, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
@@ -71,6 +71,7 @@ from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
@@ -179,10 +180,6 @@ class EngineCore(Core[Step]):
         self._backend.export_cache(path, self._scheduler.cache_blocks, limit)
 
     @property
-    def _has_events(self) -> bool:
-        return bool(self._events)
-
-    @property
     def _everybody(self) -> tuple[str, ...]:
         return self._outputs.ids
 
@@ -226,18 +223,28 @@ class EngineCore(Core[Step]):
         for advance in self._scheduler.apply(planned, result, timer.elapsed_ms if teaches else None):
             self._outputs.advance(advance)
         self._costs.use(self._cores.count)
-        parts = zip((one.request.client for one in participants), planned.spans, strict=True)
-        computed = [(client, _num_computed(span, result)) for client, span in parts]
+        computed = [
+            (
+                sequence.request.client,
+                len(span.tokens) + result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed,
+            )
+            for sequence, span in zip(participants, planned.spans, strict=True)
+        ]
         encoding_share = result.encoding_ms / timer.elapsed_ms if timer.elapsed_ms else 0.0
         cpu_ms = timer.cpu_ms()
         spent_ms = shared_ms(computed, cpu_ms * (1 - encoding_share))
-        for sequence in encoders:
-            client = sequence.request.client
+        encoded_kind = ""
+        if planned.encode is not None:
+            (sequence,) = encoders
+            client, encoded_kind = (
+                sequence.request.client,
+                sequence.request.item_of(planned.encode.medium).kind,
+            )
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
         return msgspec.structs.replace(
             figures,
-            encodes=_encoded_kind(planned, encoders),
+            encodes=encoded_kind,
             threads=threads,
             is_throttled=self._cores.is_throttled,
         )
@@ -259,13 +266,13 @@ class EngineCore(Core[Step]):
         if planned is None:
             return StepDone(events=events, kv=self._scheduler.kv_stats)
         shown = self._tracer.take(self._scheduler) if self._tracer.is_on else None
-        news = self._forecasts.news() if self._forecasts is not None else ForecastNews()
+        forecast, prefixes = self._forecasts.news() if self._forecasts is not None else (None, None)
         return StepDone(
             events=events,
             kv=self._scheduler.kv_stats,
             figures=figures,
-            forecast=news.forecast,
-            prefixes=news.prefixes,
+            forecast=forecast,
+            prefixes=prefixes,
             shown=shown,
         )
 
@@ -319,13 +326,19 @@ class EngineCore(Core[Step]):
                 self._outputs.end(request_id, reason)
             case ClearCache():
                 self._scheduler.clear_cache()
-                forget_file(self._cache_file)
+                self._forget_cache_file()
             case UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case ShowSteps() | HideSteps():
                 self._tracer.heard(command)
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
+
+    def _forget_cache_file(self) -> None:
+        """A dropped cache must not return at the next start."""
+        if self._cache_file is not None:
+            with contextlib.suppress(OSError):
+                Path(self._cache_file).unlink()
 
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit = submit_of(command)
@@ -384,11 +397,6 @@ class LoadedAdapters:
                 del self._loaded[key]
                 self.backend.unload_adapter(key)
                 self.scheduler.forget_adapter(key)
-
-
-def _num_computed(span: Span, result: StepResult) -> int:
-    drafted = result.drafted.get(span.slot)
-    return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
 
 
 def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEvent:
@@ -466,10 +474,3 @@ def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | No
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
     return cache
-
-
-def _encoded_kind(step: Step, encoders: Seq[Sequence]) -> str:
-    if step.encode is None:
-        return ""
-    (sequence,) = encoders
-    return sequence.request.item_of(step.encode.medium).kind

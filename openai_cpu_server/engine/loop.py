@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from openai_cpu_server.contract.framing import PartJoiner, frame, read_command, read_frame
@@ -92,7 +93,7 @@ def run_engine(
     inbox = Inbox()
     turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
-    reader.start()
+    threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
         backend = load(start.options, _weights_teller(channel, turn))
     except StartupError as error:
@@ -114,7 +115,11 @@ def run_engine(
                 _handle(channel, core, turn, core.check_adapter(adapter))
             _serve(channel, backend, core, inbox, turn, reader)
         # Only at an orderly end: after an error in native code nobody knows what the cells hold.
-        _save_cache(core, start.options, may_save)
+        if start.options.cache_file is not None and may_save():
+            try:
+                core.save_cache(start.options.cache_file, start.options.cache_file_limit)
+            except OSError as error:
+                logger.error("the prefix cache is not saved: %s", error)
     finally:
         backend.close()
 
@@ -238,16 +243,13 @@ class CommandReader:
         self._backend: NativeModel | None = None
         self._is_worth: Callable[[ShortenTurn], bool] = lambda recall: False
 
-    def start(self) -> None:
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
-
     def interrupts(self, backend: NativeModel, is_worth: Callable[[ShortenTurn], bool]) -> None:
         self._is_worth, self._backend = is_worth, backend
 
     def serves(self, take: Callable[[Request], None]) -> None:
         self._take = take
 
-    def _read(self) -> None:
+    def read(self) -> None:
         try:
             while (command := self._channel.receive()) is not None:
                 self._handle(command)
@@ -264,36 +266,24 @@ class CommandReader:
         match command:
             case StartEngine():
                 pass  # once is enough
-            case GrantTurn() | ShortenTurn():
-                self._handle_turn(command)
+            case GrantTurn():
+                assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
+                self._turn.granted(command)
+            case ShortenTurn():
+                assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
+                self._turn.recalled(command)
+                if command.interrupts and self._backend is not None and self._is_worth(command):
+                    self._backend.interrupt()
             case _:
                 assert self._take is not None, "nobody is sent requests before it is ready"
                 self._take(command)
 
-    def _handle_turn(self, command: GrantTurn | ShortenTurn) -> None:
-        assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
-        if isinstance(command, GrantTurn):
-            self._turn.granted(command)
-            return
-        self._turn.recalled(command)
-        if command.interrupts and self._backend is not None and self._is_worth(command):
-            self._backend.interrupt()
 
-
-def _save_cache(core: AnyCore, options: EngineOptions, may_save: MaySave) -> None:
-    if options.cache_file is None or not may_save():
-        return
-    try:
-        core.save_cache(options.cache_file, options.cache_file_limit)
-    except OSError as error:
-        logger.error("the prefix cache is not saved: %s", error)
-
-
+@dataclass(eq=False)
 class Inbox:
-    def __init__(self) -> None:
-        self._commands: deque[Work] = deque()
-        self._news = threading.Event()
-        self.is_open = True
+    _commands: deque[Work] = field(default_factory=deque)
+    _news: threading.Event = field(default_factory=threading.Event)
+    is_open: bool = True
 
     @property
     def has_news(self) -> bool:

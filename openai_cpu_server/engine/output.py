@@ -6,7 +6,6 @@ from __future__ import annotations
 import codecs
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
@@ -135,17 +134,22 @@ class SequenceOutput:
         self._num_tokens = num_told
         """Output tokens that were examined, without forced ones behind the end."""
         self._num_forced = 0
-        self._shield = _shield(sequence)
+        thinking = sequence.request.constraint and sequence.request.constraint.thinking
+        self._shield = StopStringBuffer(thinking) if thinking else None
         """Search for the text for the user, from which stop strings count. None once that has begun."""
         self._text = TextStream(sequence.request.stop if self._shield is None else ())
         marks = sequence.request.marks
         self._parts = OutputParts(marks, name) if marks is not None else None
         """Parts of the output, or None if all of it is the answer."""
-        self._resume(sequence.output[:num_told])
         self._held: list[_Token] = []
         self._gained = _NOTHING
         self._scores: list[TokenLogprob] = []
-        self._progress_told = sequence.request.num_tokens if num_told else -1
+        self._progress_sent = sequence.request.num_tokens if num_told else -1
+        released = [piece(token) for token in sequence.output[:num_told]]
+        for one in released:
+            self._follow(one)
+        if self._parts is not None:
+            self._parts.read(sequence.output[:num_told], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
         """Take the tokens that are forced before the first sample. They are sent with that sample, unless
@@ -154,29 +158,26 @@ class SequenceOutput:
         return () if reason is None else self._event(self._finish(reason))
 
     def advance(self, advance: SequenceAdvance) -> Events:
-        told = self._progress() if self._sequence.request.tells_progress else ()
-        return (*told, *self._gained_by(advance))
+        progress = tuple(self._progress()) if self._sequence.request.tells_progress else ()
+        self._scores.extend(advance.scores)
+        if advance.samples:
+            return progress + self._sampled(advance)
+        if _has_failed(advance):
+            return progress + self._failed(advance)
+        if self._sequence.pending == 0:  # max_tokens is 0: the prompt was only scored
+            return progress + self.end(FinishReason.LENGTH)
+        return progress
 
     def _progress(self) -> Iterator[TokenEvent]:
         """The cached part is reported after the first step."""
         sequence, total = self._sequence, self._sequence.request.num_tokens
         cached = sequence.cached_tokens or 0
         for processed in (cached, min(sequence.computed, total)):
-            if processed > self._progress_told:
-                self._progress_told = processed
+            if processed > self._progress_sent:
+                self._progress_sent = processed
                 left_ms = self._first_token_ms(sequence)
                 progress = PromptProgress(total=total, cached=cached, processed=processed, left_ms=left_ms)
                 yield TokenEvent(id=sequence.request.id, progress=progress)
-
-    def _gained_by(self, advance: SequenceAdvance) -> Events:
-        self._scores.extend(advance.scores)
-        if advance.samples:
-            return self._sampled(advance)
-        if _has_failed(advance):
-            return self._failed(advance)
-        if self._sequence.pending == 0:
-            return self.end(FinishReason.LENGTH)  # max_tokens is 0: the prompt was only scored
-        return ()
 
     def end(self, reason: FinishReason) -> Events:
         """Return the last events of a request that ends without another token. Held text is sent if the
@@ -228,12 +229,6 @@ class SequenceOutput:
             return FinishReason.LENGTH
         return None
 
-    def _resume(self, told: Seq[int]) -> None:
-        for token in told:
-            self._follow(self._piece(token))
-        if self._parts is not None:
-            self._parts.read(told, b"".join(map(self._piece, told)).decode(errors="replace"))
-
     def _follow(self, piece: bytes) -> None:
         """Stop strings count from the token after the reasoning, and after headers behind it."""
         if self._shield is not None and self._shield.ends_with(piece):
@@ -247,13 +242,13 @@ class SequenceOutput:
 
     def _event(self, finish: Finish | None) -> Events:
         gained, self._gained = self._gained, _NOTHING
-        told, self._held = self._held[: gained.num_tokens], self._held[gained.num_tokens :]
+        released, self._held = self._held[: gained.num_tokens], self._held[gained.num_tokens :]
         scores, self._scores = tuple(self._scores), []
         event = TokenEvent(
             id=self._sequence.request.id,
-            tokens=tuple(token.number for token in told),
+            tokens=tuple(token.number for token in released),
             text=gained.text,
-            logprobs=tuple(token.logprob for token in told if token.logprob is not None),
+            logprobs=tuple(token.logprob for token in released if token.logprob is not None),
             prompt_logprobs=scores,
             finish=finish,
         )
@@ -366,13 +361,6 @@ class LiveOutputs:
 
 def _has_failed(advance: SequenceAdvance) -> bool:
     return advance.failure is not None or advance.fault is not None
-
-
-def _shield(sequence: Sequence) -> StopStringBuffer | None:
-    constraint = sequence.request.constraint
-    if constraint is None or constraint.thinking is None:
-        return None
-    return StopStringBuffer(constraint.thinking)
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

@@ -117,8 +117,12 @@ class Preparation:
                 match command:
                     case LoadAdapter(adapter=adapter):
                         self.hand_on(self.check(adapter))
-                    case Submit():
-                        self._work_on(command)
+                    case Submit(request=request):
+                        prepared = self._prepared(command)
+                        with self._lock:
+                            self.hand_on(prepared)
+                            if (cancel := self._cancelled.pop(request.id)) is not None:
+                                self.hand_on(cancel)
 
     def _measure_all(self) -> None:
         with contextlib.suppress(OSError):  # threads that are begun for it inherit that
@@ -133,13 +137,6 @@ class Preparation:
                 return self.measure(size)
         except RequestFailed as error:
             return MeasuredMedia(size, why_not=str(error))
-
-    def _work_on(self, submit: Submit) -> None:
-        prepared = self._prepared(submit)
-        with self._lock:
-            self.hand_on(prepared)
-            if (cancel := self._cancelled.pop(submit.request.id)) is not None:
-                self.hand_on(cancel)
 
     def _prepared(self, submit: Submit) -> PreparedRequest | RefusedRequest:
         cancel = self._cancelled[submit.request.id]

@@ -116,16 +116,16 @@ def _confine(options: EngineOptions) -> None:
         files.append(Path(options.projector_path))
         mtmd_library()  # of code nothing comes later
     folders = [Path(folder) for folder in options.adapter_folders]
-    kept = [Path(options.cost_dir)] if options.cost_dir is not None else []
-    for folder in (*folders, *kept):  # what comes later in its place would stay closed
+    written = [Path(options.cost_dir)] if options.cost_dir is not None else []
+    for folder in (*folders, *written):  # what comes later in its place would stay closed
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if options.cache_file is not None:
         files.append(Path(options.cache_file))  # it may be a link
-        kept.append(Path(options.cache_file).parent)
+        written.append(Path(options.cache_file).parent)
     parts = [part for model in models for part in files_by_name(model)]
-    told = confine(read=[*parts, *files, *folders], write=kept, computes_on_gpu=options.wants_device)
-    logger.info("sandbox: %s", told)
+    sandbox = confine(read=[*parts, *files, *folders], write=written, computes_on_gpu=options.wants_device)
+    logger.info("sandbox: %s", sandbox)
 
 
 def _claim(options: EngineOptions) -> MaySave:

@@ -71,7 +71,7 @@ class SharedTurn(EngineTurn):
     _has_computed: bool = False
     """True if a step of this turn has ended or none is to begin."""
     _is_closed: bool = False
-    _told: EngineWants = field(default_factory=EngineWants)
+    _sent: EngineWants = field(default_factory=EngineWants)
 
     def __post_init__(self) -> None:
         self._until_s = math.inf
@@ -144,18 +144,18 @@ class SharedTurn(EngineTurn):
             raise ConnectionError("the client is gone")
 
     def _tell(self, wants: EngineWants) -> None:
-        if wants != self._told:
-            self._told = wants
+        if wants != self._sent:
+            self._sent = wants
             self.send(wants)
 
     def _give_back(self, wants: EngineWants) -> None:
         with self._changed:
             self._is_held, self._until_s = False, math.inf
-        self._told = wants
+        self._sent = wants
         self.send(TurnBack(wants=wants))
 
     def _note(self) -> None:
-        wants = self._told.work is not None
+        wants = self._sent.work is not None
         if self._is_held:  # up to then it has waited
             self._slowness.note(self._granted_s, wants=wants, has=False)
         self._slowness.note(self.clock(), wants=wants, has=self._is_held)
@@ -173,9 +173,9 @@ class _Slowness:
         seconds = max(0.0, now_s - self._noted_s)
         self._noted_s += seconds
         if wants:
-            kept = math.exp(-seconds / _MEMORY_S)
-            self._wanted_s = kept * self._wanted_s + seconds
-            self._held_s = kept * self._held_s + (seconds if has else 0.0)
+            fading = math.exp(-seconds / _MEMORY_S)
+            self._wanted_s = fading * self._wanted_s + seconds
+            self._held_s = fading * self._held_s + (seconds if has else 0.0)
 
     @property
     def factor(self) -> float:

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class PendingResults(dict[Key, "asyncio.Future[Result]"]):
-    """Results of an engine process that callers wait for. A caller may leave; the result comes all the same."""
+    """Results of an engine process by key. A caller may leave; the result comes all the same."""
 
     def expect(self, key: Key) -> None:
         self.setdefault(key, asyncio.get_running_loop().create_future())
