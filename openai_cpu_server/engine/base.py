@@ -8,27 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.messages import (
-    ALONE,
-    AdapterNews,
-    CancelRequest,
-    ClearCache,
-    Finish,
-    FinishReason,
-    HideSteps,
-    QueueState,
-    Sharing,
-    ShortenTurn,
-    ShowSteps,
-    StepDone,
-    StepFigures,
-    StepStarted,
-    Submit,
-    TokenEvent,
-    UnloadAdapter,
-)
 from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
@@ -42,13 +24,13 @@ _SHORT_MS = 128.0
 
 
 class PreparedRequest(NamedTuple):
-    submit: Submit
+    submit: messages.Submit
     beginning: tuple[int, ...]
     """Output that the constraint forces before the first sample, to be computed with the prompt."""
 
 
 class RefusedRequest(NamedTuple):
-    submit: Submit
+    submit: messages.Submit
     why: str
     is_own_fault: bool = False
     """True if the request's grammar is to blame."""
@@ -60,15 +42,15 @@ class CheckedAdapter(NamedTuple):
 
 
 Work = (
-    Submit
+    messages.Submit
     | PreparedRequest
     | RefusedRequest
-    | CancelRequest
-    | ClearCache
+    | messages.CancelRequest
+    | messages.ClearCache
     | CheckedAdapter
-    | UnloadAdapter
-    | ShowSteps
-    | HideSteps
+    | messages.UnloadAdapter
+    | messages.ShowSteps
+    | messages.HideSteps
 )
 """Commands that a core handles."""
 Planned = TypeVar("Planned")
@@ -156,9 +138,9 @@ class Core(ABC, Generic[Planned]):
         self._timer = timer
         self._cores = cores
         self._clock = clock
-        self._events: list[TokenEvent] = []
+        self._events: list[messages.TokenEvent] = []
         self._embedded: list[Embedded] = []
-        self._announced = StepStarted(ids=())
+        self._announced = messages.StepStarted(ids=())
         self._queue_sent_s = NEVER
 
     # -- for the loop ------------------------------------------------------------------------------------
@@ -183,7 +165,7 @@ class Core(ABC, Generic[Planned]):
         raise AssertionError("there is nothing to measure")
 
     @abstractmethod
-    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
         """Prepare a request that has a constraint, in any thread."""
 
     @abstractmethod
@@ -191,7 +173,7 @@ class Core(ABC, Generic[Planned]):
         """Check an adapter's file, in any thread."""
 
     @abstractmethod
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         """Load an adapter, unless it is loaded already, and yield events as they happen."""
 
     def handle(self, command: Work) -> None:
@@ -202,21 +184,23 @@ class Core(ABC, Generic[Planned]):
         except RequestFailed as error:
             self._abandon(command, error)
 
-    def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
         """Return True if the running step should be discarded for this command, in any thread."""
         return _is_urgent(command) and self._timer.is_interruptible
 
-    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
+    def tell(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
         """Yield events that need no computing, while another engine computes."""
         if self._has_events:
             yield self._done(None, None)
         yield from self._queue_news(sharing)
 
-    def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
+    def step(
+        self, sharing: messages.Sharing = messages.ALONE
+    ) -> Iterator[messages.StepStarted | messages.StepDone | messages.QueueState]:
         try:
             planned = self._plan(sharing)
         except BaseException:  # nobody knows with whom the planning could not cope: it may be any of them
-            yield StepStarted(ids=self._everybody)
+            yield messages.StepStarted(ids=self._everybody)
             raise
         members = self._members(planned)
         if members != self._announced:
@@ -244,19 +228,19 @@ class Core(ABC, Generic[Planned]):
     def _abandon(self, command: Work, error: RequestFailed) -> None: ...
 
     @abstractmethod
-    def _plan(self, sharing: Sharing) -> Planned: ...
+    def _plan(self, sharing: messages.Sharing) -> Planned: ...
 
     @abstractmethod
-    def _members(self, planned: Planned) -> StepStarted: ...
+    def _members(self, planned: Planned) -> messages.StepStarted: ...
 
     @abstractmethod
-    def _compute(self, planned: Planned) -> StepFigures | None: ...
+    def _compute(self, planned: Planned) -> messages.StepFigures | None: ...
 
     @abstractmethod
-    def _done(self, planned: Planned | None, figures: StepFigures | None) -> StepDone: ...
+    def _done(self, planned: Planned | None, figures: messages.StepFigures | None) -> messages.StepDone: ...
 
     @abstractmethod
-    def _queue_state(self, slowdown: float) -> QueueState | None: ...
+    def _queue_state(self, slowdown: float) -> messages.QueueState | None: ...
 
     # -- news --------------------------------------------------------------------------------------------
 
@@ -264,12 +248,12 @@ class Core(ABC, Generic[Planned]):
     def _has_events(self) -> bool:
         return bool(self._events or self._embedded)
 
-    def _take_events(self) -> tuple[TokenEvent, ...]:
+    def _take_events(self) -> tuple[messages.TokenEvent, ...]:
         events = tuple(self._events)
         self._events.clear()
         return events
 
-    def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
+    def _queue_news(self, sharing: messages.Sharing) -> Iterator[messages.QueueState]:
         if self._clock() - self._queue_sent_s < _QUEUE_NEWS_S:
             return
         state = self._queue_state(sharing.slowdown * self._timer.lateness)
@@ -281,24 +265,26 @@ class Core(ABC, Generic[Planned]):
 AnyCore = Core[Any]
 
 
-def step_of(ids: Iterable[str], predicted_ms: float) -> StepStarted:
+def step_of(ids: Iterable[str], predicted_ms: float) -> messages.StepStarted:
     """Return the announcement of a step. The time is rounded up to a power of two, so that a slowly
     growing time is seldom news; 0 if it is short."""
     expected_ms = 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
-    return StepStarted(ids=tuple(ids), expected_ms=expected_ms)
+    return messages.StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 
 
-def submit_of(command: Work) -> Submit | None:
+def submit_of(command: Work) -> messages.Submit | None:
     if isinstance(command, PreparedRequest | RefusedRequest):
         return command.submit
-    return command if isinstance(command, Submit) else None
+    return command if isinstance(command, messages.Submit) else None
 
 
-def failure(request_id: str, why: str, output_tokens: int, *, is_own_fault: bool = False) -> TokenEvent:
-    finish = Finish(
-        reason=FinishReason.ERROR, output_tokens=output_tokens, error=why, is_own_fault=is_own_fault
+def failure(
+    request_id: str, why: str, output_tokens: int, *, is_own_fault: bool = False
+) -> messages.TokenEvent:
+    finish = messages.Finish(
+        reason=messages.FinishReason.ERROR, output_tokens=output_tokens, error=why, is_own_fault=is_own_fault
     )
-    return TokenEvent(id=request_id, finish=finish)
+    return messages.TokenEvent(id=request_id, finish=finish)
 
 
 def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, float]:
@@ -311,8 +297,8 @@ def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, floa
     return {client: cpu_ms * count / total for client, count in tokens.items()} if total else {}
 
 
-def _is_urgent(command: Work | ShortenTurn) -> bool:
-    if isinstance(command, ShortenTurn):
+def _is_urgent(command: Work | messages.ShortenTurn) -> bool:
+    if isinstance(command, messages.ShortenTurn):
         return command.interrupts
     submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE

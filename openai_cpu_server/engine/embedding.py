@@ -6,24 +6,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import RequestFailed
-from openai_cpu_server.contract.messages import (
-    AdapterNews,
-    AdapterRefused,
-    CancelRequest,
-    ClearCache,
-    EngineOptions,
-    HideSteps,
-    QueuePlace,
-    QueueState,
-    Sharing,
-    ShowSteps,
-    StepDone,
-    StepFigures,
-    StepStarted,
-    Submit,
-)
 from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
@@ -87,15 +72,15 @@ class EmbedCore(Core[list[EmbedPart]]):
     def work(self) -> Priority | None:
         return self._queue.best_priority
 
-    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
         """Reject requests for another kind of model, because embeddings need no preparation."""
         return RefusedRequest(submit, _WRONG_MODEL)
 
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
 
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
-        yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
+        yield messages.AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None: ...
 
@@ -105,7 +90,7 @@ class EmbedCore(Core[list[EmbedPart]]):
     def _everybody(self) -> tuple[str, ...]:
         return self._queue.ids
 
-    def _plan(self, sharing: Sharing) -> list[EmbedPart]:
+    def _plan(self, sharing: messages.Sharing) -> list[EmbedPart]:
         info, options = self._backend.info, self._options
         # After a step that was thrown away a short one: it is not thrown away too.
         is_short = sharing.beside_interactive or self._timer.was_interrupted
@@ -115,12 +100,12 @@ class EmbedCore(Core[list[EmbedPart]]):
         budget_tokens = 1 + bisect_right(sizes, budget_ms, key=self._cost.predict_ms)
         return self._queue.compose(EmbedRoom(info.max_seqs, info.max_step_tokens, budget_tokens))
 
-    def _members(self, planned: list[EmbedPart]) -> StepStarted:
+    def _members(self, planned: list[EmbedPart]) -> messages.StepStarted:
         inputs = _inputs(planned)
         expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
         return step_of((part.pending.request.id for part in planned), expected_ms)
 
-    def _compute(self, planned: list[EmbedPart]) -> StepFigures | None:
+    def _compute(self, planned: list[EmbedPart]) -> messages.StepFigures | None:
         if not planned:
             return None
         inputs = _inputs(planned)
@@ -136,7 +121,7 @@ class EmbedCore(Core[list[EmbedPart]]):
             self._cost.refine(tokens, pairs, timer.elapsed_ms)
         self._cost.use(self._cores.count)
         clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in planned)
-        return StepFigures(
+        return messages.StepFigures(
             sequences=len(inputs),
             tokens=tokens,
             predicted_ms=predicted_ms,
@@ -177,42 +162,44 @@ class EmbedCore(Core[list[EmbedPart]]):
             start = end
         assert start == len(vectors), "there are as many rows as inputs"
 
-    def _done(self, planned: list[EmbedPart] | None, figures: StepFigures | None) -> StepDone:
+    def _done(
+        self, planned: list[EmbedPart] | None, figures: messages.StepFigures | None
+    ) -> messages.StepDone:
         events = self._take_events()
         embedded, self._embedded = tuple(self._embedded), []
         shown = StepTrace(parts=tuple(map(_shown, planned))) if self._is_shown and planned else None
-        return StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
+        return messages.StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
 
-    def _queue_state(self, slowdown: float) -> QueueState | None:
-        places, tokens = list[QueuePlace](), 0
+    def _queue_state(self, slowdown: float) -> messages.QueueState | None:
+        places, tokens = list[messages.QueuePlace](), 0
         for position, pending in enumerate(self._queue.waiting[:_MOST_PLACES], 1):
             # Approximately, the first inputs of earlier requests are computed before each request's first.
             tokens += len(pending.request.inputs[pending.next])
             left_ms = slowdown * self._cost.predict_ms(tokens)
-            places.append(QueuePlace(pending.request.id, position, left_ms))
-        return QueueState(places=tuple(places)) if places else None
+            places.append(messages.QueuePlace(pending.request.id, position, left_ms))
+        return messages.QueueState(places=tuple(places)) if places else None
 
     # -- commands ----------------------------------------------------------------------------------------
 
     def _handle(self, command: Work) -> None:
         match command:
-            case Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
+            case messages.Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
                 info = self._backend.info
                 for tokens in request.inputs:
                     assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
                     assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "its tokenizer made them"
                 self._queue.add(request, num_embedded)
-            case Submit():
+            case messages.Submit():
                 self._refuse(command, _WRONG_MODEL)
             case RefusedRequest(submit=submit, why=why):
                 self._refuse(submit, why)
-            case CancelRequest(id=request_id):
+            case messages.CancelRequest(id=request_id):
                 pending = self._queue.remove(request_id)
                 if pending is not None:
                     self._embedded.append(_failed(pending.request, "It was cancelled."))
-            case ShowSteps() | HideSteps():
-                self._is_shown = isinstance(command, ShowSteps)
-            case ClearCache():
+            case messages.ShowSteps() | messages.HideSteps():
+                self._is_shown = isinstance(command, messages.ShowSteps)
+            case messages.ClearCache():
                 pass
             case PreparedRequest():
                 raise AssertionError("nothing is prepared for this model")
@@ -222,10 +209,13 @@ class EmbedCore(Core[list[EmbedPart]]):
         if submit is not None:
             self._queue.remove(submit.request.id)
             self._refuse(submit, why)
-        elif isinstance(command, CancelRequest) and (pending := self._queue.remove(command.id)) is not None:
+        elif (
+            isinstance(command, messages.CancelRequest)
+            and (pending := self._queue.remove(command.id)) is not None
+        ):
             self._embedded.append(_failed(pending.request, why))
 
-    def _refuse(self, submit: Submit, why: str) -> None:
+    def _refuse(self, submit: messages.Submit, why: str) -> None:
         if isinstance(submit.request, GenerationRequest):
             self._events.append(failure(submit.request.id, why, len(submit.output)))
         else:
@@ -255,7 +245,7 @@ def _failed(request: EmbedRequest, why: str) -> Embedded:
     return Embedded(id=request.id, first=len(request.inputs), count=0, error=why)
 
 
-def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
+def build_embed_core(options: messages.EngineOptions, backend: EmbedBackend) -> EmbedCore:
     return EmbedCore(
         EmbedQueue(batch_floor=options.scheduling.batch_floor),
         backend,

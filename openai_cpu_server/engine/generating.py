@@ -13,28 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.messages import (
-    AdapterLoaded,
-    AdapterNews,
-    AdapterRefused,
-    CancelRequest,
-    ClearCache,
-    EngineOptions,
-    FinishReason,
-    HideSteps,
-    LoadingAdapter,
-    QueueState,
-    Sharing,
-    ShortenTurn,
-    ShowSteps,
-    StepDone,
-    StepFigures,
-    StepStarted,
-    Submit,
-    TokenEvent,
-    UnloadAdapter,
-)
 from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo, RefusedAdapter
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -143,7 +123,7 @@ class EngineCore(Core[Step]):
             self._costs.measured(CostModel(curve))
             self._measure = None
 
-    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
         request = submit.request
         if not isinstance(request, GenerationRequest):
             return RefusedRequest(submit, "does not go with a model that generates text")
@@ -160,21 +140,21 @@ class EngineCore(Core[Step]):
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return self._adapters.check(adapter)
 
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         return self._adapters.load(checked)
 
     def handle(self, command: Work) -> None:
         super().handle(command)
         self._adapters.free()
 
-    def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
         return self._is_measuring or super().is_worth_interrupting(command)
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
         if not self._scheduler.kv_stats.cache_capacity_bytes:
             return  # what an earlier run has left there stays
         for request_id in self._outputs.ids:
-            self._outputs.end(request_id, FinishReason.CANCELLED)
+            self._outputs.end(request_id, messages.FinishReason.CANCELLED)
         # A step that was planned when the connection broke has verbs that the books count as done.
         self._backend.execute(Step(verbs=(*self._planned.verbs, *self._scheduler.schedule().verbs)))
         self._backend.export_cache(path, self._scheduler.cache_blocks, limit)
@@ -187,7 +167,7 @@ class EngineCore(Core[Step]):
         slowdown = self._slowdown * self._timer.lateness
         return self._scheduler.expectations.first_token_ms(sequence, slowdown)
 
-    def _plan(self, sharing: Sharing) -> Step:
+    def _plan(self, sharing: messages.Sharing) -> Step:
         self._slowdown = sharing.slowdown
         # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
         # away too, and the next newcomer waits for no long one.
@@ -196,14 +176,14 @@ class EngineCore(Core[Step]):
         self._planned = self._scheduler.schedule(beside_interactive=beside_interactive)
         return self._planned
 
-    def _members(self, planned: Step) -> StepStarted:
+    def _members(self, planned: Step) -> messages.StepStarted:
         computed = (*self._scheduler.participants(planned), *self._scheduler.encodes_for(planned))
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(planned)])
         self._opened = [s for s in opened if s.status is SequenceStatus.RUNNING and s not in computed]
         ids = (sequence.request.id for sequence in [*computed, *self._opened])
         return step_of(ids, self._scheduler.predicted_ms(planned))
 
-    def _compute(self, planned: Step) -> StepFigures | None:
+    def _compute(self, planned: Step) -> messages.StepFigures | None:
         if not planned.verbs and not planned.spans and planned.encode is None:
             # A request whose output is forced as a whole ends without a step.
             return self._figures(planned, StepResult(), 0.0, 0.0, {}) if self._outputs.num_forced else None
@@ -259,15 +239,15 @@ class EngineCore(Core[Step]):
         if self._tracer.is_on:
             self._tracer.note(step, participants, encoders, self._scheduler.plan.reasons(), result)
 
-    def _done(self, planned: Step | None, figures: StepFigures | None) -> StepDone:
+    def _done(self, planned: Step | None, figures: messages.StepFigures | None) -> messages.StepDone:
         if planned is not None:
             self._adapters.free()
         events = self._take_events()
         if planned is None:
-            return StepDone(events=events, kv=self._scheduler.kv_stats)
+            return messages.StepDone(events=events, kv=self._scheduler.kv_stats)
         shown = self._tracer.take(self._scheduler) if self._tracer.is_on else None
         forecast, prefixes = self._forecasts.news() if self._forecasts is not None else (None, None)
-        return StepDone(
+        return messages.StepDone(
             events=events,
             kv=self._scheduler.kv_stats,
             figures=figures,
@@ -276,12 +256,12 @@ class EngineCore(Core[Step]):
             shown=shown,
         )
 
-    def _queue_state(self, slowdown: float) -> QueueState | None:
+    def _queue_state(self, slowdown: float) -> messages.QueueState | None:
         if not self._scheduler.sequences.num_waiting:
             return None
         places = tuple(self._scheduler.expectations.outlook(slowdown))
         preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
-        return QueueState(places=places, preempted=preempted)
+        return messages.QueueState(places=places, preempted=preempted)
 
     def _figures(
         self,
@@ -290,10 +270,10 @@ class EngineCore(Core[Step]):
         predicted_ms: float,
         elapsed_ms: float,
         spent_ms: dict[str, float],
-    ) -> StepFigures:
+    ) -> messages.StepFigures:
         preemptions = self._scheduler.num_preemptions - self._preemptions_told
         self._preemptions_told += preemptions
-        return StepFigures(
+        return messages.StepFigures(
             sequences=len(step.spans),
             tokens=step.num_tokens,
             padding=result.padding,
@@ -312,24 +292,26 @@ class EngineCore(Core[Step]):
 
     def _handle(self, command: Work) -> None:
         match command:
-            case Submit():
+            case messages.Submit():
                 self._handle(self.prepare(command))
             case PreparedRequest(submit=submit) if not self._adapters.has(submit.request.adapter):
-                self._outputs.end(submit.request.id, FinishReason.CANCELLED)
+                self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
-            case PreparedRequest(Submit(request=GenerationRequest() as request, output=output), beginning):
+            case PreparedRequest(
+                messages.Submit(request=GenerationRequest() as request, output=output), beginning
+            ):
                 self._outputs.accept(request, output, beginning, now_s=self._clock())
             case RefusedRequest(submit=submit, why=why, is_own_fault=is_own_fault):
-                self._outputs.end(submit.request.id, FinishReason.CANCELLED)
+                self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
                 self._events.append(_refusal(submit, why, is_own_fault=is_own_fault))
-            case CancelRequest(id=request_id, reason=reason):
+            case messages.CancelRequest(id=request_id, reason=reason):
                 self._outputs.end(request_id, reason)
-            case ClearCache():
+            case messages.ClearCache():
                 self._scheduler.clear_cache()
                 self._forget_cache_file()
-            case UnloadAdapter(key=key):
+            case messages.UnloadAdapter(key=key):
                 self._adapters.leave(key)
-            case ShowSteps() | HideSteps():
+            case messages.ShowSteps() | messages.HideSteps():
                 self._tracer.heard(command)
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
@@ -342,7 +324,9 @@ class EngineCore(Core[Step]):
 
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit = submit_of(command)
-        request_id = submit.request.id if submit else command.id if isinstance(command, CancelRequest) else ""
+        request_id = (
+            submit.request.id if submit else command.id if isinstance(command, messages.CancelRequest) else ""
+        )
         sequence = self._outputs.drop(request_id)
         if submit is not None:
             self._events.append(_refusal(submit, str(error), is_own_fault=error.is_own_fault))
@@ -369,20 +353,20 @@ class LoadedAdapters:
             return CheckedAdapter(adapter, f"{adapter.path} cannot be read ({type(error).__name__}).")
         return CheckedAdapter(adapter)
 
-    def load(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+    def load(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         key = checked.adapter.key
         if checked.why_not is not None:
-            yield AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
+            yield messages.AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
             return
         if key not in self._loaded:
-            yield LoadingAdapter(key)
+            yield messages.LoadingAdapter(key)
             try:
                 self._loaded[key] = self.backend.load_adapter(checked.adapter)
             except AdapterFailed as error:
-                yield AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
+                yield messages.AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
                 return
         self._leaving.discard(key)
-        yield AdapterLoaded(self._loaded[key])
+        yield messages.AdapterLoaded(self._loaded[key])
 
     def has(self, key: str | None) -> bool:
         return key is None or (key in self._loaded and key not in self._leaving)
@@ -399,12 +383,12 @@ class LoadedAdapters:
                 self.scheduler.forget_adapter(key)
 
 
-def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEvent:
+def _refusal(submit: messages.Submit, why: str, *, is_own_fault: bool = False) -> messages.TokenEvent:
     return failure(submit.request.id, why, len(submit.output), is_own_fault=is_own_fault)
 
 
 def build_core(
-    options: EngineOptions,
+    options: messages.EngineOptions,
     backend: Backend,
     curve: CostCurve | None,
     measure: Measure | None = None,
@@ -442,15 +426,15 @@ def build_core(
         clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):
-        core.handle(Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
+        core.handle(messages.Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
     return core
 
 
-def step_options(options: EngineOptions) -> StepOptions:
+def step_options(options: messages.EngineOptions) -> StepOptions:
     return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
 
 
-def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
+def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator | None:
     """Drafts are off if the memory cannot take back wrong ones."""
     if options.speculation == "off" or info.max_draft == 0:
         return None
@@ -462,7 +446,7 @@ def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
     )
 
 
-def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
+def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
     info = backend.info
     cache = SavedPrefixes(
         options.cache_bytes,

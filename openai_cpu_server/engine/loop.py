@@ -14,19 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.framing import PartJoiner, frame, read_command, read_frame
-from openai_cpu_server.contract.messages import (
-    Command,
-    EngineOptions,
-    Event,
-    GrantTurn,
-    Loading,
-    LoadingPhase,
-    Ready,
-    ShortenTurn,
-    StartEngine,
-    StartFailed,
-)
 from openai_cpu_server.contract.model_info import NativeModel
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, Work
@@ -46,11 +35,11 @@ class EngineChannel:
         self._sending = threading.Lock()
         self._joiner = PartJoiner()
 
-    def send(self, event: Event) -> None:
+    def send(self, event: messages.Event) -> None:
         with self._sending:
             self._sock.sendall(frame(event))
 
-    def receive(self) -> Command | None:
+    def receive(self) -> messages.Command | None:
         try:
             while (payload := read_frame(self._reader)) is not None:
                 if (command := self._joiner.join(read_command(payload))) is not None:
@@ -66,8 +55,8 @@ because the measurement would otherwise fill all gaps of light traffic."""
 
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
-Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
-BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
+Load = Callable[[messages.EngineOptions, Callable[[float], None]], Loaded]
+BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
 """The third argument is called with the progress, 0 to 1; the last one says if the core may compute."""
 MaySave = Callable[[], bool]
 
@@ -77,8 +66,8 @@ def run_engine(
     *,
     load: Load[Loaded],
     build_core: BuildCore[Loaded],
-    claim: Callable[[EngineOptions], MaySave] = lambda options: lambda: True,
-    confine: Callable[[EngineOptions], None] = lambda options: None,
+    claim: Callable[[messages.EngineOptions], MaySave] = lambda options: lambda: True,
+    confine: Callable[[messages.EngineOptions], None] = lambda options: None,
 ) -> None:
     """Load the model of the first command, then serve until the client is gone.
 
@@ -86,7 +75,7 @@ def run_engine(
     before other threads exist and before anything is loaded.
     """
     start = channel.receive()
-    if not isinstance(start, StartEngine):
+    if not isinstance(start, messages.StartEngine):
         return
     may_save = claim(start.options)
     confine(start.options)
@@ -98,14 +87,14 @@ def run_engine(
         backend = load(start.options, _weights_teller(channel, turn))
     except StartupError as error:
         with contextlib.suppress(ConnectionError):
-            channel.send(StartFailed(message=str(error)))
+            channel.send(messages.StartFailed(message=str(error)))
         return
     except ConnectionError:  # the model was unloaded while it was loading
         return
     reader.interrupts(backend, lambda recall: True)
     try:
         _warm_up(backend, turn)
-        core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS), turn)
+        core = build_core(start.options, backend, _teller(channel, messages.LoadingPhase.COSTS), turn)
     except ConnectionError:
         backend.close()
         return
@@ -124,13 +113,13 @@ def run_engine(
         backend.close()
 
 
-def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], None]:
-    return lambda fraction: channel.send(Loading(fraction=fraction, phase=phase))
+def _teller(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[[float], None]:
+    return lambda fraction: channel.send(messages.Loading(fraction=fraction, phase=phase))
 
 
 def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
     """Other engines may compute between two pieces of the load. The rest of it needs no turn."""
-    tell = _teller(channel, LoadingPhase.WEIGHTS)
+    tell = _teller(channel, messages.LoadingPhase.WEIGHTS)
 
     def loaded(fraction: float) -> None:
         tell(fraction)
@@ -167,7 +156,7 @@ def _serve(
     ) as preparation:
         reader.interrupts(backend, core.is_worth_interrupting)
         reader.serves(preparation.take)
-        channel.send(Ready(info=backend.info))
+        channel.send(messages.Ready(info=backend.info))
         _work(channel, inbox, core, turn)
 
 
@@ -241,9 +230,9 @@ class CommandReader:
         self._take: Callable[[Request], None] | None = None
         """Set when the engine is ready."""
         self._backend: NativeModel | None = None
-        self._is_worth: Callable[[ShortenTurn], bool] = lambda recall: False
+        self._is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
 
-    def interrupts(self, backend: NativeModel, is_worth: Callable[[ShortenTurn], bool]) -> None:
+    def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenTurn], bool]) -> None:
         self._is_worth, self._backend = is_worth, backend
 
     def serves(self, take: Callable[[Request], None]) -> None:
@@ -262,14 +251,14 @@ class CommandReader:
             time.sleep(self._grace_s)
             os._exit(1)  # the main thread hangs in native code; an orphan must not stay
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: messages.Command) -> None:
         match command:
-            case StartEngine():
+            case messages.StartEngine():
                 pass  # once is enough
-            case GrantTurn():
+            case messages.GrantTurn():
                 assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
                 self._turn.granted(command)
-            case ShortenTurn():
+            case messages.ShortenTurn():
                 assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
                 self._turn.recalled(command)
                 if command.interrupts and self._backend is not None and self._is_worth(command):

@@ -14,30 +14,25 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from queue import PriorityQueue, SimpleQueue
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
-from openai_cpu_server.contract.messages import (
-    CancelRequest,
-    ClearCache,
-    FinishReason,
-    Handling,
-    HideSteps,
-    LoadAdapter,
-    MeasureMedia,
-    MediaMeasured,
-    ShowSteps,
-    Submit,
-    UnloadAdapter,
-)
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 
 Request = (
-    Submit | CancelRequest | ClearCache | LoadAdapter | UnloadAdapter | MeasureMedia | ShowSteps | HideSteps
+    messages.Submit
+    | messages.CancelRequest
+    | messages.ClearCache
+    | messages.LoadAdapter
+    | messages.UnloadAdapter
+    | messages.MeasureMedia
+    | messages.ShowSteps
+    | messages.HideSteps
 )
 """Commands that are taken once the engine is ready."""
-Prepared = Submit | LoadAdapter
+Prepared = messages.Submit | messages.LoadAdapter
 _END = (-2, 0, None)
 """Sorts before all requests."""
 _BEHIND_REQUESTS = max(Priority) + 1
@@ -55,16 +50,16 @@ class Preparation:
     threads have ended.
     """
 
-    prepare: Callable[[Submit], PreparedRequest | RefusedRequest]
+    prepare: Callable[[messages.Submit], PreparedRequest | RefusedRequest]
     check: Callable[[Adapter], CheckedAdapter]
     _: KW_ONLY
     measure: Callable[[MediaSize], MeasuredMedia]
-    announce: Callable[[Handling | MediaMeasured], None]
+    announce: Callable[[messages.Handling | messages.MediaMeasured], None]
     hand_on: Callable[[Work], None]
     """Called in several threads, like `announce`."""
     _queue: PriorityQueue[tuple[int, int, Prepared | None]] = field(default_factory=PriorityQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _cancelled: dict[str, CancelRequest | None] = field(default_factory=dict)
+    _cancelled: dict[str, messages.CancelRequest | None] = field(default_factory=dict)
     """Requests in preparation, and how they were cancelled in the meantime."""
     _sizes: SimpleQueue[MediaSize | None] = field(default_factory=SimpleQueue[MediaSize | None])
     """Sizes to be measured; None ends the thread."""
@@ -89,21 +84,21 @@ class Preparation:
 
     def take(self, command: Request) -> None:
         match command:
-            case Submit(request=GenerationRequest() as request) if request.constraint is not None:
+            case messages.Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
                     self._cancelled[request.id] = None
                 self._queue.put((request.priority, next(self._numbers), command))
-            case LoadAdapter():
+            case messages.LoadAdapter():
                 self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
-            case MeasureMedia(sizes=sizes):
+            case messages.MeasureMedia(sizes=sizes):
                 for size in sizes:
                     self._sizes.put(size)
-            case CancelRequest() if self._is_put_off(command):
+            case messages.CancelRequest() if self._is_put_off(command):
                 pass
             case _:
                 self.hand_on(command)
 
-    def _is_put_off(self, cancel: CancelRequest) -> bool:
+    def _is_put_off(self, cancel: messages.CancelRequest) -> bool:
         """A request in preparation is cancelled directly after it has passed."""
         with self._lock:
             if cancel.id not in self._cancelled:
@@ -115,9 +110,9 @@ class Preparation:
         with contextlib.suppress(ConnectionError):  # nobody is left to announce anything to
             while (command := self._queue.get()[2]) is not None:
                 match command:
-                    case LoadAdapter(adapter=adapter):
+                    case messages.LoadAdapter(adapter=adapter):
                         self.hand_on(self.check(adapter))
-                    case Submit(request=request):
+                    case messages.Submit(request=request):
                         prepared = self._prepared(command)
                         with self._lock:
                             self.hand_on(prepared)
@@ -129,7 +124,7 @@ class Preparation:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _MEASURING_NICENESS)
         with contextlib.suppress(ConnectionError):
             while (size := self._sizes.get()) is not None:
-                self.announce(MediaMeasured((self._measured(size),)))
+                self.announce(messages.MediaMeasured((self._measured(size),)))
 
     def _measured(self, size: MediaSize) -> MeasuredMedia:
         try:
@@ -138,13 +133,13 @@ class Preparation:
         except RequestFailed as error:
             return MeasuredMedia(size, why_not=str(error))
 
-    def _prepared(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def _prepared(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
         cancel = self._cancelled[submit.request.id]
-        if cancel is not None and cancel.reason is FinishReason.CANCELLED:
+        if cancel is not None and cancel.reason is messages.FinishReason.CANCELLED:
             return RefusedRequest(submit, "It was cancelled before it began.")
-        self.announce(Handling(id=submit.request.id))
+        self.announce(messages.Handling(id=submit.request.id))
         prepared = self.prepare(submit)
-        self.announce(Handling(id=None))
+        self.announce(messages.Handling(id=None))
         return prepared
 
 

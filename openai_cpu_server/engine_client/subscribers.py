@@ -9,28 +9,9 @@ from typing import Protocol
 
 import msgspec
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import SeeStep
 from openai_cpu_server.contract.media import MeasuredMedia, MediaShape, MediaSize, PictureSize
-from openai_cpu_server.contract.messages import (
-    AdapterLoaded,
-    AdapterRefused,
-    EngineOptions,
-    EngineWants,
-    Event,
-    HideSteps,
-    KVStats,
-    Loading,
-    LoadingAdapter,
-    LoadingPhase,
-    MeasureMedia,
-    MediaMeasured,
-    Ready,
-    ShowSteps,
-    StartFailed,
-    StepDone,
-    StepFigures,
-    TurnBack,
-)
 from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
 from openai_cpu_server.contract.request import Priority
@@ -46,7 +27,7 @@ logger = logging.getLogger(__name__)
 class EngineObserver(Protocol):
     """Observer, called in the event loop, so it must be quick."""
 
-    def step_done(self, figures: StepFigures) -> None: ...
+    def step_done(self, figures: messages.StepFigures) -> None: ...
 
     def engine_died(self, cause: str) -> None:
         """Report the death of a process that had served. Another is started unless deaths are too
@@ -54,7 +35,7 @@ class EngineObserver(Protocol):
 
 
 class _Nobody:
-    def step_done(self, figures: StepFigures) -> None:
+    def step_done(self, figures: messages.StepFigures) -> None:
         pass
 
     def engine_died(self, cause: str) -> None:
@@ -113,9 +94,9 @@ class LoadProgress:
         """Timed share of the steps, or None before it begins or if it is not needed."""
         self._model_path = model_path
 
-    def heard(self, event: Loading) -> bool:
+    def heard(self, event: messages.Loading) -> bool:
         """Return True if another tenth of the model is loaded."""
-        if event.phase is LoadingPhase.COSTS:
+        if event.phase is messages.LoadingPhase.COSTS:
             self.timed = event.fraction
             return False
         is_news = int(10 * event.fraction) > int(10 * self.loaded)
@@ -170,7 +151,7 @@ class MediaShapes:
         for size in new:
             self._pending.expect(size)
         if new and self._send is not None:
-            self._send(MeasureMedia(tuple(new)))
+            self._send(messages.MeasureMedia(tuple(new)))
         return [await self._one(size) for size in sizes]
 
     def ready(self, send: Callable[..., None]) -> None:
@@ -179,7 +160,7 @@ class MediaShapes:
 
     def ask_again(self, send: Callable[..., None]) -> None:
         if self._pending:
-            send(MeasureMedia(tuple(self._pending)))
+            send(messages.MeasureMedia(tuple(self._pending)))
 
     def heard(self, measured: Sequence[MeasuredMedia]) -> None:
         for one in measured:
@@ -217,7 +198,7 @@ class EngineNews:
 
     def __init__(
         self,
-        options: EngineOptions,
+        options: messages.EngineOptions,
         *,
         observer: EngineObserver,
         foretold: ModelInfo | None,
@@ -226,7 +207,7 @@ class EngineNews:
         self.adapters = AdapterControl(options.adapters)
         self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
-        self.kv_stats: KVStats | None = None
+        self.kv_stats: messages.KVStats | None = None
         """Statistics of the last step, or None before the present process's first."""
         self.forecast: Forecast | None = None
         """Estimates for new requests if the options want them, or None before the first."""
@@ -255,11 +236,11 @@ class EngineNews:
 
     def show_steps(self, see: SeeStep) -> None:
         self._see = see
-        self._tell(ShowSteps())
+        self._tell(messages.ShowSteps())
 
     def hide_steps(self) -> None:
         self._see = None
-        self._tell(HideSteps())
+        self._tell(messages.HideSteps())
 
     def request_came(self, priority: Priority) -> None:
         if self._partner is not None:
@@ -291,25 +272,25 @@ class EngineNews:
         self.adapters.ready(send)
         self.shapes.ready(send)
         if self._see is not None:
-            send(ShowSteps())
+            send(messages.ShowSteps())
         replay.ready(send)
 
-    def heard(self, event: Event, replay: RequestReplay) -> None:
+    def heard(self, event: messages.Event, replay: RequestReplay) -> None:
         match event:
-            case Loading():
+            case messages.Loading():
                 if self.progress.heard(event):
                     replay.tell_of_loading(self.progress.loaded)
-            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+            case messages.LoadingAdapter() | messages.AdapterLoaded() | messages.AdapterRefused():
                 self.adapters.heard(event)
-            case MediaMeasured(media=media):
+            case messages.MediaMeasured(media=media):
                 self.shapes.heard(media)
-            case StepDone():
+            case messages.StepDone():
                 self._step_done(event)
                 replay.heard(event)
-            case EngineWants() | TurnBack():
+            case messages.EngineWants() | messages.TurnBack():
                 assert self._partner is not None, "it was not told that it shares its cores"
                 self._partner.heard(event, loads_for=replay.best_priority)
-            case Ready() | StartFailed():
+            case messages.Ready() | messages.StartFailed():
                 raise AssertionError("that is for the supervisor")
             case _:
                 replay.heard(event)
@@ -335,11 +316,11 @@ class EngineNews:
         self.forget()
         self._observer.engine_died(cause)
 
-    def _tell(self, command: ShowSteps | HideSteps) -> None:
+    def _tell(self, command: messages.ShowSteps | messages.HideSteps) -> None:
         if self._send is not None:
             self._send(command)
 
-    def _step_done(self, step: StepDone) -> None:
+    def _step_done(self, step: messages.StepDone) -> None:
         self.kv_stats = step.kv
         if step.forecast is not None:
             self.forecast = step.forecast
