@@ -10,7 +10,7 @@ from openai_cpu_server.contract.messages import HideSteps, ShowSteps
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.step import ShownPart, Span, Step, StepResult, StepTrace
 from openai_cpu_server.scheduler.plan import StepReason
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED

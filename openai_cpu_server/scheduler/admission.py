@@ -126,8 +126,10 @@ class Admission:
     def admit(self) -> None:
         """Admit all sequences that can run, better lanes first. A lane without a free slot does not stop
         the next one."""
-        while self._admit_one():
-            pass
+        outcome = _Outcome.ADMITTED
+        while outcome is _Outcome.ADMITTED:
+            outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))
+            outcome = next((one for one in outcomes if one is not _Outcome.NOBODY), _Outcome.NOBODY)
 
     def waits_for(self, sequence: Sequence) -> WaitsFor:
         if not self._has_slot(self.policy.lane(sequence)):
@@ -143,13 +145,6 @@ class Admission:
     def running_in_order(self) -> list[Sequence]:
         policy = self.policy
         return sorted(self.memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
-
-    def _admit_one(self) -> bool:
-        for lane in self.waiting.lanes:
-            outcome = self._admit_from(lane) if self._has_slot(lane) else _Outcome.NOBODY
-            if outcome is not _Outcome.NOBODY:
-                return outcome is _Outcome.ADMITTED
-        return False
 
     def _has_slot(self, lane: int) -> bool:
         lanes = [self.policy.lane(sequence) for sequence in self.memory.running.values()]

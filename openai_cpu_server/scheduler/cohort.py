@@ -181,7 +181,8 @@ class EncodingTurns:
             return None
         chosen, current = wanting[0], self._current
         if current in wanting and current is not chosen:
-            if self._stays(current, chosen):
+            is_as_urgent = current.request.priority is chosen.request.priority
+            if is_as_urgent or current.num_given_up >= _MOST_GIVEN_UP:
                 chosen = current
             else:
                 current.num_given_up += 1
@@ -197,9 +198,11 @@ class EncodingTurns:
         self._spent_ms += result.encoding_ms
         if result.encoded:
             sequence.num_encoded = encode.medium + 1
-            request = sequence.request
-            self._learn(request.item_of(encode.medium).kind, request.media[encode.medium].rows.num_rows)
-            self._current = None
+            kind = sequence.request.item_of(encode.medium).kind
+            row_ms = self._spent_ms / sequence.request.media[encode.medium].rows.num_rows
+            if self._spent_ms > _LEAST_MS:  # cached rows take no time
+                self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
+            self._spent_ms, self._current = 0.0, None
         fault = result.faults.get(encode.slot)
         is_told = any(span.slot == encode.slot for span in step.spans)
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
@@ -220,18 +223,6 @@ class EncodingTurns:
     def slice_ms(self) -> float:
         """Time behind each step for an item that a client waits for."""
         return max(_LEAST_MS, self._options.preempt_threshold_ms)
-
-    def _learn(self, kind: str, num_rows: int) -> None:
-        """Learn from a completed item. Cached rows take no time and are ignored."""
-        row_ms = self._spent_ms / num_rows
-        if self._spent_ms > _LEAST_MS:
-            self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
-        self._spent_ms = 0.0
-
-    def _stays(self, current: Sequence, better: Sequence) -> bool:
-        if current.request.priority is better.request.priority:
-            return True
-        return current.num_given_up >= _MOST_GIVEN_UP
 
     def _slice_ms(self, chosen: Sequence, running: Seq[Sequence], step_ms: float) -> float:
         options = self._options

@@ -28,21 +28,21 @@ class OutputLengths:
     """Recent output lengths of each client on each route, of each route, and of all requests."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[_Kind, deque[int]] = OrderedDict()
+        self._by_kind: OrderedDict[_Kind, deque[int]] = OrderedDict()
 
     def learn(self, request: GenerationRequest, num_tokens: int) -> None:
         for kind in _kinds(request):
-            self._known.setdefault(kind, deque(maxlen=_REMEMBERED)).append(num_tokens)
-            self._known.move_to_end(kind)
-        while len(self._known) > _MAX_KINDS:
-            self._known.popitem(last=False)
+            self._by_kind.setdefault(kind, deque(maxlen=_REMEMBERED)).append(num_tokens)
+            self._by_kind.move_to_end(kind)
+        while len(self._by_kind) > _MAX_KINDS:
+            self._by_kind.popitem(last=False)
 
     def left(self, request: GenerationRequest, num_output: int = 0) -> int:
         """Estimate the tokens behind `num_output`, at least 1 if any may come. The estimate is the mean of
-        known outputs that were longer than that, or `max_tokens` without any."""
+        remembered outputs that were longer than that, or `max_tokens` without any."""
         most = request.max_tokens - num_output
         for kind in _kinds(request):
-            longer = [length for length in self._known.get(kind, ()) if length > num_output]
+            longer = [length for length in self._by_kind.get(kind, ()) if length > num_output]
             if len(longer) >= _ENOUGH:
                 return max(min(1, most), min(most, round(sum(longer) / len(longer)) - num_output))
         return max(0, most)

@@ -144,8 +144,8 @@ class Checkpoints:
         if not self._saves_states:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
-        told = sequence.request.borders or (len(sequence.request.tokens) - 1,)
-        borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *told)})
+        boundaries = sequence.request.borders or (len(sequence.request.tokens) - 1,)
+        borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *boundaries)})
         found: list[int] = []
         for border in borders:
             if border - (found[-1] if found else begin) >= STOPS_APART and border < end:
@@ -209,13 +209,28 @@ class SequenceMemory:
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens, self.checkpoints.stops(sequence, reuse))
         self.running[slot] = sequence
-        self._verbs.append(_open(sequence))
+        request = sequence.request
+        self._verbs.append(
+            Open(
+                slot=slot,
+                sampling=request.sampling,
+                prompt=request.tokens,
+                output=sequence.output,
+                media_items=request.media_items,
+                media=request.media,
+                top_logprobs=request.top_logprobs,
+                constraint=request.constraint,
+            )
+        )
         self._verbs += reuse.verbs(slot)
         if reuse.source is not None:
             self.ledger.share(reuse.source.slot, slot, reuse.shared)
         self.ledger.grow(slot, reuse.num_tokens)
         self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cells_namespace)
-        self._count(sequence, reuse)
+        if sequence.cached_tokens is None:  # only the first run of a request counts
+            sequence.cached_tokens = min(reuse.num_tokens, len(request.tokens))
+            self._prompt_tokens += len(request.tokens)
+            self._cached_tokens += sequence.cached_tokens
 
     def save_at_stop(self, sequence: Sequence) -> None:
         while sequence.stops and sequence.stops[0] <= sequence.computed:
@@ -274,25 +289,3 @@ class SequenceMemory:
         self._verbs += [Save(sequence.slot, start, end, number) for number, start, end in insertion.saved]
         if insertion.state is not None:
             self._verbs.append(SaveState(sequence.slot, sequence.computed, insertion.state))
-
-    def _count(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Count only the first run of a request."""
-        if sequence.cached_tokens is None:
-            prompt_tokens = len(sequence.request.tokens)
-            sequence.cached_tokens = min(reuse.num_tokens, prompt_tokens)
-            self._prompt_tokens += prompt_tokens
-            self._cached_tokens += sequence.cached_tokens
-
-
-def _open(sequence: Sequence) -> Open:
-    request = sequence.request
-    return Open(
-        slot=sequence.slot,
-        sampling=request.sampling,
-        prompt=request.tokens,
-        output=sequence.output,
-        media_items=request.media_items,
-        media=request.media,
-        top_logprobs=request.top_logprobs,
-        constraint=request.constraint,
-    )

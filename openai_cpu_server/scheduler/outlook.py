@@ -10,6 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
+import msgspec
+
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
@@ -47,7 +49,8 @@ class WaitingLine:
         self._expected_left = expected_left
         self._lane = lane
         self._token_ms = cost.predict_ms(READING_TOKENS) / READING_TOKENS
-        self._round_ms = _round_ms(running, cost)
+        sizes = Counter(sequence.request.adapter for sequence in running).values()
+        self._round_ms = sum(map(cost.predict_ms, sizes)) or cost.predict_ms(1)
         self._backlog = _Backlog()
         self._places, self._best_lane = [0] * num_slots, -1
 
@@ -71,7 +74,10 @@ class WaitingLine:
         if lane <= self._best_lane:
             return
         joining = [s for s in self._running if self._best_lane < self._lane(s) <= lane]
-        self._places = _with_taken(self._places, [max(1, self._expected_left(s)) for s in joining])
+        leaving = [max(1, self._expected_left(sequence)) for sequence in joining]
+        taken = [steps for steps in self._places if steps] + leaving
+        num_places, num_free = len(self._places), max(0, len(self._places) - len(taken))
+        self._places = sorted([0] * num_free + taken)[:num_places]
         for sequence in joining:
             self._backlog.join(sequence)
             self._encoding_ms += self._encodings.price_ms(sequence)
@@ -117,18 +123,7 @@ class _Backlog:
         return own * (1 + len(writing)) + sum(min(own, tokens) for tokens in reading)
 
 
-def _round_ms(running: Seq[Sequence], cost: StepCost) -> float:
-    sizes = Counter(sequence.request.adapter for sequence in running).values()
-    return sum(cost.predict_ms(size) for size in sizes) or cost.predict_ms(1)
-
-
-def _with_taken(places: list[int], leaving: list[int]) -> list[int]:
-    taken = [steps for steps in places if steps] + leaving
-    num_free = max(0, len(places) - len(taken))
-    return sorted([0] * num_free + taken)[: len(places)]
-
-
-_TOLD = 200
+_MOST_PLACES = 200
 """Waiting sequences whose place is reported, which bounds the message: 50 bytes each, twice a second."""
 _LOOKED_AT = 64
 """Waiting sequences of a lane whose times are added up; later ones are assumed to be similar. It bounds
@@ -174,7 +169,7 @@ class EtaEstimator:
     def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
         """Return estimates for the first waiting sequences in their order. `slowdown`: factor of all
         times."""
-        line, first = self._line(), islice(self.waiting.in_order(), _TOLD)
+        line, first = self._line(), islice(self.waiting.in_order(), _MOST_PLACES)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
@@ -245,10 +240,7 @@ def _pair_ms(cost: StepCost) -> float:
     return (cost.predict_ms(READING_TOKENS, _MANY_PAIRS) - cost.predict_ms(READING_TOKENS)) / _MANY_PAIRS
 
 
-def _newcomer(priority: Priority) -> Sequence:
-    sampling = Sampling(seed=0)
-    request = GenerationRequest(id="", tokens=(0,), max_tokens=1, sampling=sampling, priority=priority)
-    return Sequence(request, (), (), 0, 0.0)
-
-
-_NEWCOMERS = tuple(_newcomer(priority) for priority in Priority)
+_NEWCOMER = GenerationRequest(id="", tokens=(0,), max_tokens=1, sampling=Sampling(seed=0))
+_NEWCOMERS = tuple(
+    Sequence(msgspec.structs.replace(_NEWCOMER, priority=priority), (), (), 0, 0.0) for priority in Priority
+)

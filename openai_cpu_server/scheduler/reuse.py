@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Restore, RestoreState, ShareCells, Verb
-from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import common_prefix
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 STOPS_APART = BLOCK_TOKENS
@@ -79,7 +78,7 @@ def _longest_reuse(
         if cache.has_states:
             next(s for s, common in later if common == soon).stop_at(soon, apart=STOPS_APART)
         return None
-    parts_at = max([match.known, *(common for _, common in kin)])
+    parts_at = max([match.longest, *(common for _, common in kin)])
     if joined is not None and 0 < joined[1] == now:
         return PrefixReuse(joined[0], now, parts_at=parts_at)
     # Cells may come from one that has gone on since the state that the cache has was saved.
@@ -116,7 +115,7 @@ def _pieces(match: PrefixMatch, skip: int) -> tuple[tuple[int, int, int], ...]:
 def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
     if newcomer.request.cells_namespace != other.request.cells_namespace:
         return 0
-    known = newcomer.shared_prefixes
-    if other.arrival not in known:
-        known[other.arrival] = common_prefix(newcomer.tokens, other.request.tokens)
-    return min(known[other.arrival], limit)
+    lengths = newcomer.shared_prefixes
+    if other.arrival not in lengths:
+        lengths[other.arrival] = common_prefix(newcomer.tokens, other.request.tokens)
+    return min(lengths[other.arrival], limit)

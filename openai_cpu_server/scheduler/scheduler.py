@@ -66,7 +66,7 @@ def _holdings(memory: SequenceMemory, tile_blocks: int) -> tuple[ShownHolding, .
     )
 
 
-_TOLD_WHY = 32
+_MOST_WAITS = 32
 """Waiting sequences whose reason is reported: finding it takes 20 microseconds each."""
 
 
@@ -162,7 +162,7 @@ class Scheduler:
         return self._memory.cache.export()
 
     def shown_state(self) -> ShownState:
-        first = islice(self._waiting.in_order(), _TOLD_WHY)
+        first = islice(self._waiting.in_order(), _MOST_WAITS)
         return shown_state(self._memory, [(s, self._admission.waits_for(s)) for s in first])
 
     def participants(self, step: Step) -> tuple[Sequence, ...]:
@@ -223,16 +223,13 @@ class Scheduler:
         plan = self._turn.plan
         spans = self._claims.spans(plan)
         if not spans:
-            self._make_way(plan)
+            # Other cohorts hold all KV cells, so the turn of this one would never end. Its sequences are
+            # admitted again when cells are free.
+            for sequence in plan.parts:
+                if sequence.status is SequenceStatus.RUNNING:
+                    self._admission.release(sequence)
         self.plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
         return spans
-
-    def _make_way(self, plan: StepPlan) -> None:
-        """Preempt a cohort whose turn would never end, because other cohorts hold all KV cells. Its
-        sequences are admitted again when cells are free."""
-        for sequence in plan.parts:
-            if sequence.status is SequenceStatus.RUNNING:
-                self._admission.release(sequence)
 
     @property
     def _room(self) -> StepRoom:

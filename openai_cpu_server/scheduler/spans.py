@@ -27,7 +27,14 @@ class CellClaims:
         return tuple(span for span in spans if span is not None and span.slot in running)
 
     def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
-        return {self.memory.running[span.slot]: self._draft_limit(span) for span in spans}
+        """Return the most draft tokens of each sequence: none in a prompt or where tokens are scored."""
+        limits: dict[Sequence, int] = {}
+        for span in spans:
+            sequence = self.memory.running[span.slot]
+            may_draft = span.sample and not span.targets and sequence.is_decoding
+            limit = min(sequence.remaining - 1, self._draft_cells(span)) if may_draft else 0
+            limits[sequence] = limit
+        return limits
 
     def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
         """Return the spans with their drafts, which are added to the plan. Drafts follow all other
@@ -74,13 +81,6 @@ class CellClaims:
             self.admission.release(worst)
         return room
 
-    def _draft_limit(self, span: Span) -> int:
-        """No drafts in a prompt or where tokens are scored."""
-        sequence = self.memory.running[span.slot]
-        if not span.sample or span.targets or not sequence.is_decoding:
-            return 0
-        return min(sequence.remaining - 1, self._draft_cells(span))
-
     def _draft_cells(self, span: Span) -> int:
         return self.memory.ledger.room(span.slot) - span.start - len(span.tokens)
 
@@ -117,18 +117,15 @@ def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger
     sequence.computed += len(span.tokens)
     sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
     if span.num_drafted:
-        _settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED), ledger)
+        drafted = result.drafted.get(span.slot, NOTHING_DRAFTED)
+        sequence.computed += drafted.num_accepted
+        sequence.num_drafted += drafted.num_computed
+        sequence.num_accepted += drafted.num_accepted
+        ledger.shrink(sequence.slot, sequence.computed)
     scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
     sequence.num_scored += len(scores)
     failure, fault = result.failures.get(span.slot), result.faults.get(span.slot)
     return SequenceAdvance(sequence, samples, scores, failure, fault)
-
-
-def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:
-    sequence.computed += drafted.num_accepted
-    sequence.num_drafted += drafted.num_computed
-    sequence.num_accepted += drafted.num_accepted
-    ledger.shrink(sequence.slot, sequence.computed)
 
 
 def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
@@ -137,15 +134,10 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
     samples: list[Sample] = []
     for sample in (result.samples[span.slot], *result.further.get(span.slot, ())):
         if num_tokens > 0:
-            samples.append(_cut(sample, num_tokens))
+            forced = sample.forced[: num_tokens - 1]
+            samples.append(sample if forced == sample.forced else replace(sample, forced=forced))
         num_tokens -= 1 + len(sample.forced)
     return tuple(samples)
-
-
-def _cut(sample: Sample, num_tokens: int) -> Sample:
-    if len(sample.forced) < num_tokens:
-        return sample
-    return Sample(sample.token, sample.logprob, sample.forced[: num_tokens - 1])
 
 
 def without_missing_drafts(

@@ -18,8 +18,7 @@ from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.replicas.router import ReplicaReport
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter

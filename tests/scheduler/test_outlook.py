@@ -5,8 +5,7 @@ from __future__ import annotations
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, PrefixNews, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.scheduler.live_sequences import OutputLengths
-from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request
 from tests.scheduler.test_pictures import picture, seeing
@@ -47,7 +46,7 @@ def test_clients_without_end_do_not_fill_the_memory() -> None:
     for number in range(5000):
         lengths.learn(one(client=str(number)), 7)
     assert lengths.left(one(client="4999")) == 7
-    assert len(lengths._known) <= 1024
+    assert len(lengths._by_kind) <= 1024
 
 
 def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> None:

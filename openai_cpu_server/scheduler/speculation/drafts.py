@@ -108,7 +108,7 @@ class PromptLookup:
     """Prediction for one sequence. It stays with a place while the tokens there match the new ones."""
 
     def __init__(self) -> None:
-        self._known = array("q")
+        self._tokens = array("q")
         self._place: int | None = None
         """Position of the predicted next token, or None without a matching place."""
         self.match = 0
@@ -116,9 +116,9 @@ class PromptLookup:
 
     def follow(self, tokens: Seq[int]) -> list[LookupGuess]:
         """Add the new tokens of the sequence, and return the comparison of each one that was predicted."""
-        new = array("q", tokens[len(self._known) :])
+        new = array("q", tokens[len(self._tokens) :])
         guesses = list(self._compare(new))
-        self._known += new
+        self._tokens += new
         if self._place is None and new:
             self._search()
         return guesses
@@ -128,7 +128,7 @@ class PromptLookup:
         are repeated."""
         if self._place is None:
             return []
-        found = self._known[self._place : self._place + limit].tolist()
+        found = self._tokens[self._place : self._place + limit].tolist()
         period = len(found)
         while len(found) < limit:
             found.append(found[-period])
@@ -139,7 +139,7 @@ class PromptLookup:
             if self._place is None:
                 return
             at = self._place
-            foreseen = self._known[at] if at < len(self._known) else new[at - len(self._known)]
+            foreseen = self._tokens[at] if at < len(self._tokens) else new[at - len(self._tokens)]
             yield LookupGuess(self.match, foreseen == token)
             if foreseen == token:
                 self._place, self.match = at + 1, self.match + 1
@@ -155,9 +155,9 @@ class PromptLookup:
                 return
 
     def _places(self) -> Iterator[int]:
-        if len(self._known) <= MIN_MATCH:
+        if len(self._tokens) <= MIN_MATCH:
             return
-        data, last = self._known.tobytes(), self._known[-MIN_MATCH:].tobytes()
+        data, last = self._tokens.tobytes(), self._tokens[-MIN_MATCH:].tobytes()
         end = len(data) - 1
         for _ in range(_MAX_PLACES):
             at = data.rfind(last, 0, end)
@@ -169,10 +169,10 @@ class PromptLookup:
             end = at + len(last) - 1
 
     def _match_before(self, end: int) -> int:
-        known, last = self._known, len(self._known)
+        tokens, last = self._tokens, len(self._tokens)
         longest = min(MAX_MATCH, end)
         return next(
-            (n for n in range(MIN_MATCH, longest) if known[end - 1 - n] != known[last - 1 - n]), longest
+            (n for n in range(MIN_MATCH, longest) if tokens[end - 1 - n] != tokens[last - 1 - n]), longest
         )
 
 
@@ -237,7 +237,7 @@ class ModelDrafter:
         self._read_ms: float | None = None
         self._experience = GuessRates((_ASSUMED_OF_MODEL,))
         self._own: dict[Sequence, OwnGuessRates] = {}
-        self._known: dict[Sequence, int] = {}
+        self._num_read: dict[Sequence, int] = {}
 
     def draft(self, sequence: Sequence, limit: int, model_ms: float) -> SequenceDraft:
         if sequence not in self._own:
@@ -267,8 +267,8 @@ class ModelDrafter:
         """Learn from the draft model's time in a step with these outcomes. It teaches the cost of draft
         tokens or, if much had to be read first, of reading."""
         has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
-        num_known = sum(drafted.num_known - self._known.get(s, 0) for s, drafted in outcomes.items())
-        self._known.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
+        num_known = sum(drafted.num_known - self._num_read.get(s, 0) for s, drafted in outcomes.items())
+        self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
         if not has_read and num_tokens:
             self._token_ms = _nearer(self._token_ms, drafting_ms / num_tokens)
@@ -278,10 +278,10 @@ class ModelDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         self._own.pop(sequence, None)
-        self._known.pop(sequence, None)
+        self._num_read.pop(sequence, None)
 
     def _unread(self, sequence: Sequence) -> int:
-        return len(sequence.tokens) - self._known.get(sequence, 0)
+        return len(sequence.tokens) - self._num_read.get(sequence, 0)
 
 
 def _nearer(price_ms: float | None, ms: float) -> float:
@@ -297,12 +297,12 @@ class LookupDrafter:
     def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens
         self._experience = GuessRates(_ASSUMED)
-        self._known: dict[Sequence, tuple[PromptLookup, OwnGuessRates]] = {}
+        self._lookups: dict[Sequence, tuple[PromptLookup, OwnGuessRates]] = {}
 
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
-        if sequence not in self._known:
-            self._known[sequence] = PromptLookup(), self._experience.for_one_sequence()
-        lookup, experience = self._known[sequence]
+        if sequence not in self._lookups:
+            self._lookups[sequence] = PromptLookup(), self._experience.for_one_sequence()
+        lookup, experience = self._lookups[sequence]
         for guess in lookup.follow(sequence.tokens):
             experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
         tokens = tuple(self._before_end(lookup.foreseen(limit)))
@@ -310,11 +310,11 @@ class LookupDrafter:
             return SequenceDraft()
         rates = [experience.rate(kind) for kind in range(len(_ASSUMED))]
         kinds = _KINDS[lookup.match :][: len(tokens)]
-        known = tuple(rates[kind] for kind in kinds)
-        return SequenceDraft(tokens, known + (rates[-1],) * (len(tokens) - len(known)))
+        chances = [rates[kind] for kind in kinds] + [rates[-1]] * (len(tokens) - len(kinds))
+        return SequenceDraft(tokens, tuple(chances))
 
     def forget(self, sequence: Sequence) -> None:
-        self._known.pop(sequence, None)
+        self._lookups.pop(sequence, None)
 
     def _before_end(self, tokens: list[int]) -> Iterator[int]:
         """Rows of media cannot be drafted."""
