@@ -80,7 +80,13 @@ class RequestAdmission:
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
         """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for
         an empty or too long input."""
-        _check_embeds(info, request)
+        if info.kind is ModelKind.GENERATES:
+            raise _wrong_kind(info, "embed")
+        limit = info.max_input_tokens
+        for number, tokens in enumerate(request.inputs):
+            if not 1 <= len(tokens) <= limit:
+                message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
+                raise InvalidRequest(message, param="input", code="context_length_exceeded")
         self._check(request, 1)
         embedding = EmbeddingAnswer(request, cancel=self.carrier.cancel, clock=self.clock)
         self.carrier.accept([AcceptedRequest(request, embedding, self.clock())])
@@ -130,7 +136,7 @@ class RequestAdmission:
         offered = {status.adapter.name: status for status in self.adapters()}
         status = offered.get(name)
         if status is None or status.state is AdapterState.FAILED:
-            there_is = [one for one, known in offered.items() if known.state is not AdapterState.FAILED]
+            there_is = [one for one, other in offered.items() if other.state is not AdapterState.FAILED]
             raise AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
         return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
 
@@ -140,16 +146,6 @@ def end_cancelled(carrier: RequestProxy, call: Sequence[AcceptedRequest]) -> Non
         carrier.cancel(*[live.request.id for live in call])
     for live in call:
         live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
-
-
-def _check_embeds(info: ModelInfo, request: EmbedRequest) -> None:
-    if info.kind is ModelKind.GENERATES:
-        raise _wrong_kind(info, "embed")
-    limit = info.max_input_tokens
-    for number, tokens in enumerate(request.inputs):
-        if not 1 <= len(tokens) <= limit:
-            message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
-            raise InvalidRequest(message, param="input", code="context_length_exceeded")
 
 
 def _wrong_kind(info: ModelInfo, wanted: str) -> InvalidRequest:

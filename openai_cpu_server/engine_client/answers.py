@@ -10,7 +10,6 @@ from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import ConstraintFailed, GenerationFailed, ReaderTooSlow, ServerError
 
 Item = TypeVar("Item")
@@ -147,12 +146,8 @@ class EventBacklog:
 
 
 def _num_bytes(event: TokenEvent) -> int:
-    scores = _scores_bytes(event.logprobs) + _scores_bytes(event.prompt_logprobs)
-    return _EVENT_BYTES + len(event.text) + scores
-
-
-def _scores_bytes(logprobs: Iterable[TokenLogprob]) -> int:
-    return sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
+    num_scores = sum(1 + len(entry.top) for entry in (*event.logprobs, *event.prompt_logprobs))
+    return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_scores
 
 
 class GenerationAnswer(EngineAnswer[TokenEvent]):
@@ -207,22 +202,15 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
             self._finishes.append(event.finish)
             self._leave(event.id)
             if event.finish.reason is FinishReason.ERROR:
-                self._put(_failure(event.finish))
+                kind = ConstraintFailed if event.finish.is_own_fault else GenerationFailed
+                self._put(kind(event.finish.error or "the engine gave no reason"))
                 return
         self._backlog.add(event)
         self._put(event)
         if self._backlog.is_too_much:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._end(ReaderTooSlow())
-        self._queue = asyncio.Queue()
-        self._put(ReaderTooSlow())
-
-
-def _failure(finish: Finish) -> ServerError:
-    kind = ConstraintFailed if finish.is_own_fault else GenerationFailed
-    return kind(finish.error or "the engine gave no reason")
+            self._end(ReaderTooSlow())
+            self._queue = asyncio.Queue()
+            self._put(ReaderTooSlow())
 
 
 class EmbeddingAnswer(EngineAnswer[Embedded]):

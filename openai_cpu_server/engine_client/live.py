@@ -73,15 +73,12 @@ class AcceptedRequest:
     def call(self) -> str:
         return names_of(self.request.id)[1]
 
-    def submit(self) -> Submit:
-        return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
-
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
         """Yield the commands for an engine that should compute the request. `request_id`: the engine's
         name for it."""
-        submit = self.submit()
         name = request_id or self.request.id
-        yield msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, id=name))
+        request = msgspec.structs.replace(self.request, id=name)
+        yield Submit(request=request, output=tuple(self.output), num_embedded=self.num_embedded)
         if self.is_stopping:
             yield CancelRequest(id=name, reason=FinishReason.STOP)
 
