@@ -80,8 +80,8 @@ def give_up_capabilities() -> None:
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
         raise _refusal()
-    kept = [sets[0] & _FILES_OF_ALL, sets[1] & _FILES_OF_ALL, 0, 0, 0, 0]
-    if kept != [*sets] and libc.capset(header, (ctypes.c_uint32 * 6)(*kept)) != 0:
+    staying = [sets[0] & _FILES_OF_ALL, sets[1] & _FILES_OF_ALL, 0, 0, 0, 0]
+    if staying != [*sets] and libc.capset(header, (ctypes.c_uint32 * 6)(*staying)) != 0:
         raise _refusal()
 
 

@@ -142,12 +142,12 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     kernel."""
 
     def __str__(self) -> str:
-        said = ["repacked" if self.repacked else "as in the file"]
+        facts = ["repacked" if self.repacked else "as in the file"]
         if self.repacked_cost is not None:
-            said.append(f"repacked they take {self.repacked_cost:.2f} of the time")
+            facts.append(f"repacked they take {self.repacked_cost:.2f} of the time")
         if self.left_to_ggml:
-            said.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
-        return "; ".join(said)
+            facts.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
+        return "; ".join(facts)
 
 
 _COMMON_CELL_BYTES = 2**14
@@ -228,12 +228,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computed_by(self) -> dict[str, str]:
         """Table for users of kernels, layout of the weights, and devices."""
-        told = {**self.kernels.described, "weights": str(self.weights)}
+        table = {**self.kernels.described, "weights": str(self.weights)}
         if self.placement is not None:
-            told["device"] = str(self.placement)
+            table["device"] = str(self.placement)
         if self.draft_placement is not None:
-            told["device of the draft model"] = str(self.draft_placement)
-        return told
+            table["device of the draft model"] = str(self.draft_placement)
+        return table
 
     @property
     def summary(self) -> str:

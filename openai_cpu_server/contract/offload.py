@@ -101,10 +101,10 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
         """Description of what is on the device, without sizes, or None if the CPU computes everything."""
         if self.device is None or not (self.layers or self.weights_bytes):
             return None
-        said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
-        said += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
-        said += ["cells on the CPU"] if self.cells_on_cpu else []
-        return ", ".join(said)
+        parts = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
+        parts += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
+        parts += ["cells on the CPU"] if self.cells_on_cpu else []
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         if self.device is None or self.split is None:

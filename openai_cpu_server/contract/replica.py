@@ -40,9 +40,9 @@ def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
     )
 
 
-def key_identity(given: bytes | None) -> str | None:
+def key_identity(key: bytes | None) -> str | None:
     """One-way digest of a key, or None without a key."""
-    return None if given is None else sha256(given).hexdigest()
+    return None if key is None else sha256(key).hexdigest()
 
 
 def cache_namespace(*, salt: str | None, key: str | None) -> str:

@@ -115,7 +115,7 @@ class ReplicaLoad:
         num_new = self.num_routers * (self._num_came - self._num_left)
         return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
 
-    def told(self, forecast: Forecast, made_s: float) -> None:
+    def reported(self, forecast: Forecast, made_s: float) -> None:
         if forecast != self.forecast:
             self._num_left = 0
         self.forecast, self.made_s = forecast, made_s
@@ -157,7 +157,7 @@ class ReplicaLoad:
 _GUESS_S = 60.0
 """Time for which a sent prompt is assumed held. Replicas report at a request's end, mostly within a
 minute."""
-_TOLD = float("inf")
+_REPORTED = float("inf")
 """Expiry of a reported block."""
 
 
@@ -173,7 +173,11 @@ class PrefixIndex:
         """Time, replica and blocks of each guess, oldest first."""
 
     def sent(self, replica: str, blocks: Sequence[int], now_s: float) -> None:
-        self._expire(now_s)
+        while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
+            # Forget a guess that neither a newer one nor a report confirms.
+            _, holder, old = self._guesses.popleft()
+            expired = [block for block in old if self._holders.get(block, {}).get(holder, _REPORTED) < now_s]
+            self._drop(holder, expired)
         self._guesses.append((now_s, replica, blocks))
         held = self._held.setdefault(replica, set())
         for block in blocks:
@@ -181,14 +185,14 @@ class PrefixIndex:
             holders[replica] = max(now_s + _GUESS_S, holders.get(replica, 0.0))
         held.update(blocks)
 
-    def told(self, replica: str, update: HeldUpdate) -> None:
+    def reported(self, replica: str, update: HeldUpdate) -> None:
         """Apply a replica's report. Guesses that it does not mention stay until they expire."""
         held = self._held.setdefault(replica, set())
         if update.is_whole:
-            self._drop(replica, [block for block in held if self._holders[block][replica] == _TOLD])
+            self._drop(replica, [block for block in held if self._holders[block][replica] == _REPORTED])
         self._drop(replica, update.dropped)
         for block in update.saved:
-            self._holders.setdefault(block, {})[replica] = _TOLD
+            self._holders.setdefault(block, {})[replica] = _REPORTED
         held.update(update.saved)
 
     def forget(self, replica: str) -> None:
@@ -207,13 +211,6 @@ class PrefixIndex:
         """Return holders of the longest known prefix. Expired guesses count; the caller checks `num_held`."""
         num_held = bisect_left(blocks, True, key=lambda block: block not in self._holders)
         return list(self._holders[blocks[num_held - 1]]) if num_held else []
-
-    def _expire(self, now_s: float) -> None:
-        """Forget old guesses that neither a newer one nor a report confirms."""
-        while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
-            _, replica, blocks = self._guesses.popleft()
-            old = [b for b in blocks if self._holders.get(b, {}).get(replica, _TOLD) < now_s]
-            self._drop(replica, old)
 
     def _drop(self, replica: str, blocks: Sequence[int]) -> None:
         held = self._held.get(replica, set())
@@ -256,7 +253,7 @@ class ReplicaRouter:
         self._typical = _UNKNOWN
         """Last forecast of any replica, without its work, assumed for a new one."""
 
-    # -- what happens ------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
         """Record a report that came at `now_s`. Its forecast includes all requests sent before `made_s`."""
@@ -271,9 +268,9 @@ class ReplicaRouter:
             load = ReplicaLoad(report.state, self._typical, num_routers=self._num_routers)
             self._loads[replica] = load
         load.state, load.heard_s = report.state, now_s
-        load.told(report.forecast or self._typical, made_s)
+        load.reported(report.forecast or self._typical, made_s)
         if report.held is not None:
-            self._index.told(replica, report.held)
+            self._index.reported(replica, report.held)
         self._file(replica)
 
     def gone(self, replica: str) -> None:
@@ -305,7 +302,7 @@ class ReplicaRouter:
             load.ended(name)
             self._file(replica)
 
-    # -- what is asked -----------------------------------------------------------------------------------
+    # -- choice ------------------------------------------------------------------------------------------
 
     def choose(
         self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None

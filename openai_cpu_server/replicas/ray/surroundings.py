@@ -104,8 +104,8 @@ _OF_REPLICAS = {
 
 
 def of_replicas() -> dict[str, str]:
-    told = foreign_settings()
-    return {name: told.get(name, value) for name, value in _OF_REPLICAS.items()}
+    environment = foreign_settings()
+    return {name: environment.get(name, value) for name, value in _OF_REPLICAS.items()}
 
 
 def server_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
