@@ -106,12 +106,10 @@ class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[int, ...] = ()
 
 
-class HeldUpdate(msgspec.Struct, frozen=True, kw_only=True):
+class HeldUpdate(PrefixNews, frozen=True, kw_only=True):
     """Changes of a replica's prefixes since a version that the router may know."""
 
     version: int
     """Version to send with the next query."""
     is_whole: bool = False
     """`saved` is the complete set and replaces what the router knows."""
-    saved: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()

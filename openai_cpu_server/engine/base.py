@@ -25,15 +25,10 @@ _SHORT_MS = 128.0
 
 class PreparedRequest(NamedTuple):
     submit: messages.Submit
-    beginning: tuple[int, ...]
+    beginning: tuple[int, ...] = ()
     """Output that the constraint forces before the first sample, to be computed with the prompt."""
-
-
-class RefusedRequest(NamedTuple):
-    submit: messages.Submit
-    why: str
-    is_own_fault: bool = False
-    """True if the request's grammar is to blame."""
+    failure: RequestFailed | None = None
+    """Reason for the rejection of the request, or None if it is accepted."""
 
 
 class CheckedAdapter(NamedTuple):
@@ -44,7 +39,6 @@ class CheckedAdapter(NamedTuple):
 Work = (
     messages.Submit
     | PreparedRequest
-    | RefusedRequest
     | messages.CancelRequest
     | messages.ClearCache
     | CheckedAdapter
@@ -165,7 +159,7 @@ class Core(ABC, Generic[Planned]):
         raise AssertionError("there is nothing to measure")
 
     @abstractmethod
-    def prepare(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest:
         """Prepare a request that has a constraint, in any thread."""
 
     @abstractmethod
@@ -273,7 +267,7 @@ def step_of(ids: Iterable[str], predicted_ms: float) -> messages.StepStarted:
 
 
 def submit_of(command: Work) -> messages.Submit | None:
-    if isinstance(command, PreparedRequest | RefusedRequest):
+    if isinstance(command, PreparedRequest):
         return command.submit
     return command if isinstance(command, messages.Submit) else None
 

@@ -17,7 +17,6 @@ from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
     PreparedRequest,
-    RefusedRequest,
     StepTimer,
     Work,
     failure,
@@ -72,9 +71,9 @@ class EmbedCore(Core[list[EmbedPart]]):
     def work(self) -> Priority | None:
         return self._queue.best_priority
 
-    def prepare(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest:
         """Reject requests for another kind of model, because embeddings need no preparation."""
-        return RefusedRequest(submit, _WRONG_MODEL)
+        return PreparedRequest(submit, failure=RequestFailed(_WRONG_MODEL))
 
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
@@ -147,20 +146,15 @@ class EmbedCore(Core[list[EmbedPart]]):
             return all(self._embed([part]) for part in parts)
         if result.interrupted:
             return False
-        self._tell_vectors(parts, result.vectors)
-        self._queue.computed(parts)
-        return True
-
-    def _tell_vectors(self, parts: Iterable[EmbedPart], vectors: bytes) -> None:
-        row_bytes = 4 * self._backend.info.embedding_size
-        start = 0
+        row_bytes, start = 4 * self._backend.info.embedding_size, 0
         for part in parts:
             end = start + part.count * row_bytes
-            rows = vectors[start:end]
-            event = Embedded(id=part.pending.request.id, first=part.first, count=part.count, vectors=rows)
-            self._embedded.append(event)
+            rows, request_id = result.vectors[start:end], part.pending.request.id
+            self._embedded.append(Embedded(id=request_id, first=part.first, count=part.count, vectors=rows))
             start = end
-        assert start == len(vectors), "there are as many rows as inputs"
+        assert start == len(result.vectors), "there are as many rows as inputs"
+        self._queue.computed(parts)
+        return True
 
     def _done(
         self, planned: list[EmbedPart] | None, figures: messages.StepFigures | None
@@ -191,8 +185,8 @@ class EmbedCore(Core[list[EmbedPart]]):
                 self._queue.add(request, num_embedded)
             case messages.Submit():
                 self._refuse(command, _WRONG_MODEL)
-            case RefusedRequest(submit=submit, why=why):
-                self._refuse(submit, why)
+            case PreparedRequest(submit=submit, failure=RequestFailed() as error):
+                self._refuse(submit, str(error))
             case messages.CancelRequest(id=request_id):
                 pending = self._queue.remove(request_id)
                 if pending is not None:

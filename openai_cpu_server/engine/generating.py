@@ -30,7 +30,6 @@ from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
     PreparedRequest,
-    RefusedRequest,
     StepTimer,
     Work,
     failure,
@@ -122,19 +121,21 @@ class EngineCore(Core[Step]):
             self._costs.measured(CostModel(curve))
             self._measure = None
 
-    def prepare(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest:
         request = submit.request
         if not isinstance(request, GenerationRequest):
-            return RefusedRequest(submit, "does not go with a model that generates text")
+            failure = RequestFailed("does not go with a model that generates text")
+            return PreparedRequest(submit, failure=failure)
         info = self._backend.info
         if (name := request.wrong_number(vocab_size=info.vocab_size)) is not None:
-            return RefusedRequest(submit, f"has numbers in '{name}' that are out of bounds")
+            failure = RequestFailed(f"has numbers in '{name}' that are out of bounds")
+            return PreparedRequest(submit, failure=failure)
         try:
             with contained():
                 assert request.total_tokens <= info.context_limit, "whoever submits it has checked that"
                 return PreparedRequest(submit, self._outputs.beginning(request, submit.output))
         except RequestFailed as error:
-            return RefusedRequest(submit, str(error), error.is_own_fault)
+            return PreparedRequest(submit, failure=error)
 
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return self._adapters.check(adapter)
@@ -293,6 +294,9 @@ class EngineCore(Core[Step]):
         match command:
             case messages.Submit():
                 self._handle(self.prepare(command))
+            case PreparedRequest(submit=submit, failure=RequestFailed() as error):
+                self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
+                self._events.append(_refusal(submit, str(error), is_own_fault=error.is_own_fault))
             case PreparedRequest(submit=submit) if not self._adapters.has(submit.request.adapter):
                 self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
@@ -300,9 +304,6 @@ class EngineCore(Core[Step]):
                 messages.Submit(request=GenerationRequest() as request, output=output), beginning
             ):
                 self._outputs.accept(request, output, beginning, now_s=self._clock())
-            case RefusedRequest(submit=submit, why=why, is_own_fault=is_own_fault):
-                self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
-                self._events.append(_refusal(submit, why, is_own_fault=is_own_fault))
             case messages.CancelRequest(id=request_id, reason=reason):
                 self._outputs.end(request_id, reason)
             case messages.ClearCache():

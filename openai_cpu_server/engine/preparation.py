@@ -19,7 +19,7 @@ from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
+from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, Work
 
 Request = (
     messages.Submit
@@ -50,7 +50,7 @@ class Preparation:
     threads have ended.
     """
 
-    prepare: Callable[[messages.Submit], PreparedRequest | RefusedRequest]
+    prepare: Callable[[messages.Submit], PreparedRequest]
     check: Callable[[Adapter], CheckedAdapter]
     _: KW_ONLY
     measure: Callable[[MediaSize], MeasuredMedia]
@@ -133,10 +133,10 @@ class Preparation:
         except RequestFailed as error:
             return MeasuredMedia(size, why_not=str(error))
 
-    def _prepared(self, submit: messages.Submit) -> PreparedRequest | RefusedRequest:
+    def _prepared(self, submit: messages.Submit) -> PreparedRequest:
         cancel = self._cancelled[submit.request.id]
         if cancel is not None and cancel.reason is messages.FinishReason.CANCELLED:
-            return RefusedRequest(submit, "It was cancelled before it began.")
+            return PreparedRequest(submit, failure=RequestFailed("It was cancelled before it began."))
         self.announce(messages.Handling(id=submit.request.id))
         prepared = self.prepare(submit)
         self.announce(messages.Handling(id=None))

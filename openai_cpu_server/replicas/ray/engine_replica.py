@@ -21,8 +21,7 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import numa_nodes
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
-from openai_cpu_server.replicas.host.session import CpuSpending
+from openai_cpu_server.replicas.host.host import CpuSpending, ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
 from openai_cpu_server.replicas.ray.surroundings import CpuClaim, server_tls
 from openai_cpu_server.replicas.wire import DoorAddress
