@@ -79,7 +79,7 @@ class CoreTurns:
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 
-    # -- what happens ------------------------------------------------------------------------------------
+    # -- what happens -------------------------------------------------------------------------------------
 
     def join(self, name: str, now_s: float) -> None:
         assert name not in self._participants, f"there is a {name} already"
@@ -107,7 +107,7 @@ class CoreTurns:
         self._holder = None
         self._set_work(participant, work)
 
-    # -- what follows ------------------------------------------------------------------------------------
+    # -- what follows -------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision | None:
         """Return the command to send now, which counts as sent, or None."""
@@ -167,15 +167,12 @@ class CoreTurns:
 
     def _next(self, now_s: float) -> TurnTaker | None:
         interactive, batch = self._waiting(Priority.INTERACTIVE), self._waiting(Priority.BATCH)
-        if not interactive or (batch and self._is_batchs_turn(interactive, now_s)):
-            return batch[0] if batch else None
-        return interactive[0]
-
-    def _is_batchs_turn(self, interactive: list[TurnTaker], now_s: float) -> bool:
-        if self._due_since_s is None:
-            return False
-        has_newcomer = any(p.is_newcomer for p in interactive)
-        return not has_newcomer or now_s - self._due_since_s >= LONGEST_COURTESY_S
+        if not interactive or not batch:
+            return next(iter(interactive or batch), None)
+        has_newcomer = any(participant.is_newcomer for participant in interactive)
+        courtesy_s = LONGEST_COURTESY_S if has_newcomer else 0.0
+        is_due = self._due_since_s is not None and now_s - self._due_since_s >= courtesy_s
+        return batch[0] if is_due else interactive[0]
 
     def _deadline_s(self, holder: TurnTaker, now_s: float) -> float:
         if holder.work is Priority.BATCH:
@@ -199,7 +196,7 @@ class CoreTurns:
     def _waiting(self, work: Priority) -> list[TurnTaker]:
         return [participant for participant in self._by_class[work].order if participant is not self._holder]
 
-    # -- books -------------------------------------------------------------------------------------------
+    # -- books --------------------------------------------------------------------------------------------
 
     def _set_work(self, participant: TurnTaker, work: Priority | None) -> None:
         if work is participant.work:
@@ -251,7 +248,7 @@ class SharedCores:
     def holder(self) -> str | None:
         return self.turns.holder
 
-    # -- for partners ------------------------------------------------------------------------------------
+    # -- for partners -------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         return name in self._sends

@@ -302,7 +302,7 @@ class ReplicaRouter:
             load.ended(name)
             self._file(replica)
 
-    # -- choice ------------------------------------------------------------------------------------------
+    # -- choice -------------------------------------------------------------------------------------------
 
     def choose(
         self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None

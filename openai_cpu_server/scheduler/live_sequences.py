@@ -138,7 +138,7 @@ class LiveSequences:
     def expected_left(self, sequence: Sequence) -> int:
         return self._lengths.left(sequence.request, sequence.num_output)
 
-    # -- for the composition of a step -----------------------------------------------------------------
+    # -- for the composition of a step --------------------------------------------------------------------
 
     @property
     def cohorts_of_newcomers(self) -> frozenset[str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,7 +18,7 @@ from openai_cpu_server.contract.step import (
     Step,
     StepResult,
 )
-from openai_cpu_server.scheduler.admission import Admission, WaitingRoom, WaitsFor
+from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
 from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn, EncodingTurns
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
@@ -36,34 +35,6 @@ _MOST_TILES = 1024
 """Maximum tiles in a snapshot of the pool, which bounds the message; a display shows no more."""
 _MOST_RUNS = 4096
 """Maximum runs of tiles in a message. Tiles are enlarged until the runs of more scattered cells fit."""
-
-
-def shown_state(memory: SequenceMemory, waits: Iterable[tuple[Sequence, WaitsFor]]) -> ShownState:
-    ledger = memory.ledger
-    tile_blocks = max(1, -(-ledger.num_blocks // _MOST_TILES))
-    holdings = _holdings(memory, tile_blocks)
-    while sum(len(holding.runs) for holding in holdings) > _MOST_RUNS:
-        tile_blocks *= 2
-        holdings = _holdings(memory, tile_blocks)
-    return ShownState(
-        pool_tiles=-(-ledger.num_blocks // tile_blocks),
-        tile_blocks=tile_blocks,
-        holdings=holdings,
-        waits=tuple(ShownWait(sequence.request.id, lacks.value) for sequence, lacks in waits),
-        cache_pinned_blocks=memory.cache.num_pinned,
-    )
-
-
-def _holdings(memory: SequenceMemory, tile_blocks: int) -> tuple[ShownHolding, ...]:
-    return tuple(
-        ShownHolding(
-            sequence.request.id,
-            sequence.request.client,
-            sequence.request.priority,
-            memory.ledger.runs(slot, tile_blocks),
-        )
-        for slot, sequence in memory.running.items()
-    )
 
 
 _MOST_WAITS = 32
@@ -162,8 +133,28 @@ class Scheduler:
         return self._memory.cache.export()
 
     def shown_state(self) -> ShownState:
+        ledger, running = self._memory.ledger, self._memory.running
+
+        def holdings(tile_blocks: int) -> tuple[ShownHolding, ...]:
+            requests = ((slot, sequence.request) for slot, sequence in running.items())
+            return tuple(
+                ShownHolding(one.id, one.client, one.priority, ledger.runs(slot, tile_blocks))
+                for slot, one in requests
+            )
+
+        tile_blocks = max(1, -(-ledger.num_blocks // _MOST_TILES))
+        shown = holdings(tile_blocks)
+        while sum(len(holding.runs) for holding in shown) > _MOST_RUNS:
+            tile_blocks *= 2
+            shown = holdings(tile_blocks)
         first = islice(self._waiting.in_order(), _MOST_WAITS)
-        return shown_state(self._memory, [(s, self._admission.waits_for(s)) for s in first])
+        return ShownState(
+            pool_tiles=-(-ledger.num_blocks // tile_blocks),
+            tile_blocks=tile_blocks,
+            holdings=shown,
+            waits=tuple(ShownWait(s.request.id, self._admission.waits_for(s).value) for s in first),
+            cache_pinned_blocks=self._memory.cache.num_pinned,
+        )
 
     def participants(self, step: Step) -> tuple[Sequence, ...]:
         return tuple(self._memory.running[span.slot] for span in step.spans)
@@ -179,7 +170,7 @@ class Scheduler:
     def clear_cache(self) -> None:
         self._memory.clear_cache()
 
-    # -- deciding --------------------------------------------------------------------------------------
+    # -- deciding -----------------------------------------------------------------------------------------
 
     def schedule(self, *, beside_interactive: bool = False) -> Step:
         """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
@@ -256,7 +247,7 @@ class Scheduler:
         self._cohorts.forget(key)
         self.costs.forget_adapter(key)
 
-    # -- applying --------------------------------------------------------------------------------------
+    # -- applying -----------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
         """Apply the result of the step, and learn from its duration unless that is None. An interrupted

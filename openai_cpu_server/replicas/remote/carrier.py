@@ -10,6 +10,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -147,7 +148,7 @@ class ReplicaCarrier:
         self._links: dict[str, ReplicaLink] = {}
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
-    # -- replicas ----------------------------------------------------------------------------------------
+    # -- replicas -----------------------------------------------------------------------------------------
 
     def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
         """Attend new replicas. Absent ones get no new requests, and their requests move."""
@@ -175,7 +176,7 @@ class ReplicaCarrier:
             member.session.leave()
         self.replicas.clear()
 
-    # -- a `SessionListener` -----------------------------------------------------------------------------
+    # -- sessions -----------------------------------------------------------------------------------------
 
     def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
         replica = session.replica
@@ -188,7 +189,7 @@ class ReplicaCarrier:
         if news.report is not None:
             self._reported(replica, news.report)
 
-    def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
+    def lost(self, session: ReplicaSession, why: str, is_death: bool) -> None:
         replica = session.replica
         member = self.replicas.get(replica)
         if is_death:
@@ -201,11 +202,17 @@ class ReplicaCarrier:
         self.requests.displace(self.requests.assigned_to(replica), member, why, accuses=is_death)
         self.requests.place_waiting()
 
-    # -- inside: replicas --------------------------------------------------------------------------------
+    # -- inside: replicas ---------------------------------------------------------------------------------
 
     def _attend(self, name: str) -> None:
         session = ReplicaSession(
-            name, self._links[name], next(self._sessions), self, lease_s=self._lease_s, clock=self._clock
+            name,
+            self._links[name],
+            next(self._sessions),
+            self.heard,
+            self.lost,
+            lease_s=self._lease_s,
+            clock=self._clock,
         )
         self.replicas[name] = ReplicaMember(session)
 
@@ -231,7 +238,7 @@ class ReplicaCarrier:
             for name in [name for name, other in self.replicas.items() if other.is_going]:
                 self._empty(name)
 
-    # -- inside: events of requests ----------------------------------------------------------------------
+    # -- inside: events of requests -----------------------------------------------------------------------
 
     def _deliver(self, replica: str, news: ReplicaNews) -> None:
         find = self.requests.find
@@ -257,18 +264,15 @@ class ReplicaCarrier:
     def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
         there = [(live, end) for end in news if (live := self.requests.find(replica, end.id)) is not None]
         for live, end in there:
+            if end.why is EndReason.FAILED:  # the replica's engine has died of it
+                self.requests.culprits.book(live.request.account, live.call)
             if end.why is not EndReason.RETURNED:
-                self._fail(live, end)
+                error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed
+                self.requests.delivery.fail([live], partial(error, end.message))
         returned = [(live, end.message) for live, end in there if end.why is EndReason.RETURNED]
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
             self.requests.displace(lives, self.replicas[replica], returned[-1][1])
-
-    def _fail(self, live: AcceptedRequest, end: RequestEnd) -> None:
-        error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed
-        if end.why is EndReason.FAILED:  # the replica's engine has died of it
-            self.requests.culprits.book(live.request.account, live.call)
-        self.requests.delivery.fail([live], lambda: error(end.message))
 
 
 def _renamed(event: TokenEvent | Embedded, live: AcceptedRequest) -> TokenEvent | Embedded:

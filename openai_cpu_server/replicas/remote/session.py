@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -36,13 +35,6 @@ _SILENCE_S = 4.0
 """A replica that sends no news for this time and a lease is given up; it should send some every second."""
 
 
-class SessionListener(Protocol):
-    def heard(self, session: ReplicaSession, news: ReplicaNews) -> None: ...
-
-    def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
-        """Called once, and not after we have left. `is_death`: False if the replica has ended the session."""
-
-
 @dataclass(eq=False)
 class ReplicaSession:
     """Lost when the stream of news ends, or when an order is not answered in time."""
@@ -51,13 +43,16 @@ class ReplicaSession:
     link: ReplicaLink
     lease_holder: str
     """Our name, unique to the session."""
-    listener: SessionListener
+    heard: Callable[[ReplicaSession, ReplicaNews], None]
+    lost: Callable[[ReplicaSession, str, bool], None]
+    """Called once, and not after we have left, with the reason, and False if the replica has ended the
+    session."""
     _: KW_ONLY
     lease_s: float
     clock: Callable[[], float]
     _orders: list[Order] = field(default_factory=list)
     _has_orders: asyncio.Event = field(default_factory=asyncio.Event)
-    _told_s: deque[float] = field(default_factory=deque)
+    _sent_s: deque[float] = field(default_factory=deque)
     """Start time of each order batch that the replica's forecast does not include yet."""
     _num_counted: int = 0
     _is_over: bool = False
@@ -72,12 +67,12 @@ class ReplicaSession:
         self._orders.extend(orders)
         self._has_orders.set()
 
-    def counted_s(self, num_told: int) -> float:
-        """Return the time before which all orders were in the first `num_told` batches (never decreasing)."""
-        while self._told_s and self._num_counted < num_told:
-            self._told_s.popleft()
+    def counted_s(self, num_sent: int) -> float:
+        """Return the time before which all orders were in the first `num_sent` batches (never decreasing)."""
+        while self._sent_s and self._num_counted < num_sent:
+            self._sent_s.popleft()
             self._num_counted += 1
-        return self._told_s[0] if self._told_s else self.clock()
+        return self._sent_s[0] if self._sent_s else self.clock()
 
     def leave_in(self, seconds: float) -> None:
         """Leave later, and until then report the replica's death."""
@@ -95,7 +90,7 @@ class ReplicaSession:
                 self._heard_s = self.clock()
                 if self._telling is None:
                     self._telling = asyncio.create_task(self._tell())
-                self.listener.heard(self, read_news(payload))
+                self.heard(self, read_news(payload))
         except ReplicaLost as error:
             self._lose(str(error))
         except msgspec.DecodeError as error:
@@ -112,48 +107,40 @@ class ReplicaSession:
                 await asyncio.wait_for(self._has_orders.wait(), self.lease_s / _RENEWALS)
             except asyncio.TimeoutError:
                 self._orders.append(RenewLease())
-            orders = self._next_orders()
-            self._told_s.append(self.clock())
-            if not await self._is_taken(encode_orders(orders)):
-                return
+            orders, patience_s = self._next_orders(), _PATIENCE * self.lease_s
+            self._sent_s.append(self.clock())
+            try:
+                telling = self.link.tell(self.lease_holder, encode_orders(orders))
+                is_taken = await asyncio.wait_for(telling, patience_s)
+            except asyncio.TimeoutError:
+                return self._lose(f"it has not answered for {patience_s:.1f} s")
+            except ReplicaLost as error:
+                return self._lose(str(error))
+            if not is_taken:
+                return self._lose("it has given us up")
             if self.clock() - self._heard_s > max(_SILENCE_S, self.lease_s):
-                self._lose("it answers, but its news do not come")
-                return
+                return self._lose("it answers, but its news do not come")
 
     def _next_orders(self) -> list[Order]:
         """An order with pictures or sound is large and ends a batch."""
-        large = (number for number, order in enumerate(self._orders, 1) if _is_large(order))
+        requests = (order.request if isinstance(order, Submit) else None for order in self._orders)
+        large = (
+            number
+            for number, request in enumerate(requests, 1)
+            if isinstance(request, GenerationRequest) and request.media_items
+        )
         count = next(large, len(self._orders))
         orders, self._orders = self._orders[:count], self._orders[count:]
         if not self._orders:
             self._has_orders.clear()
         return orders
 
-    async def _is_taken(self, payload: bytes) -> bool:
-        try:
-            telling = self.link.tell(self.lease_holder, payload)
-            is_known = await asyncio.wait_for(telling, _PATIENCE * self.lease_s)
-        except asyncio.TimeoutError:
-            self._lose(f"it has not answered for {_PATIENCE * self.lease_s:.1f} s")
-            return False
-        except ReplicaLost as error:
-            self._lose(str(error))
-            return False
-        if not is_known:
-            self._lose("it has given us up")
-        return is_known
-
     def _lose(self, why: str, *, is_death: bool = True) -> None:
         if self._is_over:
             return
         logger.warning("the replica %s is lost: %s", self.replica, why)
         self.leave()
-        self.listener.lost(self, why, is_death=is_death)
-
-
-def _is_large(order: Order) -> bool:
-    request = order.request if isinstance(order, Submit) else None
-    return isinstance(request, GenerationRequest) and bool(request.media_items)
+        self.lost(self, why, is_death)
 
 
 @dataclass
