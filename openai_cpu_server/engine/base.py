@@ -137,7 +137,7 @@ class Core(ABC, Generic[Planned]):
         self._announced = messages.StepStarted(ids=())
         self._queue_sent_s = NEVER
 
-    # -- for the loop -------------------------------------------------------------------------------------
+    # -- for the loop ------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -209,7 +209,7 @@ class Core(ABC, Generic[Planned]):
         """End all requests and write the prefix cache to a file, the most recently used part within
         `limit`. Raises OSError."""
 
-    # -- what kinds of cores do in their own way ----------------------------------------------------------
+    # -- what kinds of cores do in their own way ---------------------------------------------------------
 
     @property
     @abstractmethod
@@ -236,7 +236,7 @@ class Core(ABC, Generic[Planned]):
     @abstractmethod
     def _queue_state(self, slowdown: float) -> messages.QueueState | None: ...
 
-    # -- news ---------------------------------------------------------------------------------------------
+    # -- news --------------------------------------------------------------------------------------------
 
     @property
     def _has_events(self) -> bool:

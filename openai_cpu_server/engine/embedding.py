@@ -83,7 +83,7 @@ class EmbedCore(Core[list[EmbedPart]]):
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None: ...
 
-    # -- a step -------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------------
 
     @property
     def _everybody(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class EmbedCore(Core[list[EmbedPart]]):
             places.append(messages.QueuePlace(pending.request.id, position, left_ms))
         return messages.QueueState(places=tuple(places)) if places else None
 
-    # -- commands -----------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------
 
     def _handle(self, command: Work) -> None:
         match command:

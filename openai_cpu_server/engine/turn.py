@@ -77,7 +77,7 @@ class SharedTurn(EngineTurn):
         self._until_s = math.inf
         self._slowness = _Slowness(self.clock())
 
-    # -- for the reader -----------------------------------------------------------------------------------
+    # -- for the reader ----------------------------------------------------------------------------------
 
     def granted(self, turn: GrantTurn) -> None:
         now_s = self.clock()
@@ -99,7 +99,7 @@ class SharedTurn(EngineTurn):
             self._is_closed = True
             self._changed.notify_all()
 
-    # -- for the thread that computes ---------------------------------------------------------------------
+    # -- for the thread that computes --------------------------------------------------------------------
 
     @property
     def is_held(self) -> bool:

@@ -86,7 +86,7 @@ class AdapterControl:
     def status(self, key: str) -> AdapterStatus | None:
         return self._statuses.get(key)
 
-    # -- for the engine's client --------------------------------------------------------------------------
+    # -- for the engine's client -------------------------------------------------------------------------
 
     async def load(self, adapter: Adapter) -> AdapterStatus:
         """Load an adapter and give it its name; an older one of that name is freed with its last request.
@@ -126,7 +126,7 @@ class AdapterControl:
                 if self._send is not None:
                     self._send(UnloadAdapter(key))
 
-    # -- for the supervisor -------------------------------------------------------------------------------
+    # -- for the supervisor ------------------------------------------------------------------------------
 
     def process_started(self) -> tuple[Adapter, ...]:
         """Return the adapters that the process should have: all but rejected ones."""
@@ -166,7 +166,7 @@ class AdapterControl:
     def end(self, error: Callable[[], ServerError]) -> None:
         self._pending.end(error)
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     @property
     def _unanswered(self) -> tuple[Adapter, ...]:

@@ -72,7 +72,7 @@ class EngineAnswer(Generic[Item]):
     def fail_in(self, seconds: float, error: ServerError) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
 
-    # -- called by `Replay` -------------------------------------------------------------------------------
+    # -- called by `Replay` ------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._times.start()
@@ -84,7 +84,7 @@ class EngineAnswer(Generic[Item]):
         self._leave(request_id)
         self._put(error)
 
-    # -- for the kinds of answers -------------------------------------------------------------------------
+    # -- for the kinds of answers ------------------------------------------------------------------------
 
     @property
     def _is_over(self) -> bool:
@@ -191,7 +191,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
-    # -- called by `Replay` -------------------------------------------------------------------------------
+    # -- called by `Replay` ------------------------------------------------------------------------------
 
     def push(self, event: TokenEvent | Embedded) -> None:
         assert isinstance(event, TokenEvent)
@@ -240,7 +240,7 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
     def figures(self) -> Figures:
         return self._times.figures(sum(map(len, self._request.inputs[: self._num_embedded])))
 
-    # -- called by `Replay` -------------------------------------------------------------------------------
+    # -- called by `Replay` ------------------------------------------------------------------------------
 
     def push(self, event: TokenEvent | Embedded) -> None:
         assert isinstance(event, Embedded)

@@ -118,7 +118,7 @@ class EngineClient:
         self._clock = clock
         self._is_draining = False
 
-    # -- an `Engine` --------------------------------------------------------------------------------------
+    # -- an `Engine` -------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ModelInfo | None:
@@ -178,7 +178,7 @@ class EngineClient:
         self._serving()  # a model that sleeps is woken
         return await self._adapters.load(adapter)
 
-    # -- for whoever runs it ------------------------------------------------------------------------------
+    # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:

@@ -63,7 +63,7 @@ class RequestReplay:
         self._is_held_back = False
         self._recovery = RecoveryTimer(clock)
 
-    # -- for the engine's client --------------------------------------------------------------------------
+    # -- for the engine's client -------------------------------------------------------------------------
 
     @property
     def live(self) -> AcceptedRequests:
@@ -112,7 +112,7 @@ class RequestReplay:
         for answer in self.live.answers():
             answer.wait_at(messages.ModelLoading(fraction))
 
-    # -- for the supervisor -------------------------------------------------------------------------------
+    # -- for the supervisor ------------------------------------------------------------------------------
 
     @property
     def is_owed(self) -> bool:

@@ -79,7 +79,7 @@ class CoreTurns:
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 
-    # -- what happens -------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------------
 
     def join(self, name: str, now_s: float) -> None:
         assert name not in self._participants, f"there is a {name} already"
@@ -107,7 +107,7 @@ class CoreTurns:
         self._holder = None
         self._set_work(participant, work)
 
-    # -- what follows -------------------------------------------------------------------------------------
+    # -- what follows ------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision | None:
         """Return the command to send now, which counts as sent, or None."""
@@ -196,7 +196,7 @@ class CoreTurns:
     def _waiting(self, work: Priority) -> list[TurnTaker]:
         return [participant for participant in self._by_class[work].order if participant is not self._holder]
 
-    # -- books --------------------------------------------------------------------------------------------
+    # -- books -------------------------------------------------------------------------------------------
 
     def _set_work(self, participant: TurnTaker, work: Priority | None) -> None:
         if work is participant.work:
@@ -248,7 +248,7 @@ class SharedCores:
     def holder(self) -> str | None:
         return self.turns.holder
 
-    # -- for partners -------------------------------------------------------------------------------------
+    # -- for partners ------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         return name in self._sends

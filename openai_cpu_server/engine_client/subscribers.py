@@ -232,7 +232,7 @@ class EngineNews:
         loaded = self.adapters.loaded
         return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
-    # -- for the engine's client --------------------------------------------------------------------------
+    # -- for the engine's client -------------------------------------------------------------------------
 
     def show_steps(self, see: SeeStep) -> None:
         self._see = see
@@ -246,7 +246,7 @@ class EngineNews:
         if self._partner is not None:
             self._partner.request_came(priority)
 
-    # -- for the supervisor -------------------------------------------------------------------------------
+    # -- for the supervisor ------------------------------------------------------------------------------
 
     def is_owed(self, replay: RequestReplay) -> bool:
         is_awaited = self._partner is not None and self._partner.is_awaited

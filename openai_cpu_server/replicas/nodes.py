@@ -124,7 +124,7 @@ class NodeEngines:
         self.adapters, self.unload_adapter = engine.adapters, engine.unload_adapter
         self.show_steps, self.hide_steps = engine.show_steps, engine.hide_steps
 
-    # -- an `Engine` --------------------------------------------------------------------------------------
+    # -- an `Engine` -------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ModelInfo | None:
@@ -167,7 +167,7 @@ class NodeEngines:
         self._want()
         return await self._engine.load_adapter(adapter)
 
-    # -- for whoever runs it ------------------------------------------------------------------------------
+    # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:

@@ -253,7 +253,7 @@ class ReplicaRouter:
         self._typical = _UNKNOWN
         """Last forecast of any replica, without its work, assumed for a new one."""
 
-    # -- events -------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
         """Record a report that came at `now_s`. Its forecast includes all requests sent before `made_s`."""
@@ -302,7 +302,7 @@ class ReplicaRouter:
             load.ended(name)
             self._file(replica)
 
-    # -- choice -------------------------------------------------------------------------------------------
+    # -- choice ------------------------------------------------------------------------------------------
 
     def choose(
         self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None

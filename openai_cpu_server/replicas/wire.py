@@ -89,7 +89,7 @@ class FrameStream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- an `asyncio.Protocol` ----------------------------------------------------------------------------
+    # -- an `asyncio.Protocol` ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -123,7 +123,7 @@ class Composer:
         self._credit.account(step_ms, own=step_ms * batch_tokens / plan.num_tokens)
 
     def let_wait(self, ms: float) -> None:
-        """Charge streams for the time in which other cohorts computed."""
+        """Charge streams for the time in which other groups computed."""
         self._slack.account(ms, brings_tokens=False)
 
     def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:

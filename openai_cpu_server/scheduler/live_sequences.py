@@ -66,7 +66,7 @@ class LiveSequences:
     _by_id: dict[str, Sequence] = field(default_factory=dict)
     _arrivals: int = 0
     _arrived: list[Sequence] = field(default_factory=list)
-    """Sequences that arrived since the last step of their cohort."""
+    """Sequences that arrived since the last step of their group."""
 
     def __post_init__(self) -> None:
         self._counts = dict.fromkeys(Priority, 0)
@@ -138,16 +138,16 @@ class LiveSequences:
     def expected_left(self, sequence: Sequence) -> int:
         return self._lengths.left(sequence.request, sequence.num_output)
 
-    # -- for the composition of a step --------------------------------------------------------------------
+    # -- for the composition of a step -------------------------------------------------------------------
 
     @property
-    def cohorts_of_newcomers(self) -> frozenset[str | None]:
-        """Adapters of interactive sequences that got a slot at once and have had no step of their cohort
+    def groups_of_newcomers(self) -> frozenset[str | None]:
+        """Adapters of interactive sequences that got a slot at once and have had no step of their group
         yet."""
         return frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
 
-    def served(self, cohort: str | None) -> None:
-        self._arrived = [s for s in self._arrived if _is_newcomer(s) and s.request.adapter != cohort]
+    def served(self, adapter: str | None) -> None:
+        self._arrived = [s for s in self._arrived if _is_newcomer(s) and s.request.adapter != adapter]
 
     def passed_over(self) -> None:
         self._arrived = [s for s in self._arrived if _is_newcomer(s)]

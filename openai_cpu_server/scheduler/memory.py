@@ -11,7 +11,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, SaveState, Verb
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.reuse import STOPS_APART, PrefixReuse
+from openai_cpu_server.scheduler.reuse import CHECKPOINT_DISTANCE, PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -133,13 +133,13 @@ class Checkpoints:
         wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
         self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 
-    def stops(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
+    def of(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
         """Return the checkpoints of a sequence that begins with this reuse.
 
         They are where the prompt branches off from saved or running prefixes, and at the request's prefix
         boundaries. Without boundaries there is one before the last prompt token, because the same prompt may
         come again. Others are at multiples of the interval, which are the same for all prompts with a common
-        prefix. Checkpoints keep a distance of `STOPS_APART`.
+        prefix. Checkpoints keep a distance of `CHECKPOINT_DISTANCE`.
         """
         if not self._saves_states:
             return []
@@ -148,11 +148,11 @@ class Checkpoints:
         borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *boundaries)})
         found: list[int] = []
         for border in borders:
-            if border - (found[-1] if found else begin) >= STOPS_APART and border < end:
+            if border - (found[-1] if found else begin) >= CHECKPOINT_DISTANCE and border < end:
                 found.append(border)
         for multiple in range(begin - begin % step + step, end, step):
             at = sequence.cut(multiple)
-            if all(abs(at - other) >= STOPS_APART for other in (begin, *found, end)):
+            if all(abs(at - other) >= CHECKPOINT_DISTANCE for other in (begin, *found, end)):
                 found.append(at)
         return sorted(found)
 
@@ -207,7 +207,7 @@ class SequenceMemory:
         """Give a waiting sequence a slot with the KV cells that it reuses. The caller has checked
         `has_place`."""
         slot = self._free_slots.pop()
-        sequence.run(slot, reuse.num_tokens, self.checkpoints.stops(sequence, reuse))
+        sequence.run(slot, reuse.num_tokens, self.checkpoints.of(sequence, reuse))
         self.running[slot] = sequence
         request = sequence.request
         self._verbs.append(
@@ -232,9 +232,9 @@ class SequenceMemory:
             self._prompt_tokens += len(request.tokens)
             self._cached_tokens += sequence.cached_tokens
 
-    def save_at_stop(self, sequence: Sequence) -> None:
-        while sequence.stops and sequence.stops[0] <= sequence.computed:
-            if sequence.stops.pop(0) == sequence.computed:
+    def save_at_checkpoint(self, sequence: Sequence) -> None:
+        while sequence.checkpoints and sequence.checkpoints[0] <= sequence.computed:
+            if sequence.checkpoints.pop(0) == sequence.computed:
                 self._save(sequence)
 
     def vacate(self, sequence: Sequence) -> None:

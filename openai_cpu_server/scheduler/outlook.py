@@ -15,8 +15,8 @@ import msgspec
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.scheduler.adapter_groups import EncodingTurns
 from openai_cpu_server.scheduler.admission import WaitingRoom
-from openai_cpu_server.scheduler.cohort import EncodingTurns
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
@@ -62,7 +62,7 @@ class WaitingLine:
         self._backlog.add(sequence, sequence.expected_pending)
         own_ms = self._encodings.price_ms(sequence)
         self._encoding_ms += own_ms
-        return self._ms(start, sequence.request.adapter, is_blind=own_ms > 0)
+        return self._ms(start, sequence.request.adapter, waits_for_encoder=own_ms > 0)
 
     def newcomer_ms(self, lane: int) -> float:
         """Time to first token of an additional sequence without a prompt or an adapter."""
@@ -83,13 +83,13 @@ class WaitingLine:
             self._encoding_ms += self._encodings.price_ms(sequence)
         self._best_lane = lane
 
-    def _ms(self, start: int, adapter: str | None, *, is_blind: bool = False) -> float:
+    def _ms(self, start: int, adapter: str | None, *, waits_for_encoder: bool = False) -> float:
         """A sequence that waits for the encoder waits for all items before it, with the steps between
         their slices. Any other waits for a slice behind each step."""
         num_tokens = self._backlog.tokens_until(adapter)
         ms = start * self._round_ms + num_tokens * self._token_ms
         slice_ms = self._encodings.slice_ms
-        if is_blind:
+        if waits_for_encoder:
             between_ms = self._round_ms if self._running else 0.0
             return ms + self._encoding_ms * (1 + between_ms / slice_ms)
         num_steps = 1 + start + num_tokens // READING_TOKENS
@@ -97,10 +97,10 @@ class WaitingLine:
 
 
 class _Backlog:
-    """Prompt tokens still to be computed, by cohort.
+    """Prompt tokens still to be computed, by adapter group.
 
-    Cohorts take turns by their used time: while one computes its prompts, each other one gets as much time if
-    it has enough work. A cohort that decodes always has.
+    Groups take turns by their used time: while one computes its prompts, each other one gets as much time if
+    it has enough work. A group that decodes always has.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class _Backlog:
         self._tokens[sequence.request.adapter] += num_tokens
 
     def tokens_until(self, adapter: str | None) -> int:
-        """Count the tokens that are computed until the last prompt of this cohort is."""
+        """Count the tokens that are computed until the last prompt of this group is."""
         own, writing = self._tokens[adapter], self._writing - {adapter}
         reading = (n for other, n in self._tokens.items() if other != adapter and other not in writing)
         return own * (1 + len(writing)) + sum(min(own, tokens) for tokens in reading)

@@ -11,7 +11,7 @@ from openai_cpu_server.contract.step import Restore, RestoreState, ShareCells, V
 from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
-STOPS_APART = BLOCK_TOKENS
+CHECKPOINT_DISTANCE = BLOCK_TOKENS
 """Minimum tokens between two checkpoints of a sequence, because each adds a step and delays the first
 token."""
 WORTH_WAITING = BLOCK_TOKENS
@@ -76,7 +76,7 @@ def _longest_reuse(
     soon = max((common for _, common in later), default=0)
     if soon > now and soon >= WORTH_WAITING:
         if cache.has_states:
-            next(s for s, common in later if common == soon).stop_at(soon, apart=STOPS_APART)
+            next(s for s, common in later if common == soon).add_checkpoint(soon, apart=CHECKPOINT_DISTANCE)
         return None
     parts_at = max([match.longest, *(common for _, common in kin)])
     if joined is not None and 0 < joined[1] == now:

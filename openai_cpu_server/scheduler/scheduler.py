@@ -18,8 +18,8 @@ from openai_cpu_server.contract.step import (
     Step,
     StepResult,
 )
+from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTurn, EncodingTurns
 from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
-from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn, EncodingTurns
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
@@ -91,13 +91,13 @@ class Scheduler:
             equal_parts=cache.has_states,
             state_tokens=limits.state_tokens,
         )
-        self._pictures = EncodingTurns(options)
+        self._encodings = EncodingTurns(options)
         self.expectations = EtaEstimator(
             self.sequences,
             self._waiting,
             self._memory.running,
             self.costs,
-            self._pictures,
+            self._encodings,
             policy,
             num_slots=limits.num_slots,
             stall_ms=options.stall_ms,
@@ -111,9 +111,9 @@ class Scheduler:
             num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
         )
         self._claims = CellClaims(self._memory, self._admission)
-        self._cohorts = Cohorts(options)
+        self._groups = AdapterGroups(options)
         self.plan = StepPlan(self._room)
-        self._turn = CohortTurn(None, self.plan)
+        self._turn = AdapterTurn(None, self.plan)
         self._drafts = ChosenDrafts()
 
     @property
@@ -170,7 +170,7 @@ class Scheduler:
     def clear_cache(self) -> None:
         self._memory.clear_cache()
 
-    # -- deciding -----------------------------------------------------------------------------------------
+    # -- deciding ----------------------------------------------------------------------------------------
 
     def schedule(self, *, beside_interactive: bool = False) -> Step:
         """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
@@ -185,9 +185,9 @@ class Scheduler:
             limits = self._claims.draft_limits(spans)
             self._drafts = self._speculator.drafts(self.plan, prices, limits)
             spans = self._claims.with_drafts(self.plan, spans, self._drafts)
-        encode = self._pictures.encode(self._admission.running_in_order(), prices.ms(self.plan))
+        encode = self._encodings.encode(self._admission.running_in_order(), prices.ms(self.plan))
         step_ms = prices.ms(self.plan) + (encode.ms if encode is not None else 0.0)
-        self._cohorts.account(self._turn, self.plan, step_ms, self._memory.running.values())
+        self._groups.account(self._turn, self.plan, step_ms, self._memory.running.values())
         is_long = step_ms > self._threshold_ms
         return Step(
             self._memory.take_verbs(),
@@ -199,11 +199,11 @@ class Scheduler:
         )
 
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
-        self._turn = self._cohorts.compose(
-            [s for s in self._admission.running_in_order() if not s.is_blind],
+        self._turn = self._groups.compose(
+            [s for s in self._admission.running_in_order() if not s.waits_for_encoder],
             self._room,
             self.costs.prices,
-            newcomers=self.sequences.cohorts_of_newcomers,
+            newcomers=self.sequences.groups_of_newcomers,
             switch_ms=self.costs.switch_ms,
             beside_interactive=beside_interactive,
         )
@@ -214,7 +214,7 @@ class Scheduler:
         plan = self._turn.plan
         spans = self._claims.spans(plan)
         if not spans:
-            # Other cohorts hold all KV cells, so the turn of this one would never end. Its sequences are
+            # Other groups hold all KV cells, so the turn of this one would never end. Its sequences are
             # admitted again when cells are free.
             for sequence in plan.parts:
                 if sequence.status is SequenceStatus.RUNNING:
@@ -244,10 +244,10 @@ class Scheduler:
 
     def forget_adapter(self, key: str) -> None:
         assert not self.sequences.uses_adapter(key)
-        self._cohorts.forget(key)
+        self._groups.forget(key)
         self.costs.forget_adapter(key)
 
-    # -- applying -----------------------------------------------------------------------------------------
+    # -- applying ----------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
         """Apply the result of the step, and learn from its duration unless that is None. An interrupted
@@ -266,9 +266,9 @@ class Scheduler:
         self.expectations.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if step.encode is not None:
-            advances += self._pictures.encoded(step.encode, step, result, running)
+            advances += self._encodings.encoded(step.encode, step, result, running)
         for sequence in self.participants(step):
-            self._memory.save_at_stop(sequence)
+            self._memory.save_at_checkpoint(sequence)
         if self._speculator is not None:
             generated = [span.slot for span in step.spans if span.num_to_draft]
             outcomes = {running[slot]: result.drafted[slot] for slot in generated}

@@ -86,7 +86,7 @@ def test_who_takes_turns_with_other_adapters_waits_longer() -> None:
     assert (one_other, two_others) == (2 * alone, 3 * alone)
 
 
-def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
+def test_an_adapter_group_that_only_reads_takes_no_longer_than_its_prompts() -> None:
     waits = []
     for one_key, other_key in ((None, None), ("a", "b")):
         driver = Driver(slots=1)

@@ -242,8 +242,8 @@ def test_newcomers_are_those_that_got_a_slot_at_once_and_had_no_step_yet() -> No
     driver = Driver(slots=3)
     lives = driver.scheduler.sequences
     driver.step(request("a", adapter="one", output=20))
-    assert lives.cohorts_of_newcomers == frozenset()
+    assert lives.groups_of_newcomers == frozenset()
     driver.submit(request("b", adapter="two"), request("c", output=20, priority=BATCH), request("d"))
-    assert lives.cohorts_of_newcomers == frozenset(), "nobody has a slot yet"
+    assert lives.groups_of_newcomers == frozenset(), "nobody has a slot yet"
     driver.step()
-    assert lives.cohorts_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"
+    assert lives.groups_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"

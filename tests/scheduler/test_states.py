@@ -47,8 +47,8 @@ def test_stops_that_others_ask_for_are_apart_too(asking: range) -> None:
     sequence = driver.scheduler.sequences.get("long")
     kin = [request(f"k{i}", tokens=(*long.tokens[: 700 + 10 * i], *range(2, 30))) for i in asking]
     driver.step(*kin)
-    assert any(700 <= stop < 990 and stop % 256 for stop in sequence.stops)
-    assert all(later - stop >= BLOCK_TOKENS for stop, later in pairwise(sequence.stops))
+    assert any(700 <= stop < 990 and stop % 256 for stop in sequence.checkpoints)
+    assert all(later - stop >= BLOCK_TOKENS for stop, later in pairwise(sequence.checkpoints))
     driver.run()
 
 

@@ -129,7 +129,7 @@ class HostSession:
         self._news.clear()
         return news
 
-    # -- what comes about ---------------------------------------------------------------------------------
+    # -- what comes about --------------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
@@ -293,7 +293,7 @@ class ReplicaHost:
         self._measuring: set[asyncio.Task[None]] = set()
         self._spending = spending or CpuSpending()
 
-    # -- for whoever runs it ------------------------------------------------------------------------------
+    # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
@@ -330,7 +330,7 @@ class ReplicaHost:
         self._supervisor.stop()
         await self._supervisor.wait_for_end()
 
-    # -- for API processes --------------------------------------------------------------------------------
+    # -- for API processes -------------------------------------------------------------------------------
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
@@ -369,7 +369,7 @@ class ReplicaHost:
         except ServerError as error:
             return AdapterStatus(adapter=adapter, state=AdapterState.FAILED, reason=str(error))
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     async def _measure(self, session: HostSession, sizes: Sequence[MediaSize]) -> None:
         """On an error the client asks again, or another replica."""

@@ -53,7 +53,7 @@ class EngineReplica:
         self._running = asyncio.create_task(self._host.run())
         await self._host.settled()
 
-    # -- for API replicas; `to` has led the call here -----------------------------------------------------
+    # -- for API replicas; `to` has led the call here ----------------------------------------------------
 
     async def known(self, to: str) -> None:
         """Do nothing, because the router reports the running replicas when it routes the call."""
@@ -65,7 +65,7 @@ class EngineReplica:
         status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))
         return msgspec.msgpack.encode(status)
 
-    # -- for Ray Serve ------------------------------------------------------------------------------------
+    # -- for Ray Serve -----------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
         """Fail if the engine has failed for longer than `retry_s`; a dead engine is restarted here. Raises
@@ -86,7 +86,7 @@ class EngineReplica:
             await host.close()
             await self._door.close()
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     def _supervised(self, model: str, spending: CpuSpending) -> Supervisor:
         """Runs in a thread, because it opens the model's file."""

@@ -82,7 +82,7 @@ class ReplicaAdapters:
                 self._passing.add(task)
                 task.add_done_callback(self._passing.discard)
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     def _note(self, replica: str, statuses: Mapping[str, AdapterStatus]) -> None:
         ready = {key: one.adapter for key, one in statuses.items() if one.state is AdapterState.READY}

@@ -148,7 +148,7 @@ class ReplicaCarrier:
         self._links: dict[str, ReplicaLink] = {}
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
-    # -- replicas -----------------------------------------------------------------------------------------
+    # -- replicas ----------------------------------------------------------------------------------------
 
     def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
         """Attend new replicas. Absent ones get no new requests, and their requests move."""
@@ -176,7 +176,7 @@ class ReplicaCarrier:
             member.session.leave()
         self.replicas.clear()
 
-    # -- sessions -----------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------------
 
     def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
         replica = session.replica
@@ -202,7 +202,7 @@ class ReplicaCarrier:
         self.requests.displace(self.requests.assigned_to(replica), member, why, accuses=is_death)
         self.requests.place_waiting()
 
-    # -- inside: replicas ---------------------------------------------------------------------------------
+    # -- inside: replicas --------------------------------------------------------------------------------
 
     def _attend(self, name: str) -> None:
         session = ReplicaSession(
@@ -238,7 +238,7 @@ class ReplicaCarrier:
             for name in [name for name, other in self.replicas.items() if other.is_going]:
                 self._empty(name)
 
-    # -- inside: events of requests -----------------------------------------------------------------------
+    # -- inside: events of requests ----------------------------------------------------------------------
 
     def _deliver(self, replica: str, news: ReplicaNews) -> None:
         find = self.requests.find

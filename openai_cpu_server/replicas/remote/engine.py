@@ -191,7 +191,7 @@ class RemoteEngine:
         self.stop, self.end_thinking = self._admission.stop, self._admission.end_thinking
         self._clock = clock
 
-    # -- for whoever runs it ------------------------------------------------------------------------------
+    # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:
@@ -219,7 +219,7 @@ class RemoteEngine:
         self._shapes.end(_shut_down)
         self._carrier.close()
 
-    # -- an `Engine` --------------------------------------------------------------------------------------
+    # -- an `Engine` -------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ModelInfo | None:
@@ -281,7 +281,7 @@ class RemoteEngine:
         self._adapters.unload(name, keys)
         return bool(keys)
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     def _serving(self) -> ModelInfo:
         info = self.info

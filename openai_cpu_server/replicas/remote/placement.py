@@ -123,7 +123,7 @@ class RequestPlacement:
         placed = self._by_wire.get(wire)
         return placed.live if placed is not None and placed.replica == replica else None
 
-    # -- a `RequestProxy` ---------------------------------------------------------------------------------
+    # -- a `RequestProxy` --------------------------------------------------------------------------------
 
     def accept(self, call: Sequence[AcceptedRequest]) -> None:
         self.delivery.accept(call)
@@ -150,7 +150,7 @@ class RequestPlacement:
     def end(self, error: Callable[[], ServerError]) -> None:
         self.delivery.fail(list(self.live), error)
 
-    # -- events of replicas -------------------------------------------------------------------------------
+    # -- events of replicas ------------------------------------------------------------------------------
 
     def advance(self, live: AcceptedRequest) -> None:
         if live.has_advanced:
@@ -216,7 +216,7 @@ class RequestPlacement:
             if num_moved >= _MOVES_A_REPORT:
                 return
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     def _better(self, live: AcceptedRequest, replica: str) -> ReplicaChoice | None:
         placed, now_s = self._requests[live.request.id], self._clock()

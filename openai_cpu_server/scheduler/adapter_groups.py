@@ -1,8 +1,8 @@
-"""Choice of the cohort whose step is next, because all sequences of a step have the same adapter; and of the
-media item that is encoded behind it.
+"""Choice of the adapter group whose step is next, because all sequences of a step have the same adapter; and
+of the media item that is encoded behind it.
 
-A cohort is all running sequences of one adapter, or of the base model. Each has a composer of its own, which
-fills its steps regardless of the others.
+An adapter group is all running sequences of one adapter, or of the base model. Each has a composer of its
+own, which fills its steps regardless of the others.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
 a tenth of the time if a client waits for each token, and a fiftieth otherwise."""
 
 
-class CohortTurn(NamedTuple):
+class AdapterTurn(NamedTuple):
     key: Key
     plan: StepPlan
     is_floor: bool = False
-    """Batch work beside interactive work of other cohorts."""
+    """Batch work beside interactive work of other groups."""
 
 
 @dataclass(eq=False)
-class Cohorts:
-    """Interactive work goes first; within a priority, cohorts take turns by their used time.
+class AdapterGroups:
+    """Interactive work goes first; within a priority, groups take turns by their used time.
 
-    The composer of a cohort with interactive work also schedules its batch work. All other batch work earns
+    The composer of a group with interactive work also schedules its batch work. All other batch work earns
     `batch_floor` of the time and spends it on steps of its own. Such steps are as short as those of
     interactive work, and never two in a row.
     """
@@ -68,8 +68,8 @@ class Cohorts:
         newcomers: frozenset[Key],
         switch_ms: float,
         beside_interactive: bool = False,
-    ) -> CohortTurn:
-        """`newcomers`: cohorts in which an interactive sequence got a slot at once since their last step."""
+    ) -> AdapterTurn:
+        """`newcomers`: groups in which an interactive sequence got a slot at once since their last step."""
         members = members_of(running)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
@@ -88,9 +88,9 @@ class Cohorts:
             has_newcomer=key in newcomers,
             beside_interactive=beside_interactive or any(other != key for other in urgent),
         )
-        return CohortTurn(key, plan)
+        return AdapterTurn(key, plan)
 
-    def account(self, turn: CohortTurn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
+    def account(self, turn: AdapterTurn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         members = members_of(running)
         self._composer(turn.key).account(plan, step_ms, members.pop(turn.key, []))
         if not plan.num_tokens:
@@ -122,7 +122,7 @@ class Cohorts:
         members: Mapping[Key, Seq[Sequence]],
         room: StepRoom,
         prices: Callable[[Key], StepPrices],
-    ) -> CohortTurn | None:
+    ) -> AdapterTurn | None:
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
             return None
@@ -130,7 +130,7 @@ class Cohorts:
             members[key], room, prices(key), has_newcomer=False, beside_interactive=True
         )
         cost_ms = self._floor_ms(prices(key).ms(plan))
-        return CohortTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
+        return AdapterTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
 
     def _floor_ms(self, step_ms: float) -> float:
         """A step of batch work delays others by two switches of the adapter, too."""
