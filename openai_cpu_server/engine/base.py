@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.model_info import Adapter, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, ModelInfo, ThreadControl
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit
@@ -128,9 +129,11 @@ class Core(ABC, Generic[Planned]):
     Methods belong to the loop's thread unless they say otherwise.
     """
 
-    def __init__(self, timer: StepTimer, cores: CoreWatch, clock: Callable[[], float]) -> None:
-        self._timer = timer
-        self._cores = cores
+    def __init__(
+        self, threads: ThreadControl, *, preempt_threshold_ms: float, clock: Callable[[], float]
+    ) -> None:
+        self._timer = StepTimer(clock, time.process_time, preempt_threshold_s=preempt_threshold_ms / 1000)
+        self._cores = CoreWatch(threads, clock)
         self._clock = clock
         self._events: list[messages.TokenEvent] = []
         self._embedded: list[Embedded] = []

@@ -17,7 +17,6 @@ from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
     PreparedRequest,
-    StepTimer,
     Work,
     failure,
     scheduling_on,
@@ -25,7 +24,6 @@ from openai_cpu_server.engine.base import (
     step_of,
     submit_of,
 )
-from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
@@ -51,12 +49,9 @@ class EmbedCore(Core[list[EmbedPart]]):
         options: Scheduling,
         *,
         clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`cpu_clock`: CPU seconds of all threads."""
-        preempt_threshold_s = options.preempt_threshold_ms / 1000
-        timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
-        super().__init__(timer, CoreWatch(backend.threads, clock), clock)
+        preempt_threshold_ms = options.preempt_threshold_ms
+        super().__init__(backend.threads, preempt_threshold_ms=preempt_threshold_ms, clock=clock)
         self._queue = queue
         self._backend = backend
         self._cost = cost

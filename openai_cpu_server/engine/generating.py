@@ -30,7 +30,6 @@ from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
     PreparedRequest,
-    StepTimer,
     Work,
     failure,
     scheduling_on,
@@ -38,7 +37,6 @@ from openai_cpu_server.engine.base import (
     step_of,
     submit_of,
 )
-from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.engine.preparation import pinned_request
 from openai_cpu_server.engine.trace import ForecastTeller, StepTracer, log_step
@@ -67,17 +65,15 @@ class EngineCore(Core[Step]):
         backend: Backend,
         costs: ThreadCosts,
         *,
-        preempt_threshold_s: float,
+        preempt_threshold_ms: float,
         measure: Measure | None = None,
         journal: PrefixJournal | None = None,
         cache_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         """`measure`: set while the cost of steps is an estimate. `journal`: set if a router chooses
-        between several engines. `cpu_clock`: CPU seconds of all threads."""
-        timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
-        super().__init__(timer, CoreWatch(backend.threads, clock), clock)
+        between several engines."""
+        super().__init__(backend.threads, preempt_threshold_ms=preempt_threshold_ms, clock=clock)
         self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
@@ -419,7 +415,7 @@ def build_core(
         scheduler,
         backend,
         costs,
-        preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
+        preempt_threshold_ms=options.scheduling.preempt_threshold_ms,
         measure=measure if curve is None else None,
         journal=journal,
         cache_file=options.cache_file,
