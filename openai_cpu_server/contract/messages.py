@@ -10,7 +10,7 @@ import msgspec
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import SequenceFigures
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
-from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.offload import ON_CPU, Offload
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
@@ -298,7 +298,8 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
 
 
 class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
-    adapter: RefusedAdapter
+    key: str
+    reason: str
 
 
 class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):

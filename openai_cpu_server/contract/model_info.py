@@ -41,11 +41,6 @@ class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class RefusedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    key: str
-    reason: str
-
-
 class AdapterState(enum.Enum):
     LOADING = "loading"
     READY = "ready"

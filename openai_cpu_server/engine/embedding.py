@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import RequestFailed
-from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit, ShownPart, StepTrace
@@ -74,7 +74,7 @@ class EmbedCore(Core[list[EmbedPart]]):
         return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
 
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
-        yield messages.AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
+        yield messages.AdapterRefused(checked.adapter.key, checked.why_not or "")
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None: ...
 

@@ -15,7 +15,7 @@ import msgspec
 
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
@@ -352,14 +352,14 @@ class LoadedAdapters:
     def load(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         key = checked.adapter.key
         if checked.why_not is not None:
-            yield messages.AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
+            yield messages.AdapterRefused(key, checked.why_not)
             return
         if key not in self._loaded:
             yield messages.LoadingAdapter(key)
             try:
                 self._loaded[key] = self.backend.load_adapter(checked.adapter)
             except AdapterFailed as error:
-                yield messages.AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
+                yield messages.AdapterRefused(key, str(error))
                 return
         self._leaving.discard(key)
         yield messages.AdapterLoaded(self._loaded[key])

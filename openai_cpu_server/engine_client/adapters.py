@@ -148,8 +148,8 @@ class AdapterControl:
                 self._being_loaded = key
             case AdapterLoaded(adapter=loaded):
                 self._settle(loaded.key, AdapterState.READY, loaded=loaded)
-            case AdapterRefused(adapter=refused):
-                self._settle(refused.key, AdapterState.FAILED, reason=refused.reason)
+            case AdapterRefused(key=key, reason=reason):
+                self._settle(key, AdapterState.FAILED, reason=reason)
 
     def lost(self) -> None:
         self._send = None

@@ -177,7 +177,9 @@ class SequenceMemory:
         self.ledger = ledger
         self.cache = cache
         self.running: dict[int, Sequence] = {}
-        self.checkpoints = Checkpoints(saves_states=cache.has_states and cache.totals.capacity_bytes > 0)
+        self.checkpoints = Checkpoints(
+            saves_states=cache.has_states and cache.totals.cache_capacity_bytes > 0
+        )
         self._num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))
         self._verbs: list[Verb] = []
@@ -250,21 +252,15 @@ class SequenceMemory:
         self._verbs += [Drop(number) for number in self.cache.clear()]
 
     def stats(self) -> KVStats:
-        cache = self.cache.totals
         return KVStats(
             block_tokens=self.ledger.block_size,
             pool_blocks=self.ledger.num_blocks,
             pool_blocks_used=self.ledger.num_used,
             pool_blocks_shared=self.ledger.num_shared,
             cache_block_tokens=BLOCK_TOKENS,
-            cache_capacity_blocks=cache.capacity_blocks,
-            cache_blocks=cache.blocks,
-            cache_states=cache.states,
-            cache_capacity_bytes=cache.capacity_bytes,
-            cache_bytes=cache.used_bytes,
-            cache_evictions=cache.evictions,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            **self.cache.totals._asdict(),
         )
 
     def check(self) -> None:

@@ -237,12 +237,14 @@ class PrefixInsertion:
 
 
 class CacheTotals(NamedTuple):
-    blocks: int
-    states: int
-    evictions: int
-    used_bytes: int
-    capacity_bytes: int
-    capacity_blocks: int
+    """Figures of the cache in `KVStats`."""
+
+    cache_blocks: int
+    cache_states: int
+    cache_evictions: int
+    cache_bytes: int
+    cache_capacity_bytes: int
+    cache_capacity_blocks: int
     """Number of blocks that fit without states, or 0 if blocks have no size."""
 
 

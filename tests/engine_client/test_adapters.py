@@ -13,7 +13,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused
-from openai_cpu_server.contract.model_info import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, LoadedAdapter
 from openai_cpu_server.engine_client.adapters import AdapterControl
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound, EngineUnavailable
@@ -139,7 +139,7 @@ async def test_the_engine_stops_while_one_is_awaited() -> None:
 async def test_a_good_one_takes_the_place_of_one_that_was_refused() -> None:
     bad, good = adapter("one", "bad.gguf"), adapter("one", "good.gguf")
     control = AdapterControl([bad])
-    control.heard(AdapterRefused(RefusedAdapter(key=bad.key, reason="It is bad.")))
+    control.heard(AdapterRefused(bad.key, "It is bad."))
     loading = asyncio.create_task(control.load(good))
     await anyio.lowlevel.checkpoint()
     control.heard(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))

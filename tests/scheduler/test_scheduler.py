@@ -188,8 +188,8 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     assert driver.backend.cells == {}
     assert driver.ledger.num_used == 0
     assert len(driver.backend.blocks) == len(driver.cache)
-    assert len(driver.backend.saved_states) == driver.cache.totals.states
-    assert driver.cache.totals.used_bytes <= driver.cache.totals.capacity_bytes
+    assert len(driver.backend.saved_states) == driver.cache.totals.cache_states
+    assert driver.cache.totals.cache_bytes <= driver.cache.totals.cache_capacity_bytes
     assert len(driver.finished) == len(set(driver.finished))
     assert snapshots == 0 or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
     assert set(driver.finished) - driver.failures.keys() >= set(asked) - cancelled

@@ -141,7 +141,7 @@ def test_what_leads_to_no_state_goes_too_and_what_finds_no_room_is_not_begun() -
     cache = SavedPrefixes(STATE + 20, state_bytes=STATE)
     cache.insert(text(1, length=640), "")
     assert len(cache.insert(text(2, length=700), "").dropped) == 11
-    assert (len(cache), cache.totals.states) == (11, 1)
+    assert (len(cache), cache.totals.cache_states) == (11, 1)
     small = SavedPrefixes(STATE + 5, state_bytes=STATE)
     assert small.insert(text(1, length=640), "") == small.insert((), "")
     assert len(small) == 0
