@@ -174,7 +174,7 @@ class ReasoningTracker:
 
 def _ends_within_character(text: bytes) -> bool:
     for length, byte in enumerate(reversed(text[-_LONGEST_CHARACTER:]), start=1):
-        if byte & 0xC0 != 0x80:  # the character's first byte, which tells how many it has
+        if byte & 0xC0 != 0x80:  # the character's first byte, which has their number
             return length < 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
     return False
 

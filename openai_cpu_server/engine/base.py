@@ -196,7 +196,7 @@ class Core(ABC, Generic[Planned]):
     ) -> Iterator[messages.StepStarted | messages.StepDone | messages.QueueState]:
         try:
             planned = self._plan(sharing)
-        except BaseException:  # nobody knows with whom the planning could not cope: it may be any of them
+        except BaseException:  # any of the requests may be to blame
             yield messages.StepStarted(ids=self._everybody)
             raise
         members = self._members(planned)

@@ -175,7 +175,7 @@ class EmbedCore(Core[list[EmbedPart]]):
             case messages.Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
                 info = self._backend.info
                 for tokens in request.inputs:
-                    assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
+                    assert 1 <= len(tokens) <= info.max_input_tokens, "the client has checked that"
                     assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "its tokenizer made them"
                 self._queue.add(request, num_embedded)
             case messages.Submit():

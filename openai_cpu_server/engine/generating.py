@@ -128,7 +128,7 @@ class EngineCore(Core[Step]):
             return PreparedRequest(submit, failure=failure)
         try:
             with contained():
-                assert request.total_tokens <= info.context_limit, "whoever submits it has checked that"
+                assert request.total_tokens <= info.context_limit, "the client has checked that"
                 return PreparedRequest(submit, self._outputs.beginning(request, submit.output))
         except RequestFailed as error:
             return PreparedRequest(submit, failure=error)

@@ -99,11 +99,11 @@ def run_engine(
         backend.close()
         return
     try:
-        with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
+        with contextlib.suppress(ConnectionError):  # the client died while we sent
             for adapter in start.options.adapters:
                 _handle(channel, core, turn, core.check_adapter(adapter))
             _serve(channel, backend, core, inbox, turn, reader)
-        # Only at an orderly end: after an error in native code nobody knows what the cells hold.
+        # Only at an orderly end: after an error in native code the cells may hold anything.
         if start.options.cache_file is not None and may_save():
             try:
                 core.save_cache(start.options.cache_file, start.options.cache_file_limit)
@@ -161,7 +161,7 @@ def _serve(
 
 
 def _work(channel: EngineChannel, inbox: Inbox, core: AnyCore, turn: EngineTurn) -> None:
-    _step(channel, core, turn)  # the first tells the client how the memory stands, work or not
+    _step(channel, core, turn)  # the first one reports the memory, with or without work
     quiet_s = _QUIET_S
     while inbox.is_open:
         is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
@@ -256,15 +256,15 @@ class CommandReader:
             case messages.StartEngine():
                 pass  # once is enough
             case messages.GrantTurn():
-                assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
+                assert isinstance(self._turn, SharedTurn), "turns are for engines that share cores"
                 self._turn.granted(command)
             case messages.ShortenTurn():
-                assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
+                assert isinstance(self._turn, SharedTurn), "turns are for engines that share cores"
                 self._turn.recalled(command)
                 if command.interrupts and self._backend is not None and self._is_worth(command):
                     self._backend.interrupt()
             case _:
-                assert self._take is not None, "nobody is sent requests before it is ready"
+                assert self._take is not None, "requests come after `Ready`"
                 self._take(command)
 
 

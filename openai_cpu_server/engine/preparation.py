@@ -107,7 +107,7 @@ class Preparation:
             return True
 
     def _work(self) -> None:
-        with contextlib.suppress(ConnectionError):  # nobody is left to announce anything to
+        with contextlib.suppress(ConnectionError):  # the client is gone
             while (command := self._queue.get()[2]) is not None:
                 match command:
                     case messages.LoadAdapter(adapter=adapter):

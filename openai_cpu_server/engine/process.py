@@ -68,7 +68,7 @@ def _build(
         else calibrated(options, backend, on_progress, turn)
     )
     if options.cache_file is not None:
-        wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
+        wake_at_parents_death()  # from here on it saves its cache and exits when the socket ends
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 

@@ -43,7 +43,7 @@ class PendingResults(dict[Key, "asyncio.Future[Result]"]):
             future = self.popitem()[1]
             if not future.done():
                 future.set_exception(error())
-                future.exception()  # nobody may wait for it any more
+                future.exception()  # all callers may have left
 
 
 class AdapterControl:

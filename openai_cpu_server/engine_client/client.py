@@ -178,7 +178,7 @@ class EngineClient:
         self._serving()  # a model that sleeps is woken
         return await self._adapters.load(adapter)
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:

@@ -288,7 +288,7 @@ class EngineNews:
                 self._step_done(event)
                 replay.heard(event)
             case messages.EngineWants() | messages.TurnBack():
-                assert self._partner is not None, "it was not told that it shares its cores"
+                assert self._partner is not None, "turns are for engines that share cores"
                 self._partner.heard(event, loads_for=replay.best_priority)
             case messages.Ready() | messages.StartFailed():
                 raise AssertionError("that is for the supervisor")

@@ -133,7 +133,7 @@ class NodeEngines:
     @property
     def state(self) -> EngineState:
         state = self.residency.process_state
-        is_ahead = state is EngineState.READY  # what serves is told within a quarter of a second
+        is_ahead = state is EngineState.READY  # the remote engine hears of it within a quarter of a second
         return self._engine.state if is_ahead or self._engine.is_ending else state
 
     @property
@@ -167,7 +167,7 @@ class NodeEngines:
         self._want()
         return await self._engine.load_adapter(adapter)
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:

@@ -293,7 +293,7 @@ class ReplicaHost:
         self._measuring: set[asyncio.Task[None]] = set()
         self._spending = spending or CpuSpending()
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:

@@ -191,7 +191,7 @@ class RemoteEngine:
         self.stop, self.end_thinking = self._admission.stop, self._admission.end_thinking
         self._clock = clock
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:
