@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -100,9 +100,10 @@ def run_engine(
         return
     try:
         with contextlib.suppress(ConnectionError):  # the client died while we sent
+            loop = EngineLoop(channel, core, inbox, turn)
             for adapter in start.options.adapters:
-                _handle(channel, core, turn, core.check_adapter(adapter))
-            _serve(channel, backend, core, inbox, turn, reader)
+                loop.handle(core.check_adapter(adapter))
+            _serve(loop, backend, reader)
         # Only at an orderly end: after an error in native code the cells may hold anything.
         if start.options.cache_file is not None and may_save():
             try:
@@ -131,92 +132,91 @@ def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float
     return loaded
 
 
+def _serve(loop: EngineLoop, backend: NativeModel, reader: CommandReader) -> None:
+    core, channel = loop.core, loop.channel
+
+    def hand_on(command: Work) -> None:
+        loop.inbox.put(command)
+        if core.is_worth_interrupting(command):
+            backend.interrupt()
+
+    with Preparation(
+        core.prepare, core.check_adapter, measure=backend.measure, announce=channel.send, hand_on=hand_on
+    ) as preparation:
+        reader.interrupts(backend, core.is_worth_interrupting)
+        reader.serves(preparation.take)
+        channel.send(messages.Ready(info=backend.info))
+        loop.run()
+
+
 def _warm_up(backend: NativeModel, turn: EngineTurn) -> None:
     turn.load_on()
     while not backend.warm_up():
         turn.pass_on()
 
 
-def _serve(
-    channel: EngineChannel,
-    backend: NativeModel,
-    core: AnyCore,
-    inbox: Inbox,
-    turn: EngineTurn,
-    reader: CommandReader,
-) -> None:
-    def hand_on(command: Work) -> None:
-        inbox.put(command)
-        if core.is_worth_interrupting(command):
-            backend.interrupt()
+@dataclass(frozen=True)
+class EngineLoop:
+    """Loop of the thread that computes."""
 
-    check = core.check_adapter
-    with Preparation(
-        core.prepare, check, measure=backend.measure, announce=channel.send, hand_on=hand_on
-    ) as preparation:
-        reader.interrupts(backend, core.is_worth_interrupting)
-        reader.serves(preparation.take)
-        channel.send(messages.Ready(info=backend.info))
-        _work(channel, inbox, core, turn)
+    channel: EngineChannel
+    core: AnyCore
+    inbox: Inbox
+    turn: EngineTurn
 
+    def run(self) -> None:
+        core, inbox, turn = self.core, self.inbox, self.turn
+        self._step()  # the first one reports the memory, with or without work
+        quiet_s = _QUIET_S
+        while inbox.is_open:
+            is_quiet = not inbox.wait(self._patience_s(quiet_s))
+            for command in inbox.drain():
+                self.handle(command)
+            if core.has_work:
+                self._go_on()
+            elif core.is_guessing and not inbox.has_news and self._may_measure(is_quiet=is_quiet):
+                core.calibrate(lambda: inbox.has_news or turn.is_wanted)
+                turn.give_back()
+                quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
+            elif turn.is_held:  # it came when nothing was wanted any more
+                turn.give_back()
 
-def _work(channel: EngineChannel, inbox: Inbox, core: AnyCore, turn: EngineTurn) -> None:
-    _step(channel, core, turn)  # the first one reports the memory, with or without work
-    quiet_s = _QUIET_S
-    while inbox.is_open:
-        is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
-        for command in inbox.drain():
-            _handle(channel, core, turn, command)
-        if core.has_work:
-            _go_on(channel, core, turn)
-        elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
-            core.calibrate(lambda: inbox.has_news or turn.is_wanted)
-            turn.give_back()
-            quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
-        elif turn.is_held:  # it came when nothing was wanted any more
-            turn.give_back()
+    def handle(self, command: Work) -> None:
+        """Loading an adapter tries it with a token, so it needs the turn like a piece of the model's load."""
+        if not isinstance(command, CheckedAdapter):
+            self.core.handle(command)
+            return
+        self.turn.load_on()
+        self._send_and_settle(self.core.load_adapter(command))
 
+    def _patience_s(self, quiet_s: float) -> float | None:
+        """Return the time to wait for commands, without a limit if None."""
+        if self.core.has_work:
+            return 0.0 if self.turn.is_held or self.core.work is None else None
+        return quiet_s if self.core.is_guessing else None
 
-def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Work) -> None:
-    """Loading an adapter tries it with a token, so it needs the turn like a piece of the model's load."""
-    if not isinstance(command, CheckedAdapter):
-        core.handle(command)
-        return
-    turn.load_on()
-    for news in core.load_adapter(command):
-        channel.send(news)
-    turn.computed()
-    turn.settle(core.work)
+    def _may_measure(self, *, is_quiet: bool) -> bool:
+        """An idle engine asks for the turn as for batch work."""
+        if is_quiet:
+            self.turn.settle(Priority.BATCH)
+        return self.turn.is_held
 
+    def _go_on(self) -> None:
+        self.turn.settle(self.core.work)
+        if self.turn.is_held or self.core.work is None:
+            self._step()
+            return
+        for event in self.core.tell(self.turn.sharing):
+            self.channel.send(event)
 
-def _patience_s(core: AnyCore, turn: EngineTurn, quiet_s: float) -> float | None:
-    """Return the time to wait for commands, without a limit if None."""
-    if core.has_work:
-        return 0.0 if turn.is_held or core.work is None else None
-    return quiet_s if core.is_guessing else None
+    def _step(self) -> None:
+        self._send_and_settle(self.core.step(self.turn.sharing))
 
-
-def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
-    """An idle engine asks for the turn as for batch work."""
-    if is_quiet:
-        turn.settle(Priority.BATCH)
-    return turn.is_held
-
-
-def _go_on(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
-    turn.settle(core.work)
-    if turn.is_held or core.work is None:
-        _step(channel, core, turn)
-        return
-    for event in core.tell(turn.sharing):
-        channel.send(event)
-
-
-def _step(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
-    for event in core.step(turn.sharing):
-        channel.send(event)
-    turn.computed()
-    turn.settle(core.work)
+    def _send_and_settle(self, events: Iterable[messages.Event]) -> None:
+        for event in events:
+            self.channel.send(event)
+        self.turn.computed()
+        self.turn.settle(self.core.work)
 
 
 class CommandReader:

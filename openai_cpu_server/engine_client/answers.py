@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Generic, TypeVar, Union
+from typing import Generic, Literal, TypeVar, Union
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import Figures, added_up
@@ -20,34 +20,24 @@ Arrived = tuple[Union[Item, QueuePlace, ModelLoading, ServerError], float]
 class CallTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._started: float | None = None
-        self._first_token: float | None = None
-        self._ended: float | None = None
-        self.submitted = clock()
+        self._submitted_s = clock()
+        self._times_s: dict[Literal["start", "first_token", "end"], float] = {}
 
-    def start(self) -> None:
-        if self._started is None:
-            self._started = self._clock()
-
-    def first_token(self) -> None:
-        if self._first_token is None:
-            self._first_token = self._clock()
-
-    def end(self) -> None:
-        self._ended = self._clock()
+    def note(self, event: Literal["start", "first_token", "end"]) -> None:
+        """Record the time of an event, which counts once."""
+        self._times_s.setdefault(event, self._clock())
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
         """`num_tokens`: tokens for the rate."""
-        end = self._clock() if self._ended is None else self._ended
-        started = end if self._started is None else self._started
-        first = end if self._first_token is None else self._first_token
+        end_s = self._times_s.get("end", self._clock())
+        start_s, first_s = self._times_s.get("start", end_s), self._times_s.get("first_token", end_s)
         return Figures(
             **counts,
-            queue_ms=1000 * (started - self.submitted),
-            prefill_ms=1000 * (first - started),
-            generation_ms=1000 * (end - first),
-            latency_ms=1000 * (end - self.submitted),
-            tokens_per_second=num_tokens / (end - started) if end > started else 0.0,
+            queue_ms=1000 * (start_s - self._submitted_s),
+            prefill_ms=1000 * (first_s - start_s),
+            generation_ms=1000 * (end_s - first_s),
+            latency_ms=1000 * (end_s - self._submitted_s),
+            tokens_per_second=num_tokens / (end_s - start_s) if end_s > start_s else 0.0,
         )
 
 
@@ -75,7 +65,7 @@ class EngineAnswer(Generic[Item]):
     # -- called by `Replay` ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._times.start()
+        self._times.note("start")
 
     def wait_at(self, place: QueuePlace | ModelLoading) -> None:
         self._put(place)
@@ -108,7 +98,7 @@ class EngineAnswer(Generic[Item]):
     def _leave(self, request_id: str) -> None:
         self._unfinished.discard(request_id)
         if not self._unfinished:
-            self._times.end()
+            self._times.note("end")
             self._stop_timer()
 
     def _stop_timer(self) -> None:
@@ -195,9 +185,9 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
 
     def push(self, event: TokenEvent | Embedded) -> None:
         assert isinstance(event, TokenEvent)
-        self._times.start()
+        self._times.note("start")
         if event.tokens or event.finish is not None:
-            self._times.first_token()
+            self._times.note("first_token")
         if event.finish is not None:
             self._finishes.append(event.finish)
             self._leave(event.id)
@@ -244,7 +234,7 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
 
     def push(self, event: TokenEvent | Embedded) -> None:
         assert isinstance(event, Embedded)
-        self._times.start()
+        self._times.note("start")
         if event.error is not None:
             self.fail(event.id, GenerationFailed(event.error))
             return
