@@ -40,48 +40,37 @@ class _Record:
         self.right = self._forget * self.right + was_right
         self.tried = self._forget * self.tried + 1.0
 
-    def fade(self) -> None:
-        self.right *= _FADE
-        self.tried *= _FADE
-
     def rate(self, assumed: float, weight: float) -> float:
         return (self.right + weight * assumed) / (self.tried + weight)
 
 
 class GuessRates:
-    def __init__(self, assumed: Seq[float]) -> None:
-        """`assumed`: initial share of correct guesses (0 to 1) for each kind."""
+    """Share of correct guesses of each kind, of all sequences or of one that shares its experience."""
+
+    def __init__(self, assumed: Seq[float], common: GuessRates | None = None) -> None:
+        """`assumed`: initial share (0 to 1) for each kind. `common`: rates of all sequences, or None."""
         self._assumed = assumed
-        self._records = [_Record(_FORGET_ALL) for _ in assumed]
-
-    def rate(self, kind: int) -> float:
-        return self._records[kind].rate(self._assumed[kind], _PRIOR_WEIGHT)
-
-    def learn(self, kind: int, *, was_right: bool) -> None:
-        self._records[kind].learn(was_right=was_right)
-
-    def fade(self) -> None:
-        """Forget a little, so that an unused kind returns to its assumed rate."""
-        for record in self._records:
-            record.fade()
-
-    def for_one_sequence(self) -> OwnGuessRates:
-        return OwnGuessRates(self, len(self._records))
-
-
-class OwnGuessRates:
-    """Share of correct guesses of each kind in one sequence. The common experience learns with it."""
-
-    def __init__(self, common: GuessRates, num_kinds: int) -> None:
         self._common = common
-        self._records = [_Record(_FORGET_OWN) for _ in range(num_kinds)]
+        self._records = [_Record(_FORGET_ALL if common is None else _FORGET_OWN) for _ in assumed]
 
     def rate(self, kind: int) -> float:
+        if self._common is None:
+            return self._records[kind].rate(self._assumed[kind], _PRIOR_WEIGHT)
         return self._records[kind].rate(self._common.rate(kind), _LEAN)
 
     def learn(self, kind: int, *, was_right: bool) -> None:
         self._records[kind].learn(was_right=was_right)
-        self._common.learn(kind, was_right=was_right)
+        if self._common is not None:
+            self._common.learn(kind, was_right=was_right)
+
+    def fade(self) -> None:
+        """Forget a little, so that an unused kind returns to its assumed rate."""
+        for record in self._records:
+            record.right *= _FADE
+            record.tried *= _FADE
+
+    def for_one_sequence(self) -> GuessRates:
+        return GuessRates(self._assumed, self)
 
 
 MIN_MATCH = 2
@@ -236,7 +225,7 @@ class ModelDrafter:
         self._token_ms: float | None = None
         self._read_ms: float | None = None
         self._experience = GuessRates((_ASSUMED_OF_MODEL,))
-        self._own: dict[Sequence, OwnGuessRates] = {}
+        self._own: dict[Sequence, GuessRates] = {}
         self._num_read: dict[Sequence, int] = {}
 
     def draft(self, sequence: Sequence, limit: int, model_ms: float) -> SequenceDraft:
@@ -297,7 +286,7 @@ class LookupDrafter:
     def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens
         self._experience = GuessRates(_ASSUMED)
-        self._lookups: dict[Sequence, tuple[PromptLookup, OwnGuessRates]] = {}
+        self._lookups: dict[Sequence, tuple[PromptLookup, GuessRates]] = {}
 
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
         if sequence not in self._lookups:
