@@ -185,7 +185,7 @@ class Core(ABC, Generic[Planned]):
         """Return True if the running step should be discarded for this command, in any thread."""
         return _is_urgent(command) and self._timer.is_interruptible
 
-    def tell(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
+    def flush(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
         """Yield events that need no computing, while another engine computes."""
         if self._has_events:
             yield self._done(None, None)

@@ -39,7 +39,7 @@ from openai_cpu_server.engine.base import (
 )
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.engine.preparation import pinned_request
-from openai_cpu_server.engine.trace import ForecastTeller, StepTracer, log_step
+from openai_cpu_server.engine.trace import ForecastSource, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
@@ -74,7 +74,7 @@ class EngineCore(Core[Step]):
         """`measure`: set while the cost of steps is an estimate. `journal`: set if a router chooses
         between several engines."""
         super().__init__(backend.threads, preempt_threshold_ms=preempt_threshold_ms, clock=clock)
-        self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
+        self._forecasts = ForecastSource(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -85,7 +85,7 @@ class EngineCore(Core[Step]):
         self._adapters = LoadedAdapters(scheduler, backend)
         self._slowdown = 1.0
         self._outputs = LiveOutputs(
-            scheduler.sequences, backend, tell=self._events.extend, first_token_ms=self._first_token_ms
+            scheduler.sequences, backend, emit=self._events.extend, first_token_ms=self._first_token_ms
         )
         self._planned = Step()
         self._opened: list[Sequence] = []

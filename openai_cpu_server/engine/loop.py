@@ -84,7 +84,7 @@ def run_engine(
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
     threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
-        backend = load(start.options, _weights_teller(channel, turn))
+        backend = load(start.options, _weights_progress(channel, turn))
     except StartupError as error:
         with contextlib.suppress(ConnectionError):
             channel.send(messages.StartFailed(message=str(error)))
@@ -94,7 +94,7 @@ def run_engine(
     reader.interrupts(backend, lambda recall: True)
     try:
         _warm_up(backend, turn)
-        core = build_core(start.options, backend, _teller(channel, messages.LoadingPhase.COSTS), turn)
+        core = build_core(start.options, backend, _progress(channel, messages.LoadingPhase.COSTS), turn)
     except ConnectionError:
         backend.close()
         return
@@ -114,16 +114,16 @@ def run_engine(
         backend.close()
 
 
-def _teller(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[[float], None]:
+def _progress(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[[float], None]:
     return lambda fraction: channel.send(messages.Loading(fraction=fraction, phase=phase))
 
 
-def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
+def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
     """Other engines may compute between two pieces of the load. The rest of it needs no turn."""
-    tell = _teller(channel, messages.LoadingPhase.WEIGHTS)
+    send = _progress(channel, messages.LoadingPhase.WEIGHTS)
 
     def loaded(fraction: float) -> None:
-        tell(fraction)
+        send(fraction)
         if fraction < 1.0:
             turn.load_on()
         else:
@@ -206,7 +206,7 @@ class EngineLoop:
         if self.turn.is_held or self.core.work is None:
             self._step()
             return
-        for event in self.core.tell(self.turn.sharing):
+        for event in self.core.flush(self.turn.sharing):
             self.channel.send(event)
 
     def _step(self) -> None:

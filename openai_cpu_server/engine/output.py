@@ -277,7 +277,7 @@ class LiveOutputs:
     sequences: LiveSequences
     backend: Backend
     _: KW_ONLY
-    tell: Callable[[Iterable[TokenEvent]], None]
+    emit: Callable[[Iterable[TokenEvent]], None]
     first_token_ms: Callable[[Sequence], float]
     _outputs: dict[str, SequenceOutput] = field(default_factory=dict)
     num_forced: int = 0
@@ -331,7 +331,7 @@ class LiveOutputs:
                 events = self._outputs[sequence.request.id].advance(advance)
         except RequestFailed as error:
             self.drop(sequence.request.id)
-            self.tell((failure(sequence.request.id, str(error), sequence.num_output),))
+            self.emit((failure(sequence.request.id, str(error), sequence.num_output),))
             return
         self._take(sequence, events)
 
@@ -356,7 +356,7 @@ class LiveOutputs:
         if events and (finish := events[-1].finish) is not None:
             del self._outputs[sequence.request.id]
             (self.sequences.complete if finish.is_good else self.sequences.finish)(sequence)
-        self.tell(events)
+        self.emit(events)
 
 
 def _has_failed(advance: SequenceAdvance) -> bool:

@@ -149,7 +149,7 @@ _TELL_S = 0.1
 """Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
 
 
-class ForecastTeller:
+class ForecastSource:
     """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
 
     def __init__(self, scheduler: Scheduler, journal: PrefixJournal, clock: Callable[[], float]) -> None:

@@ -118,7 +118,7 @@ class SharedTurn(EngineTurn):
         if self._is_held and (work is None or (self.is_wanted and self._has_computed)):
             self._give_back(EngineWants(work=work))
         else:
-            self._tell(EngineWants(work=work))
+            self._send_wants(EngineWants(work=work))
 
     def computed(self) -> None:
         self._has_computed = True
@@ -128,7 +128,7 @@ class SharedTurn(EngineTurn):
 
     def load_on(self) -> None:
         if not self._is_held:
-            self._tell(_LOADING)
+            self._send_wants(_LOADING)
             self._wait()
         elif self.clock() - self._granted_s >= PIECE_S:
             self.pass_on()
@@ -143,7 +143,7 @@ class SharedTurn(EngineTurn):
         if self._is_closed:
             raise ConnectionError("the client is gone")
 
-    def _tell(self, wants: EngineWants) -> None:
+    def _send_wants(self, wants: EngineWants) -> None:
         if wants != self._sent:
             self._sent = wants
             self.send(wants)

@@ -108,7 +108,7 @@ class RequestReplay:
         self._is_held_back = False
         self._send_due()
 
-    def tell_of_loading(self, fraction: float) -> None:
+    def report_loading(self, fraction: float) -> None:
         for answer in self.live.answers():
             answer.wait_at(messages.ModelLoading(fraction))
 

@@ -295,8 +295,8 @@ class CoresPartner:
             work = Priority.BATCH if loads_for is None else loads_for
         self._loads_as = work if wants.is_loading else None
         turns = self._cores.turns
-        tell = turns.given_back if isinstance(event, TurnBack) else turns.wants
-        tell(self.name, work, self._cores.clock())
+        apply = turns.given_back if isinstance(event, TurnBack) else turns.wants
+        apply(self.name, work, self._cores.clock())
         self._cores.act()
 
     def request_came(self, priority: Priority) -> None:

@@ -236,11 +236,11 @@ class EngineNews:
 
     def show_steps(self, see: SeeStep) -> None:
         self._see = see
-        self._tell(messages.ShowSteps())
+        self._send_if_ready(messages.ShowSteps())
 
     def hide_steps(self) -> None:
         self._see = None
-        self._tell(messages.HideSteps())
+        self._send_if_ready(messages.HideSteps())
 
     def request_came(self, priority: Priority) -> None:
         if self._partner is not None:
@@ -279,7 +279,7 @@ class EngineNews:
         match event:
             case messages.Loading():
                 if self.progress.heard(event):
-                    replay.tell_of_loading(self.progress.loaded)
+                    replay.report_loading(self.progress.loaded)
             case messages.LoadingAdapter() | messages.AdapterLoaded() | messages.AdapterRefused():
                 self.adapters.heard(event)
             case messages.MediaMeasured(media=media):
@@ -316,7 +316,7 @@ class EngineNews:
         self.forget()
         self._observer.engine_died(cause)
 
-    def _tell(self, command: messages.ShowSteps | messages.HideSteps) -> None:
+    def _send_if_ready(self, command: messages.ShowSteps | messages.HideSteps) -> None:
         if self._send is not None:
             self._send(command)
 

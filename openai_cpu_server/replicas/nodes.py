@@ -45,8 +45,8 @@ class _HostLink:
         self._host = host
         self.attend = host.attend
 
-    async def tell(self, lease_holder: str, orders: bytes) -> bool:
-        return self._host.tell(lease_holder, orders)
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
+        return self._host.take_orders(lease_holder, orders)
 
     async def load_adapter(self, adapter: bytes) -> bytes:
         status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))

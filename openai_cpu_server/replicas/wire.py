@@ -145,7 +145,7 @@ class ReplicaLink(Protocol):
         """Yield news until the replica ends the session, or the reader does, with all its requests. Raises
         ReplicaLost."""
 
-    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
 
     async def load_adapter(self, adapter: bytes) -> bytes:

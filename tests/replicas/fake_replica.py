@@ -89,7 +89,7 @@ class FakeReplica:
             yield payload
         raise ReplicaLost("it was killed")
 
-    async def tell(self, lessee: str, orders: bytes) -> bool:
+    async def send_orders(self, lessee: str, orders: bytes) -> bool:
         if self.is_deaf:
             await anyio.sleep_forever()
         if lessee != self._lessee:

@@ -150,7 +150,7 @@ class HostSession:
         self._started.pop(place.id, None)
         self._news.set()
 
-    def tell(self, news: TokenEvent | Embedded | RequestEnd | MeasuredMedia) -> None:
+    def collect(self, news: TokenEvent | Embedded | RequestEnd | MeasuredMedia) -> None:
         match news:
             case TokenEvent():
                 self._events.append(news)
@@ -183,14 +183,14 @@ class SessionRelay(AnswerSink):
             self.session.wait_at(place)
 
     def push(self, event: TokenEvent | Embedded) -> None:
-        self.session.tell(event)
+        self.session.collect(event)
 
     def fail(self, request_id: str, error: ServerError) -> None:
         is_to_blame = isinstance(error, GenerationFailed) and not error.may_retry and self.serves()
         why = EndReason.FAILED if is_to_blame else EndReason.RETURNED
         if isinstance(error, RequestCancelled):
             why = EndReason.CANCELLED
-        self.session.tell(RequestEnd(request_id, why, str(error)))
+        self.session.collect(RequestEnd(request_id, why, str(error)))
 
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
@@ -344,7 +344,7 @@ class ReplicaHost:
         finally:
             self._forget(session)
 
-    def tell(self, lease_holder: str, orders: bytes) -> bool:
+    def take_orders(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
@@ -375,7 +375,7 @@ class ReplicaHost:
         """On an error the client asks again, or another replica."""
         with contextlib.suppress(ServerError):
             for measured in await self._supervisor.news.shapes.measured(sizes):
-                session.tell(measured)
+                session.collect(measured)
 
     def _submit(self, session: HostSession, submitted: Iterable[Submit]) -> None:
         taken = []
@@ -387,7 +387,7 @@ class ReplicaHost:
                     AcceptedRequest(request, relay, self._clock(), list(one.output), one.num_embedded)
                 )
             else:
-                session.tell(RequestEnd(request.id, EndReason.RETURNED, "This replica cannot compute it."))
+                session.collect(RequestEnd(request.id, EndReason.RETURNED, "This replica cannot compute it."))
         if taken:
             self._replay.accept(taken)
 
@@ -513,18 +513,18 @@ class ReplicaDoor:
         return hello.lease_holder
 
     async def _serve(self, stream: FrameStream, lease_holder: str) -> None:
-        telling = asyncio.create_task(self._tell(stream, lease_holder))
+        sending = asyncio.create_task(self._send_news(stream, lease_holder))
         listening = asyncio.create_task(self._listen(stream, lease_holder))
         try:
-            await asyncio.wait((telling, listening), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, listening), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (telling, listening):
+            for task in (sending, listening):
                 task.cancel()
-            for end in await asyncio.gather(telling, listening, return_exceptions=True):
+            for end in await asyncio.gather(sending, listening, return_exceptions=True):
                 if isinstance(end, Exception):
                     logger.error("a session has failed", exc_info=end)
 
-    async def _tell(self, stream: FrameStream, lease_holder: str) -> None:
+    async def _send_news(self, stream: FrameStream, lease_holder: str) -> None:
         async with aclosing(self._host.attend(lease_holder)) as news:  # type: ignore[type-var]
             async for payload in news:
                 stream.send(NewsFrame.NEWS, payload)
@@ -533,4 +533,6 @@ class ReplicaDoor:
 
     async def _listen(self, stream: FrameStream, lease_holder: str) -> None:
         while (orders := await stream.receive()) is not None:
-            stream.send(NewsFrame.TAKEN if self._host.tell(lease_holder, orders) else NewsFrame.UNKNOWN)
+            stream.send(
+                NewsFrame.TAKEN if self._host.take_orders(lease_holder, orders) else NewsFrame.UNKNOWN
+            )

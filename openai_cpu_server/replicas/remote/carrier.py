@@ -64,11 +64,11 @@ class StreamLink:
             del self._sessions[lease_holder]
             session.close()
 
-    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         session = self._sessions.get(lease_holder)
         if session is None:
             raise ReplicaLost("there is no connection to it")
-        return await session.tell(orders)
+        return await session.send_orders(orders)
 
     async def _connected(self, door: DoorAddress, lease_holder: str) -> _Session:
         loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class _Session:
                 answer.set_result(kind == NewsFrame.TAKEN)
         raise ReplicaLost("the connection to it was cut")
 
-    async def tell(self, orders: bytes) -> bool:
+    async def send_orders(self, orders: bytes) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._untaken.append(answer)
         self.stream.send(orders)

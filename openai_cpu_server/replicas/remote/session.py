@@ -56,7 +56,7 @@ class ReplicaSession:
     """Start time of each order batch that the replica's forecast does not include yet."""
     _num_counted: int = 0
     _is_over: bool = False
-    _telling: asyncio.Task[None] | None = None
+    _sending: asyncio.Task[None] | None = None
     """Started by the first news, because the replica would not know us before."""
 
     def __post_init__(self) -> None:
@@ -81,15 +81,15 @@ class ReplicaSession:
     def leave(self) -> None:
         self._is_over = True
         self._listening.cancel()
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
 
     async def _listen(self) -> None:
         try:
             async for payload in self.link.attend(self.lease_holder):
                 self._heard_s = self.clock()
-                if self._telling is None:
-                    self._telling = asyncio.create_task(self._tell())
+                if self._sending is None:
+                    self._sending = asyncio.create_task(self._send_orders())
                 self.heard(self, read_news(payload))
         except ReplicaLost as error:
             self._lose(str(error))
@@ -101,7 +101,7 @@ class ReplicaSession:
         else:
             self._lose("it has ended the session", is_death=False)
 
-    async def _tell(self) -> None:
+    async def _send_orders(self) -> None:
         while True:
             try:
                 await asyncio.wait_for(self._has_orders.wait(), self.lease_s / _RENEWALS)
@@ -110,8 +110,8 @@ class ReplicaSession:
             orders, patience_s = self._next_orders(), _PATIENCE * self.lease_s
             self._sent_s.append(self.clock())
             try:
-                telling = self.link.tell(self.lease_holder, encode_orders(orders))
-                is_taken = await asyncio.wait_for(telling, patience_s)
+                sending = self.link.send_orders(self.lease_holder, encode_orders(orders))
+                is_taken = await asyncio.wait_for(sending, patience_s)
             except asyncio.TimeoutError:
                 return self._lose(f"it has not answered for {patience_s:.1f} s")
             except ReplicaLost as error:
