@@ -7,14 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from openai_cpu_server.contract.messages import (
-    AdapterLoaded,
-    AdapterNews,
-    AdapterRefused,
-    LoadAdapter,
-    LoadingAdapter,
-    UnloadAdapter,
-)
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.errors import AdapterFailed, ServerError
 
@@ -99,7 +92,7 @@ class AdapterControl:
         if status is None:
             status = self._add(adapter)
             if self._send is not None:
-                self._send(LoadAdapter(adapter))
+                self._send(messages.LoadAdapter(adapter))
         if status.state is AdapterState.LOADING:
             self._pending.expect(key)
             status = await self._pending.result(key)
@@ -124,7 +117,7 @@ class AdapterControl:
             if status.state is AdapterState.READY and key not in named and not self.is_used(key):
                 del self._statuses[key]
                 if self._send is not None:
-                    self._send(UnloadAdapter(key))
+                    self._send(messages.UnloadAdapter(key))
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
@@ -140,15 +133,15 @@ class AdapterControl:
         """Start sending commands. The process has loaded the adapters of its start."""
         self._send = send
         if late := self._unanswered:
-            send(*[LoadAdapter(adapter) for adapter in late])
+            send(*[messages.LoadAdapter(adapter) for adapter in late])
 
-    def heard(self, news: AdapterNews) -> None:
+    def heard(self, news: messages.AdapterNews) -> None:
         match news:
-            case LoadingAdapter(key=key):
+            case messages.LoadingAdapter(key=key):
                 self._being_loaded = key
-            case AdapterLoaded(adapter=loaded):
+            case messages.AdapterLoaded(adapter=loaded):
                 self._settle(loaded.key, AdapterState.READY, loaded=loaded)
-            case AdapterRefused(key=key, reason=reason):
+            case messages.AdapterRefused(key=key, reason=reason):
                 self._settle(key, AdapterState.FAILED, reason=reason)
 
     def lost(self) -> None:

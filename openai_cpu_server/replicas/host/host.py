@@ -17,20 +17,10 @@ from functools import partial
 import anyio
 import msgspec
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
-from openai_cpu_server.contract.messages import (
-    CancelRequest,
-    ClearCache,
-    FinishReason,
-    MeasureMedia,
-    ModelLoading,
-    QueuePlace,
-    StepFigures,
-    Submit,
-    TokenEvent,
-)
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
@@ -40,23 +30,7 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, AnswerSink, na
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerError
-from openai_cpu_server.replicas.wire import (
-    CancelCall,
-    DoorAddress,
-    DropAdapter,
-    EndReason,
-    FrameStream,
-    HostReport,
-    NewsFrame,
-    Order,
-    RenewLease,
-    ReplicaNews,
-    RequestEnd,
-    SessionHello,
-    encode_news,
-    origin,
-    read_orders,
-)
+from openai_cpu_server.replicas import wire
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +42,7 @@ class CpuSpending:
     def __init__(self) -> None:
         self._spent_ms: dict[str, float] = {}
 
-    def step_done(self, figures: StepFigures) -> None:
+    def step_done(self, figures: messages.StepFigures) -> None:
         self.add(figures.spent_ms)
 
     def engine_died(self, cause: str) -> None: ...
@@ -92,12 +66,12 @@ class HostSession:
     """Number of order batches received."""
     held_version: int | None = None
     spending: CpuSpending = field(default_factory=CpuSpending)
-    _report: HostReport | None = None
+    _report: wire.HostReport | None = None
     _started: dict[str, None] = field(default_factory=dict)
-    _places: dict[str, QueuePlace] = field(default_factory=dict)
-    _events: list[TokenEvent] = field(default_factory=list)
+    _places: dict[str, messages.QueuePlace] = field(default_factory=dict)
+    _events: list[messages.TokenEvent] = field(default_factory=list)
     _embedded: list[Embedded] = field(default_factory=list)
-    _ended: list[RequestEnd] = field(default_factory=list)
+    _ended: list[wire.RequestEnd] = field(default_factory=list)
     _measured: list[MeasuredMedia] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
@@ -106,12 +80,12 @@ class HostSession:
         self._is_over = True
         self._news.set()
 
-    async def next(self) -> ReplicaNews | None:
+    async def next(self) -> wire.ReplicaNews | None:
         """Return the collected news, or None when the session has ended."""
         await self._news.wait()
         if self._is_over:
             return None
-        news = ReplicaNews(
+        news = wire.ReplicaNews(
             report=self._report,
             started=tuple(self._started),
             places=tuple(self._places.values()),
@@ -136,7 +110,7 @@ class HostSession:
         """True until the last report is fetched. A new one would lose the changes of held prefixes in it."""
         return self._report is not None
 
-    def report(self, report: HostReport) -> None:
+    def report(self, report: wire.HostReport) -> None:
         self._report = report
         self._news.set()
 
@@ -145,18 +119,18 @@ class HostSession:
         self._places.pop(request_id, None)
         self._news.set()
 
-    def wait_at(self, place: QueuePlace) -> None:
+    def wait_at(self, place: messages.QueuePlace) -> None:
         self._places[place.id] = place
         self._started.pop(place.id, None)
         self._news.set()
 
-    def collect(self, news: TokenEvent | Embedded | RequestEnd | MeasuredMedia) -> None:
+    def collect(self, news: messages.TokenEvent | Embedded | wire.RequestEnd | MeasuredMedia) -> None:
         match news:
-            case TokenEvent():
+            case messages.TokenEvent():
                 self._events.append(news)
             case Embedded():
                 self._embedded.append(news)
-            case RequestEnd():
+            case wire.RequestEnd():
                 self._ended.append(news)
             case MeasuredMedia():
                 self._measured.append(news)
@@ -177,20 +151,20 @@ class SessionRelay(AnswerSink):
             self._is_running = True
             self.session.start(self.request_id)
 
-    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
-        if isinstance(place, QueuePlace):  # who chooses between replicas knows which of them load
+    def wait_at(self, place: messages.QueuePlace | messages.ModelLoading) -> None:
+        if isinstance(place, messages.QueuePlace):  # who chooses between replicas knows which of them load
             self._is_running = False
             self.session.wait_at(place)
 
-    def push(self, event: TokenEvent | Embedded) -> None:
+    def push(self, event: messages.TokenEvent | Embedded) -> None:
         self.session.collect(event)
 
     def fail(self, request_id: str, error: ServerError) -> None:
         is_to_blame = isinstance(error, GenerationFailed) and not error.may_retry and self.serves()
-        why = EndReason.FAILED if is_to_blame else EndReason.RETURNED
+        why = wire.EndReason.FAILED if is_to_blame else wire.EndReason.RETURNED
         if isinstance(error, RequestCancelled):
-            why = EndReason.CANCELLED
-        self.session.collect(RequestEnd(request_id, why, str(error)))
+            why = wire.EndReason.CANCELLED
+        self.session.collect(wire.RequestEnd(request_id, why, str(error)))
 
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
@@ -230,7 +204,7 @@ class HostReporting:
 
     def report(
         self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
-    ) -> HostReport:
+    ) -> wire.HostReport:
         supervisor, news, now_s = self.supervisor, self.supervisor.news, self.clock()
         report = _LastReport(now_s, supervisor.state, news.forecast, supervisor.reason)
         report.num_seen = session.num_batches
@@ -242,11 +216,11 @@ class HostReporting:
         shown: tuple[LiveRequest, ...] | None = None
         if now_s - report.others_s >= _OTHERS_S:
             report.others_s = now_s
-            snapshots = ((live.snapshot(now_s), origin(live.request.id)) for live in others)
+            snapshots = ((live.snapshot(now_s), wire.origin(live.request.id)) for live in others)
             shown = tuple(msgspec.structs.replace(snapshot, id=name) for snapshot, name in snapshots)
         held = news.held_blocks.since(session.held_version)
         session.held_version = held.version
-        return HostReport(
+        return wire.HostReport(
             state=supervisor.state,
             status=status,
             info=news.info,
@@ -340,7 +314,7 @@ class ReplicaHost:
         self._report(session)
         try:
             while (news := await session.next()) is not None:
-                yield encode_news(news)
+                yield wire.encode_news(news)
         finally:
             self._forget(session)
 
@@ -351,10 +325,10 @@ class ReplicaHost:
             return False
         session.renewed_s = self._clock()
         session.num_batches += 1
-        read = read_orders(orders)
-        self._submit(session, [order for order in read if isinstance(order, Submit)])
+        read = wire.read_orders(orders)
+        self._submit(session, [order for order in read if isinstance(order, messages.Submit)])
         for order in read:
-            if isinstance(order, MeasureMedia):
+            if isinstance(order, messages.MeasureMedia):
                 task = asyncio.create_task(self._measure(session, order.sizes))
                 self._measuring.add(task)
                 task.add_done_callback(self._measuring.discard)
@@ -377,7 +351,7 @@ class ReplicaHost:
             for measured in await self._supervisor.news.shapes.measured(sizes):
                 session.collect(measured)
 
-    def _submit(self, session: HostSession, submitted: Iterable[Submit]) -> None:
+    def _submit(self, session: HostSession, submitted: Iterable[messages.Submit]) -> None:
         taken = []
         for one in submitted:
             request = one.request
@@ -387,7 +361,9 @@ class ReplicaHost:
                     AcceptedRequest(request, relay, self._clock(), list(one.output), one.num_embedded)
                 )
             else:
-                session.collect(RequestEnd(request.id, EndReason.RETURNED, "This replica cannot compute it."))
+                session.collect(
+                    wire.RequestEnd(request.id, wire.EndReason.RETURNED, "This replica cannot compute it.")
+                )
         if taken:
             self._replay.accept(taken)
 
@@ -402,21 +378,21 @@ class ReplicaHost:
     def _serves(self) -> bool:
         return self._supervisor.state in _SERVING
 
-    def _follow(self, order: Order) -> None:
+    def _follow(self, order: wire.Order) -> None:
         match order:
-            case CancelRequest(id=request_id, reason=FinishReason.STOP):
+            case messages.CancelRequest(id=request_id, reason=messages.FinishReason.STOP):
                 if (live := self._replay.live.get(request_id)) is not None:
                     self._replay.stop(live)
-            case CancelRequest(id=request_id):
+            case messages.CancelRequest(id=request_id):
                 self._replay.cancel(request_id)
-            case CancelCall(name=name):
-                call = [live for live in self._replay.live if name in names_of(origin(live.request.id))]
+            case wire.CancelCall(name=name):
+                call = [live for live in self._replay.live if name in names_of(wire.origin(live.request.id))]
                 end_cancelled(self._replay, call)
-            case ClearCache():
+            case messages.ClearCache():
                 self._supervisor.send(order)
-            case DropAdapter(name=name):
+            case wire.DropAdapter(name=name):
                 self._adapters.unload(name)
-            case MeasureMedia() | RenewLease() | Submit():
+            case messages.MeasureMedia() | wire.RenewLease() | messages.Submit():
                 pass
 
     async def _tick(self) -> None:
@@ -455,7 +431,7 @@ def _session_of(live: AcceptedRequest) -> HostSession | None:
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
 """Most bytes of an unauthenticated frame."""
-_hello = msgspec.msgpack.Decoder(SessionHello)
+_hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 
 class ReplicaDoor:
@@ -469,15 +445,15 @@ class ReplicaDoor:
         self._server: asyncio.Server | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
-    async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorAddress:
+    async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> wire.DoorAddress:
         """Listen on a free port of this address. Raises OSError."""
         loop = asyncio.get_running_loop()
         stream = partial(
-            FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
+            wire.FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
         )
         self._server = await loop.create_server(stream, address, 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
-        return DoorAddress(address, port, self._token)
+        return wire.DoorAddress(address, port, self._token)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -487,12 +463,12 @@ class ReplicaDoor:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
 
-    def _opened(self, stream: FrameStream) -> None:
+    def _opened(self, stream: wire.FrameStream) -> None:
         visit = asyncio.create_task(self._visit(stream))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
 
-    async def _visit(self, stream: FrameStream) -> None:
+    async def _visit(self, stream: wire.FrameStream) -> None:
         try:
             lease_holder = await self._let_in(stream)
             if lease_holder is not None:
@@ -500,7 +476,7 @@ class ReplicaDoor:
         finally:
             stream.close()
 
-    async def _let_in(self, stream: FrameStream) -> str | None:
+    async def _let_in(self, stream: wire.FrameStream) -> str | None:
         try:
             with anyio.fail_after(_HELLO_S):
                 hello = _hello.decode(await stream.receive() or b"")
@@ -512,7 +488,7 @@ class ReplicaDoor:
         stream.trust()
         return hello.lease_holder
 
-    async def _serve(self, stream: FrameStream, lease_holder: str) -> None:
+    async def _serve(self, stream: wire.FrameStream, lease_holder: str) -> None:
         sending = asyncio.create_task(self._send_news(stream, lease_holder))
         listening = asyncio.create_task(self._listen(stream, lease_holder))
         try:
@@ -524,15 +500,17 @@ class ReplicaDoor:
                 if isinstance(end, Exception):
                     logger.error("a session has failed", exc_info=end)
 
-    async def _send_news(self, stream: FrameStream, lease_holder: str) -> None:
+    async def _send_news(self, stream: wire.FrameStream, lease_holder: str) -> None:
         async with aclosing(self._host.attend(lease_holder)) as news:  # type: ignore[type-var]
             async for payload in news:
-                stream.send(NewsFrame.NEWS, payload)
+                stream.send(wire.NewsFrame.NEWS, payload)
                 await stream.sent()
-        stream.send(NewsFrame.END)
+        stream.send(wire.NewsFrame.END)
 
-    async def _listen(self, stream: FrameStream, lease_holder: str) -> None:
+    async def _listen(self, stream: wire.FrameStream, lease_holder: str) -> None:
         while (orders := await stream.receive()) is not None:
             stream.send(
-                NewsFrame.TAKEN if self._host.take_orders(lease_holder, orders) else NewsFrame.UNKNOWN
+                wire.NewsFrame.TAKEN
+                if self._host.take_orders(lease_holder, orders)
+                else wire.NewsFrame.UNKNOWN
             )

@@ -21,22 +21,10 @@ from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
+from openai_cpu_server.replicas import wire
 from openai_cpu_server.replicas.remote.placement import RequestPlacement
 from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
 from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
-from openai_cpu_server.replicas.wire import (
-    DoorAddress,
-    EndReason,
-    FrameStream,
-    HostReport,
-    NewsFrame,
-    Order,
-    ReplicaLink,
-    ReplicaLost,
-    ReplicaNews,
-    RequestEnd,
-    SessionHello,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +36,7 @@ _CONNECT_S = 5.0
 class StreamLink:
     """`ReplicaLink` over a connection to the replica's door."""
 
-    door: Callable[[], Awaitable[DoorAddress]]
+    door: Callable[[], Awaitable[wire.DoorAddress]]
     """Function that returns the address of the door. Raises ReplicaLost."""
     load_adapter: Callable[[bytes], Coroutine[Any, Any, bytes]]
     tls: ssl.SSLContext | None = None
@@ -67,27 +55,27 @@ class StreamLink:
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         session = self._sessions.get(lease_holder)
         if session is None:
-            raise ReplicaLost("there is no connection to it")
+            raise wire.ReplicaLost("there is no connection to it")
         return await session.send_orders(orders)
 
-    async def _connected(self, door: DoorAddress, lease_holder: str) -> _Session:
+    async def _connected(self, door: wire.DoorAddress, lease_holder: str) -> _Session:
         loop = asyncio.get_running_loop()
         host = "" if self.tls else None
         try:
             with anyio.fail_after(_CONNECT_S):
                 _, stream = await loop.create_connection(
-                    FrameStream, door.address, door.port, ssl=self.tls, server_hostname=host
+                    wire.FrameStream, door.address, door.port, ssl=self.tls, server_hostname=host
                 )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"nobody answered in {_CONNECT_S:g} s"
-            raise ReplicaLost(f"cannot connect to {door.address}:{door.port}: {why}") from None
-        stream.send(msgspec.msgpack.encode(SessionHello(door.token, lease_holder)))
+            raise wire.ReplicaLost(f"cannot connect to {door.address}:{door.port}: {why}") from None
+        stream.send(msgspec.msgpack.encode(wire.SessionHello(door.token, lease_holder)))
         return _Session(stream)
 
 
 @dataclass(eq=False)
 class _Session:
-    stream: FrameStream
+    stream: wire.FrameStream
     _untaken: deque[asyncio.Future[bool]] = field(default_factory=deque)
     _patience_s: float | None = _CONNECT_S
 
@@ -95,13 +83,13 @@ class _Session:
         """Return None if the replica has ended the session. Raises ReplicaLost."""
         while (frame := await self._received()) is not None:
             kind = frame[:1]
-            if kind == NewsFrame.NEWS:
+            if kind == wire.NewsFrame.NEWS:
                 return frame[1:]
-            if kind == NewsFrame.END:
+            if kind == wire.NewsFrame.END:
                 return None
             if self._untaken and not (answer := self._untaken.popleft()).done():
-                answer.set_result(kind == NewsFrame.TAKEN)
-        raise ReplicaLost("the connection to it was cut")
+                answer.set_result(kind == wire.NewsFrame.TAKEN)
+        raise wire.ReplicaLost("the connection to it was cut")
 
     async def send_orders(self, orders: bytes) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -113,14 +101,14 @@ class _Session:
         self.stream.abort()
         for answer in self._untaken:
             if not answer.done():
-                answer.set_exception(ReplicaLost("the connection to it was cut"))
+                answer.set_exception(wire.ReplicaLost("the connection to it was cut"))
 
     async def _received(self) -> bytes | None:
         try:
             with anyio.fail_after(self._patience_s):
                 frame = await self.stream.receive()
         except TimeoutError:
-            raise ReplicaLost(f"it has told nothing in {self._patience_s:g} s") from None
+            raise wire.ReplicaLost(f"it has told nothing in {self._patience_s:g} s") from None
         self._patience_s = None
         return frame
 
@@ -145,12 +133,12 @@ class ReplicaCarrier:
         self._clock = clock
         self._router = router
         self._lease_s = lease_s
-        self._links: dict[str, ReplicaLink] = {}
+        self._links: dict[str, wire.ReplicaLink] = {}
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
     # -- replicas ----------------------------------------------------------------------------------------
 
-    def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
+    def replicas_are(self, links: Mapping[str, wire.ReplicaLink]) -> None:
         """Attend new replicas. Absent ones get no new requests, and their requests move."""
         self._links = dict(links)
         for name in links:
@@ -167,7 +155,7 @@ class ReplicaCarrier:
         for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 
-    def send(self, replica: str, *orders: Order) -> None:
+    def send(self, replica: str, *orders: wire.Order) -> None:
         if replica in self.replicas:
             self.replicas[replica].session.send(*orders)
 
@@ -178,7 +166,7 @@ class ReplicaCarrier:
 
     # -- sessions ----------------------------------------------------------------------------------------
 
-    def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
+    def heard(self, session: ReplicaSession, news: wire.ReplicaNews) -> None:
         replica = session.replica
         self.on_spent(news.spent_ms)
         self.on_measured(news.measured)
@@ -220,7 +208,7 @@ class ReplicaCarrier:
         if self.requests.empty(name):
             self.replicas.pop(name).session.leave_in(_LAST_WORDS_S)
 
-    def _reported(self, replica: str, report: HostReport) -> None:
+    def _reported(self, replica: str, report: wire.HostReport) -> None:
         member = self.replicas[replica]
         if report.others is None and member.report is not None:
             report = msgspec.structs.replace(report, others=member.report.others)
@@ -240,9 +228,9 @@ class ReplicaCarrier:
 
     # -- inside: events of requests ----------------------------------------------------------------------
 
-    def _deliver(self, replica: str, news: ReplicaNews) -> None:
+    def _deliver(self, replica: str, news: wire.ReplicaNews) -> None:
         find = self.requests.find
-        here = [live for wire in news.started if (live := find(replica, wire)) is not None]
+        here = [live for name in news.started if (live := find(replica, name)) is not None]
         for live in self.requests.live.computing(tuple(live.request.id for live in here)):
             live.answer.start()
         events: list[TokenEvent | Embedded] = [*news.events, *news.embedded]
@@ -261,15 +249,15 @@ class ReplicaCarrier:
             for answer, place in self.requests.live.waiting(places, self._clock(), among=among).items():
                 answer.wait_at(place)
 
-    def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
+    def _end(self, replica: str, news: Sequence[wire.RequestEnd]) -> None:
         there = [(live, end) for end in news if (live := self.requests.find(replica, end.id)) is not None]
         for live, end in there:
-            if end.why is EndReason.FAILED:  # the replica's engine has died of it
+            if end.why is wire.EndReason.FAILED:  # the replica's engine has died of it
                 self.requests.culprits.book(live.request.account, live.call)
-            if end.why is not EndReason.RETURNED:
-                error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed
+            if end.why is not wire.EndReason.RETURNED:
+                error = RequestCancelled if end.why is wire.EndReason.CANCELLED else GenerationFailed
                 self.requests.delivery.fail([live], partial(error, end.message))
-        returned = [(live, end.message) for live, end in there if end.why is EndReason.RETURNED]
+        returned = [(live, end.message) for live, end in there if end.why is wire.EndReason.RETURNED]
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
             self.requests.displace(lives, self.replicas[replica], returned[-1][1])

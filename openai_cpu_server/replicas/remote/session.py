@@ -14,16 +14,7 @@ from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import Submit
 from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.replicas.wire import (
-    HostReport,
-    Order,
-    RenewLease,
-    ReplicaLink,
-    ReplicaLost,
-    ReplicaNews,
-    encode_orders,
-    read_news,
-)
+from openai_cpu_server.replicas import wire
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +31,17 @@ class ReplicaSession:
     """Lost when the stream of news ends, or when an order is not answered in time."""
 
     replica: str
-    link: ReplicaLink
+    link: wire.ReplicaLink
     lease_holder: str
     """Our name, unique to the session."""
-    heard: Callable[[ReplicaSession, ReplicaNews], None]
+    heard: Callable[[ReplicaSession, wire.ReplicaNews], None]
     lost: Callable[[ReplicaSession, str, bool], None]
     """Called once, and not after we have left, with the reason, and False if the replica has ended the
     session."""
     _: KW_ONLY
     lease_s: float
     clock: Callable[[], float]
-    _orders: list[Order] = field(default_factory=list)
+    _orders: list[wire.Order] = field(default_factory=list)
     _has_orders: asyncio.Event = field(default_factory=asyncio.Event)
     _sent_s: deque[float] = field(default_factory=deque)
     """Start time of each order batch that the replica's forecast does not include yet."""
@@ -63,7 +54,7 @@ class ReplicaSession:
         self._heard_s = self.clock()
         self._listening = asyncio.create_task(self._listen())
 
-    def send(self, *orders: Order) -> None:
+    def send(self, *orders: wire.Order) -> None:
         self._orders.extend(orders)
         self._has_orders.set()
 
@@ -90,8 +81,8 @@ class ReplicaSession:
                 self._heard_s = self.clock()
                 if self._sending is None:
                     self._sending = asyncio.create_task(self._send_orders())
-                self.heard(self, read_news(payload))
-        except ReplicaLost as error:
+                self.heard(self, wire.read_news(payload))
+        except wire.ReplicaLost as error:
             self._lose(str(error))
         except msgspec.DecodeError as error:
             self._lose(f"it sends what cannot be read ({error})")
@@ -106,22 +97,22 @@ class ReplicaSession:
             try:
                 await asyncio.wait_for(self._has_orders.wait(), self.lease_s / _RENEWALS)
             except asyncio.TimeoutError:
-                self._orders.append(RenewLease())
+                self._orders.append(wire.RenewLease())
             orders, patience_s = self._next_orders(), _PATIENCE * self.lease_s
             self._sent_s.append(self.clock())
             try:
-                sending = self.link.send_orders(self.lease_holder, encode_orders(orders))
+                sending = self.link.send_orders(self.lease_holder, wire.encode_orders(orders))
                 is_taken = await asyncio.wait_for(sending, patience_s)
             except asyncio.TimeoutError:
                 return self._lose(f"it has not answered for {patience_s:.1f} s")
-            except ReplicaLost as error:
+            except wire.ReplicaLost as error:
                 return self._lose(str(error))
             if not is_taken:
                 return self._lose("it has given us up")
             if self.clock() - self._heard_s > max(_SILENCE_S, self.lease_s):
                 return self._lose("it answers, but its news do not come")
 
-    def _next_orders(self) -> list[Order]:
+    def _next_orders(self) -> list[wire.Order]:
         """An order with pictures or sound is large and ends a batch."""
         requests = (order.request if isinstance(order, Submit) else None for order in self._orders)
         large = (
@@ -146,7 +137,7 @@ class ReplicaSession:
 @dataclass
 class ReplicaMember:
     session: ReplicaSession
-    report: HostReport | None = None
+    report: wire.HostReport | None = None
     is_going: bool = False
     """True if it gets no new requests, and its own move as soon as another can take them."""
     adapters_asked: set[str] = field(default_factory=set)
