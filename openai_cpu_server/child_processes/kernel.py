@@ -180,8 +180,7 @@ _FORBIDDEN = {
 }
 """System call -> its number on x86_64 and on aarch64."""
 _OF_CUDA = ("socket", "bind", "listen")
-"""CUDA creates an abstract Unix socket when it starts, and finds no device if it cannot. It needs no
-connection."""
+"""CUDA creates an abstract Unix socket when it starts, or finds no device. It never connects it."""
 _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))

@@ -71,8 +71,7 @@ class EngineState(enum.Enum):
 
     @property
     def retry_after_s(self) -> int:
-        """Seconds until a rejected client may retry: more in states from which only another server can
-        help."""
+        """Seconds until a rejected client may retry: more in states where only another server can help."""
         goes_on = self not in (EngineState.DRAINING, EngineState.FAILED, EngineState.STOPPED)
         return _SOON_S if goes_on else _NEXT_SERVER_S
 
@@ -160,8 +159,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None
     """1 is next. None if the request runs, or is not near the head of the queue."""
     first_token_ms: float | None
-    """Estimate from now, if there is a position. For a request that embeds: until the first input is
-    computed."""
+    """Estimate from now, if there is a position, until the first token or the first computed input."""
     num_inputs: int | None = None
     """Number of texts, or None for a generation."""
     num_embedded: int = 0
@@ -212,8 +210,7 @@ class Embedding(ComputedCall, Protocol):
 
 
 class Engine(Protocol):
-    """An engine that generates or embeds. Its methods belong to one event loop's thread, and none of them
-    blocks."""
+    """Engine that generates or embeds. Its methods belong to one event loop's thread, and none blocks."""
 
     @property
     def info(self) -> ModelInfo | None:
@@ -224,8 +221,7 @@ class Engine(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """True if the engine is draining or has stopped, so that it begins nothing new in any state of its
-        process."""
+        """True if the engine drains or has stopped, and begins nothing new in any state of its process."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Submit the sequences of one API call. Raises `EngineUnavailable`, `QueueFull`,

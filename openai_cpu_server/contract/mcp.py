@@ -84,8 +84,7 @@ class McpServer(Protocol):
         """List the tools, starting the server if necessary. Raises McpUnavailable."""
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
-        """Call a tool; every failure is returned as an answer. Cancelling the call also cancels it at the
-        server."""
+        """Call a tool; a failure is an answer, too. Cancelling the call also cancels it at the server."""
 
     async def close(self) -> None: ...
 

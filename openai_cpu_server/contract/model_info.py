@@ -127,14 +127,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
-    """True: ggml rearranged the weights for this CPU in private memory, as far as it can. False: they are
-    as in the file."""
+    """True: ggml rearranged the weights for this CPU, as far as it can. False: they lie as in the file."""
     repacked_cost: float | None = None
     """Time of products with repacked weights relative to the time without. None if it was not measured or
     ggml can repack none of the weights here."""
     left_to_ggml: tuple[str, ...] = ()
-    """ggml's names of weight types that lie as in the file and that ggml multiplies faster than our
-    kernel."""
+    """ggml's names of weight types that lie as in the file and that ggml multiplies faster than we do."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -214,8 +212,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context_limit(self) -> int:
-        """Maximum tokens of one request, prompt and output together, or of one input where texts are
-        embedded."""
+        """Maximum tokens of one request with its output, or of one input where texts are embedded."""
         if self.kind is not ModelKind.GENERATES:
             return self.max_input_tokens
         return min(self.context_trained, self.kv_tokens)
@@ -260,8 +257,7 @@ class ThreadControl(Protocol):
         """Compute with `count` threads, 1 to `most`, from the next step on."""
 
     def waits_s(self) -> Mapping[int, float]:
-        """Seconds so far that each thread was ready without a core, or {} if the system does not report
-        it."""
+        """Seconds so far that each thread was ready without a core, or {} if the system has no count."""
 
     def idle_s(self) -> float:
         """Idle time of the cores so far, added up."""
@@ -280,8 +276,7 @@ class NativeModel(Protocol):
     def threads(self) -> ThreadControl: ...
 
     def warm_up(self) -> bool:
-        """Use every part once before the first step. Return False if `interrupt` ended it; it can be
-        repeated."""
+        """Use every part once before the first step. Return False if `interrupt` ended it before."""
 
     def interrupt(self) -> None:
         """Make the running `warm_up`, or an interruptible step, return early as `interrupted`. Later steps
@@ -302,8 +297,7 @@ class FimTokens(msgspec.Struct, frozen=True):
 
 
 class SequenceMarks(msgspec.Struct, frozen=True):
-    """Control tokens that a tokenizer puts around a text, and those between a query and a text for a
-    cross-encoder."""
+    """Control tokens around a text, and between a query and a text for a cross-encoder."""
 
     begin: tuple[int, ...] = ()
     between: tuple[int, ...] = ()

@@ -1,5 +1,4 @@
-"""A device beside the CPU, such as a GPU: which parts of a model are wanted there, and which were placed
-there."""
+"""Device beside the CPU, such as a GPU: parts of a model that are wanted there, or placed there."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     """Wanted placement. By default everything stays on the CPU."""
 
     gpu_layers: Union[int, Literal["auto", "all"]] = 0
-    """Number of last layers on the device, the output being the last one; auto: the fastest split that
-    fits."""
+    """Number of last layers on the device, with the output; auto: the fastest split that fits."""
     cpu_moe: int = 0
     """Number of first layers whose experts stay on the CPU, or `ALL_LAYERS` for all experts."""
     tensor_place: tuple[tuple[str, str], ...] = ()

@@ -46,8 +46,7 @@ def key_identity(key: bytes | None) -> str | None:
 
 
 def cache_namespace(*, salt: str | None, key: str | None) -> str:
-    """Digest of a pair of salt and key identity, or "" without either. Cache files may contain it, so it
-    reveals neither."""
+    """Digest of salt and key identity, or "" without either. Cache files contain it; it reveals neither."""
     if salt is None and key is None:
         return ""
     return sha256(msgspec.json.encode([key, salt])).hexdigest()

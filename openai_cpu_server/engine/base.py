@@ -73,8 +73,7 @@ class StepTimer:
     def __init__(
         self, clock: Callable[[], float], cpu_clock: Callable[[], float], *, preempt_threshold_s: float
     ) -> None:
-        """`cpu_clock`: CPU seconds of all threads. A step that ends within the threshold is never
-        discarded."""
+        """`cpu_clock`: CPU seconds of all threads. No step that ends within the threshold is discarded."""
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._preempt_threshold_s = preempt_threshold_s

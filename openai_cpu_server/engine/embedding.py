@@ -38,8 +38,7 @@ _MOST_PLACES = 100
 
 
 class EmbedCore(Core[list[EmbedPart]]):
-    """Core of queue and backend. Costs are learned while serving: an estimate is correct after some dozens
-    of steps."""
+    """Core of queue and backend. Costs are learned while serving, in some dozens of steps."""
 
     def __init__(
         self,

@@ -54,8 +54,7 @@ from openai_cpu_server.scheduler.speculation.speculator import Speculator
 logger = logging.getLogger(__name__)
 
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
-"""Function that times steps. It returns None if its argument reports other work, and another call
-continues."""
+"""Function that times steps, or returns None if its argument reports other work; it can go on later."""
 
 
 class EngineCore(Core[Step]):
@@ -71,8 +70,7 @@ class EngineCore(Core[Step]):
         cache_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measure`: set while the cost of steps is an estimate. `journal`: set if a router chooses
-        between several engines."""
+        """`measure`: set while the cost of steps is an estimate. `journal`: set if a router needs it."""
         super().__init__(backend.threads, preempt_threshold_ms=preempt_threshold_ms, clock=clock)
         self._forecasts = ForecastSource(scheduler, journal, clock) if journal is not None else None
         self._measure = measure

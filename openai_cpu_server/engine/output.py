@@ -1,5 +1,4 @@
-"""Conversion of sequences' progress into events: text of whole tokens and characters, without stop
-strings."""
+"""Conversion of sequences' progress to events: text of whole tokens and characters, no stop strings."""
 
 from __future__ import annotations
 
@@ -180,8 +179,7 @@ class SequenceOutput:
                 yield TokenEvent(id=sequence.request.id, progress=progress)
 
     def end(self, reason: FinishReason) -> Events:
-        """Return the last events of a request that ends without another token. Held text is sent if the
-        output is a result."""
+        """Return the last events without another token. Held text is sent if the output is a result."""
         self._gained = _NOTHING
         if reason is FinishReason.STOP:
             self._gain(self._text.flush())

@@ -1,5 +1,4 @@
-"""Engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`. It combines llama, scheduler
-and core."""
+"""Engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`, with llama."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ _STACK_BYTES = 64 * 2**20
 """Maximum stack of each thread; unused parts take no memory. llguidance recurses over clients' grammars in
 threads, and 8 MiB suffice for all grammars that `structured` accepts."""
 _MOST_TURNS = 60
-"""Turns after which a measurement at start is given up. A turn is a second beside batch work, and the
-largest models take 40 s."""
+"""Turns of a measurement at start, of a second beside batch work. The largest models take 40 s."""
 
 
 def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> LlamaBackend | LlamaEmbedder:
@@ -129,8 +127,7 @@ def _confine(options: EngineOptions) -> None:
 
 
 def _claim(options: EngineOptions) -> MaySave:
-    """The first engine that asks may write the cache file. A folder that the user has not named is
-    created."""
+    """The first engine may write the cache file. A folder that the user has not named is created."""
     if options.cache_file is None:
         return lambda: False
     path = Path(options.cache_file)

@@ -65,8 +65,7 @@ class RequestAdmission:
     clock: Callable[[], float]
 
     def generate(self, info: ModelInfo, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
-        """Accept the sequences of an API call. Raises CulpritsLimited, QueueFull, AdapterNotFound,
-        InvalidRequest."""
+        """Accept an API call. Raises CulpritsLimited, QueueFull, AdapterNotFound, InvalidRequest."""
         if info.kind is not ModelKind.GENERATES:
             raise _wrong_kind(info, "generate text")
         self._check(requests[0], len(requests))
@@ -128,8 +127,7 @@ class RequestAdmission:
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
 
     def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
-        """The name is replaced by the key, because the name may move to another adapter meanwhile. Raises
-        `AdapterNotFound`."""
+        """Replace the name by the key: the name may move to another adapter. Raises `AdapterNotFound`."""
         name = requests[0].adapter
         if name is None:
             return requests

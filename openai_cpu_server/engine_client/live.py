@@ -66,16 +66,14 @@ class AcceptedRequest:
     is_stopping: bool = False
     """True if it was asked to finish with its output so far."""
     num_replaced: int = 0
-    """Number of resubmissions whose predecessor has not finished. Until then all events belong to the
-    predecessor."""
+    """Number of resubmissions whose predecessor has not finished. Until then events are its own."""
 
     @property
     def call(self) -> str:
         return names_of(self.request.id)[1]
 
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
-        """Yield the commands for an engine that should compute the request. `request_id`: the engine's
-        name for it."""
+        """Yield the commands for an engine that should compute it. `request_id`: its name there."""
         name = request_id or self.request.id
         request = msgspec.structs.replace(self.request, id=name)
         yield Submit(request=request, output=tuple(self.output), num_embedded=self.num_embedded)

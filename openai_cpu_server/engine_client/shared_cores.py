@@ -240,8 +240,7 @@ class SharedCores:
         self._numbers = count(1)
 
     def join(self, name: str) -> CoresPartner:
-        """Return one engine's part, for its `Supervisor`. Engines may share a name, as when a model is
-        reloaded."""
+        """Return the partner for an engine's `Supervisor`. Engines may share a name, as in a reload."""
         return CoresPartner(self, f"{name}#{next(self._numbers)}")
 
     @property
@@ -287,8 +286,7 @@ class CoresPartner:
         self._cores.leave(self.name)
 
     def heard(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
-        """Handle an event. `loads_for`: highest priority of requests that wait for the load; None: it
-        loads as batch work."""
+        """Handle an event. `loads_for`: best priority that waits for the load, or None (batch work)."""
         wants = event.wants if isinstance(event, TurnBack) else event
         work = wants.work
         if wants.is_loading and work is not None:

@@ -134,8 +134,7 @@ class MediaShapes:
         return bool(self._pending)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Return the tokens and rows of media of these sizes. Raises `InvalidRequest`,
-        `EngineUnavailable`."""
+        """Return the tokens and rows of these media. Raises `InvalidRequest`, `EngineUnavailable`."""
         media = await self.measured(sizes)
         for one in media:
             if one.why_not:

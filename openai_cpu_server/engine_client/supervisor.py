@@ -90,8 +90,7 @@ class NextOptions:
         self.options = msgspec.structs.replace(self.options, calibrate="never")
 
     def without_device(self, death: Death) -> bool:
-        """Return True if this death ends the use of devices. A driver kills the process when its device is
-        lost or full."""
+        """Return True if this death ends the use of devices, which may be lost or full."""
         if not (self.options.wants_device and death.may_be_device):
             return False
         logger.warning("%s, with a device: the CPU serves from here on", death.message)

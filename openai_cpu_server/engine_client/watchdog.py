@@ -27,8 +27,7 @@ _FACTOR = 300.0
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = 60.0
-    """Longest silence while the engine computes, or 300 times the step's expected time if that is longer.
-    None: no limit."""
+    """Longest silence in a step, or 300 times its expected time if that is longer. None: no limit."""
     load_s: float | None = 1800.0
     """Longest silence while the model is loaded and its steps are measured. None: no limit."""
 
@@ -40,8 +39,7 @@ class HangDetector:
         self.silence_s = 0.0
         """Silence while the engine had work, counting only time in which this process itself ran."""
         self.handling_s: float | None = None
-        """Time for which one request has been handled outside of steps, regardless of other events, or
-        None."""
+        """Time for which a request has been handled outside of steps, despite other events, or None."""
         self._limits = limits
         self._checked_s = now_s
         self._expected_s = 0.0

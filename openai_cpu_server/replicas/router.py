@@ -155,8 +155,7 @@ class ReplicaLoad:
 
 
 _GUESS_S = 60.0
-"""Time for which a sent prompt is assumed held. Replicas report at a request's end, mostly within a
-minute."""
+"""Time for which a sent prompt is assumed held. Replicas report at its end, mostly in a minute."""
 _REPORTED = float("inf")
 """Expiry of a reported block."""
 

@@ -142,8 +142,7 @@ class ReplicaLink(Protocol):
     """Transport of encoded messages. Belongs to one event loop's thread."""
 
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        """Yield news until the replica ends the session, or the reader does, with all its requests. Raises
-        ReplicaLost."""
+        """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
@@ -156,8 +155,7 @@ _ATTEMPT = "~"
 
 
 def wire_id(request_id: str, attempt: int) -> str:
-    """Return the name of a request at a replica, unique to the attempt, so that late news is not mistaken
-    for its answer."""
+    """Return the name of a request at a replica, unique to the attempt: late news belong to none."""
     return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 

@@ -208,8 +208,7 @@ class EncodingTurns:
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
-        """Estimate the encoding time of a sequence without others. A waiting sequence will share what it
-        can."""
+        """Estimate the encoding time of a sequence alone. A waiting sequence will share what it can."""
         is_running = sequence.status is SequenceStatus.RUNNING
         reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
         request = sequence.request

@@ -55,8 +55,7 @@ class WaitingRoom:
         self._sizes[self.policy.lane(sequence)] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence at any place. Its group goes to the end of the lane, and its client to the end
-        of the group."""
+        """Remove a sequence. Its group goes to the end of the lane, and its client to that of the group."""
         number, (group, client) = self.policy.lane(sequence), self.policy.turns(sequence)
         lane = self._lanes[number]
         entries = lane[group][client]
@@ -124,8 +123,7 @@ class Admission:
     num_preemptions: int = 0
 
     def admit(self) -> None:
-        """Admit all sequences that can run, better lanes first. A lane without a free slot does not stop
-        the next one."""
+        """Admit all sequences that can run, better lanes first. A lane without a slot stops no other one."""
         outcome = _Outcome.ADMITTED
         while outcome is _Outcome.ADMITTED:
             outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))

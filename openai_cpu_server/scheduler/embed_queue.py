@@ -105,8 +105,7 @@ class EmbedQueue:
         return pending
 
     def compose(self, room: EmbedRoom) -> list[EmbedPart]:
-        """Return the parts of the next step without changing anything. There is at least one if any
-        request waits."""
+        """Return the parts of the next step, without changing anything; some if any request waits."""
         step = _Composition(room, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:

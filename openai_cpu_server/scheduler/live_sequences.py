@@ -14,8 +14,7 @@ from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _REMEMBERED = 64
-"""Output lengths to remember per kind, a memory bound. The mean of 64 lies within an eighth of their
-spread."""
+"""Output lengths to remember per kind. The mean of 64 lies within an eighth of their spread."""
 _ENOUGH = 4
 """Output lengths that a kind must have before it is used; else a more general kind is."""
 _MAX_KINDS = 1024
@@ -142,8 +141,7 @@ class LiveSequences:
 
     @property
     def groups_of_newcomers(self) -> frozenset[str | None]:
-        """Adapters of interactive sequences that got a slot at once and have had no step of their group
-        yet."""
+        """Adapters of interactive sequences that got a slot at once and had no step of their group yet."""
         return frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
 
     def served(self, adapter: str | None) -> None:

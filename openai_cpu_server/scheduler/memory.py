@@ -206,8 +206,7 @@ class SequenceMemory:
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Give a waiting sequence a slot with the KV cells that it reuses. The caller has checked
-        `has_place`."""
+        """Give a sequence a slot with the cells that it reuses. The caller has checked `has_place`."""
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens, self.checkpoints.of(sequence, reuse))
         self.running[slot] = sequence

@@ -1,5 +1,4 @@
-"""Estimates of waiting times for waiting and new requests. Outputs may be shorter or longer, and other
-requests may arrive."""
+"""Estimates of waiting times. Outputs may be shorter or longer, and other requests may arrive."""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ class EtaEstimator:
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
     def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
-        """Return estimates for the first waiting sequences in their order. `slowdown`: factor of all
-        times."""
+        """Return estimates for the first waiting sequences in order. `slowdown`: factor of all times."""
         line, first = self._line(), islice(self.waiting.in_order(), _MOST_PLACES)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 

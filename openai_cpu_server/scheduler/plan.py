@@ -163,8 +163,7 @@ class StepPlan:
         self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Plan draft tokens behind all pending tokens of the sequence. The caller has checked
-        `draft_room`."""
+        """Plan draft tokens behind all pending tokens. The caller has checked `draft_room`."""
         assert 0 < num_tokens <= self.draft_room
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens

@@ -191,8 +191,7 @@ def is_block(tokens: Tokens) -> bool:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix. Many tokens are compared at once first, because that is fast
-    in Python."""
+    """Return the length of the common prefix. Comparing many tokens at once is fast in Python."""
     length, at = min(len(a), len(b)), 0
     while at < length and tuple(a[at : at + _STRIDE]) == tuple(b[at : at + _STRIDE]):
         at += _STRIDE
@@ -202,17 +201,14 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 _LEAST_GAIN = 16
-"""Minimum tokens behind the previous state that make a state worth saving, because fewer are computed in a
-moment."""
+"""Minimum tokens behind the previous state for which a state is saved: fewer take a moment."""
 _LEAST_RECENT = 16
-"""Number of least recently used states among which the one that saves the fewest tokens per byte is
-evicted."""
+"""Number of least recent states among which the one that saves the fewest tokens per byte goes."""
 
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """Longest saved prefix that a sequence can begin with: all of `blocks`, and the first `tail_tokens` of
-    the block `tail`."""
+    """Longest saved prefix: all of `blocks`, and the first `tail_tokens` of the block `tail`."""
 
     blocks: tuple[int, ...] = ()
     tail: int | None = None
@@ -291,8 +287,7 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """With states only the block at which a sequence begins counts as used; otherwise all blocks of
-        the path do."""
+        """With states only the last block, where a sequence begins, counts as used; else the whole path."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)
@@ -507,8 +502,7 @@ class SavedPrefixes:
                 assert rank[parent.number] > rank[block.number], "a child is more recent than its parent"
 
     def _held(self, tokens: Sequence[int], namespace: str) -> list[Block]:
-        """With states only a last block with exactly the last tokens counts, because a state is at the end
-        of a block."""
+        """With states a last block must have exactly the last tokens, because its state is at its end."""
         path = self._books.tree.whole_blocks(tokens, namespace, len(tokens))
         branch = self._books.tree.behind(path, namespace)
         rest = tuple(tokens[len(path) * BLOCK_TOKENS :])

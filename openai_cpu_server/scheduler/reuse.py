@@ -12,8 +12,7 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes,
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 CHECKPOINT_DISTANCE = BLOCK_TOKENS
-"""Minimum tokens between two checkpoints of a sequence, because each adds a step and delays the first
-token."""
+"""Minimum tokens between two checkpoints, because each adds a step and delays the first token."""
 WORTH_WAITING = BLOCK_TOKENS
 """Minimum length of a common prefix for which a request waits while another one computes it."""
 

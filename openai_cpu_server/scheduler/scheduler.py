@@ -43,8 +43,7 @@ _MOST_WAITS = 32
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Capacity of one step of the backend. `step_tokens` and `step_outputs` limit tokens and rows of
-    logits."""
+    """Capacity of one step. `step_tokens` and `step_outputs` limit tokens and rows of logits."""
 
     num_slots: int
     step_tokens: int
@@ -250,8 +249,7 @@ class Scheduler:
     # -- applying ----------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
-        """Apply the result of the step, and learn from its duration unless that is None. An interrupted
-        step computed nothing."""
+        """Apply the result, and learn from the duration unless it is None or the step was interrupted."""
         running, ledger = self._memory.running, self._memory.ledger
         if result.interrupted:
             for sequence in self.participants(step):

@@ -67,8 +67,7 @@ class Sequence:
         self.shared_prefixes: dict[int, int] = {}
         """Length of the common prefix with another prompt, by the arrival of the other sequence."""
         self.checkpoints: list[int] = []
-        """Checkpoints, ascending: numbers of computed tokens at which a step has to end so that the state
-        is saved."""
+        """Checkpoints, ascending: numbers of computed tokens at which a step ends, to save the state."""
         self.num_encoded = 0
         """Number of its first media whose rows or cells the backend has."""
         self.num_given_up = 0

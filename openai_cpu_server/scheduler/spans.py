@@ -105,8 +105,7 @@ class SequenceAdvance:
     """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
-    """Reason why its constraint cannot be followed any further, or None. The caller must finish the
-    sequence."""
+    """Reason why its constraint cannot be followed, or None. The caller must finish the sequence."""
     fault: str | None = None
     """Other failure of this sequence only, or None. The caller must finish the sequence."""
 

@@ -36,8 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class CpuSpending:
-    """`EngineObserver` of CPU time. Any API process may report an amount, because they share one account,
-    but only one may."""
+    """`EngineObserver` of CPU time. One API process reports each amount, to the account of all."""
 
     def __init__(self) -> None:
         self._spent_ms: dict[str, float] = {}

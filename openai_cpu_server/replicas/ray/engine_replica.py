@@ -68,8 +68,7 @@ class EngineReplica:
     # -- for Ray Serve -----------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Fail if the engine has failed for longer than `retry_s`; a dead engine is restarted here. Raises
-        RuntimeError."""
+        """Fail if the engine has failed for longer than `retry_s`. Raises RuntimeError."""
         if self._running.done():
             raise RuntimeError("the engine is not watched any more")
         failed_s, retry_s = self._supervisor.failed_s, self._settings.ray.retry_s

@@ -29,8 +29,7 @@ class _Offered:
 
 @dataclass(eq=False)
 class ReplicaAdapters:
-    """Loads and unloads at all replicas. Later replicas get the others' adapters, even those of ended API
-    processes."""
+    """Adapters of all replicas. Later replicas get the others' adapters, also of ended API processes."""
 
     replicas: Mapping[str, ReplicaMember]
     clock: Callable[[], float]

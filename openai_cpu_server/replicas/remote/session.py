@@ -36,8 +36,7 @@ class ReplicaSession:
     """Our name, unique to the session."""
     heard: Callable[[ReplicaSession, wire.ReplicaNews], None]
     lost: Callable[[ReplicaSession, str, bool], None]
-    """Called once, and not after we have left, with the reason, and False if the replica has ended the
-    session."""
+    """Called once, unless we left, with the reason, and False if the replica ended the session."""
     _: KW_ONLY
     lease_s: float
     clock: Callable[[], float]

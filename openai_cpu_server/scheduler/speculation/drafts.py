@@ -113,8 +113,7 @@ class PromptLookup:
         return guesses
 
     def foreseen(self, limit: int) -> list[int]:
-        """Return `limit` predicted tokens, or none without a place. Fewer tokens from the place to the end
-        are repeated."""
+        """Return `limit` predicted tokens, or none. Tokens are repeated if the place is near the end."""
         if self._place is None:
             return []
         found = self._tokens[self._place : self._place + limit].tolist()
@@ -174,8 +173,7 @@ _READING = 0.3
 """Initial cost of a prefilled token relative to a drafted one: the price per token of 16 rows against one
 row (docs/measurements.md) for a small model."""
 _MUCH_UNREAD = 4 * _MOST_OF_MODEL
-"""Number of unread tokens from which the draft model's time teaches the cost of prefill instead of
-drafting."""
+"""Number of unread tokens from which the time of drafting teaches the cost of prefill instead."""
 _PAID_IN_STEPS = 8
 """Steps over which the draft model's prefill must pay, because it serves many drafts. Set by reasoning."""
 _PRICE_RATE = 0.1
