@@ -40,7 +40,7 @@ class EngineLifecycle:
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self._stopped = asyncio.Event()
-        self._is_wanted_again = asyncio.Event()
+        self.is_wanted_again = asyncio.Event()
         """Set unless the engine sleeps or has failed."""
         self._settled = asyncio.Event()
         """Set while the engine neither loads nor restarts."""
@@ -61,14 +61,11 @@ class EngineLifecycle:
         if to is EngineState.STOPPED:
             self._stopped.set()
         goes_on = to is EngineState.STOPPED or self.is_wanted
-        (self._is_wanted_again.set if goes_on else self._is_wanted_again.clear)()
+        (self.is_wanted_again.set if goes_on else self.is_wanted_again.clear)()
         if to is EngineState.LOADING:
             self._settled.clear()
         elif not self.is_starting:
             self._settled.set()
-
-    async def wanted_again(self) -> None:
-        await self._is_wanted_again.wait()
 
     async def settled(self) -> EngineState:
         await self._settled.wait()
@@ -199,7 +196,7 @@ class Supervisor:
         first one must start and cannot."""
         while self.state is not EngineState.STOPPED:
             if not self._life.is_wanted:
-                await self._life.wanted_again()
+                await self._life.is_wanted_again.wait()
                 continue
             self._gone.clear()
             try:

@@ -144,11 +144,10 @@ class LiveSequences:
         """Adapters of interactive sequences that got a slot at once and had no step of their group yet."""
         return frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
 
-    def served(self, adapter: str | None) -> None:
-        self._arrived = [s for s in self._arrived if _is_newcomer(s) and s.request.adapter != adapter]
-
-    def passed_over(self) -> None:
-        self._arrived = [s for s in self._arrived if _is_newcomer(s)]
+    def planned(self, adapter: str | None, *, is_floor: bool) -> None:
+        """Record the group of the next step. A step of batch work (`is_floor`) serves no new sequence."""
+        newcomers = (s for s in self._arrived if _is_newcomer(s))
+        self._arrived = [s for s in newcomers if is_floor or s.request.adapter != adapter]
 
     def check(self) -> None:
         for sequence in self.memory.running.values():

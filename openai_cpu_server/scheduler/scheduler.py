@@ -206,10 +206,7 @@ class Scheduler:
             switch_ms=self.costs.switch_ms,
             beside_interactive=beside_interactive,
         )
-        if self._turn.is_floor:
-            self.sequences.passed_over()
-        else:
-            self.sequences.served(self._turn.key)
+        self.sequences.planned(self._turn.key, is_floor=self._turn.is_floor)
         plan = self._turn.plan
         spans = self._claims.spans(plan)
         if not spans:

@@ -468,24 +468,17 @@ class ReplicaDoor:
         visit.add_done_callback(self._visits.discard)
 
     async def _visit(self, stream: wire.FrameStream) -> None:
+        hello = None
         try:
-            lease_holder = await self._let_in(stream)
-            if lease_holder is not None:
-                await self._serve(stream, lease_holder)
+            with contextlib.suppress(TimeoutError, msgspec.MsgspecError), anyio.fail_after(_HELLO_S):
+                hello = _hello.decode(await stream.receive() or b"")
+            if hello is not None and hmac.compare_digest(hello.token.encode(), self._token.encode()):
+                stream.trust()
+                await self._serve(stream, hello.lease_holder)
+            else:
+                logger.warning("somebody has connected who does not know the token of this replica")
         finally:
             stream.close()
-
-    async def _let_in(self, stream: wire.FrameStream) -> str | None:
-        try:
-            with anyio.fail_after(_HELLO_S):
-                hello = _hello.decode(await stream.receive() or b"")
-        except (TimeoutError, msgspec.MsgspecError):
-            hello = None
-        if hello is None or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            logger.warning("somebody has connected who does not know the token of this replica")
-            return None
-        stream.trust()
-        return hello.lease_holder
 
     async def _serve(self, stream: wire.FrameStream, lease_holder: str) -> None:
         sending = asyncio.create_task(self._send_news(stream, lease_holder))
@@ -508,8 +501,5 @@ class ReplicaDoor:
 
     async def _listen(self, stream: wire.FrameStream, lease_holder: str) -> None:
         while (orders := await stream.receive()) is not None:
-            stream.send(
-                wire.NewsFrame.TAKEN
-                if self._host.take_orders(lease_holder, orders)
-                else wire.NewsFrame.UNKNOWN
-            )
+            is_taken = self._host.take_orders(lease_holder, orders)
+            stream.send(wire.NewsFrame.TAKEN if is_taken else wire.NewsFrame.UNKNOWN)
