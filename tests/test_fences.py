@@ -117,14 +117,14 @@ LIBRARIES_OF = {
     "mcp_servers": "mcp mcp_types httpx2",
     "cli": "rich",
 }  # layer -> the libraries that no other layer imports but those that name them here
-PURE = words("fairness scheduler structured replicas.autoscaling replicas.report replicas.router")
+PURE = words("fairness scheduler structured replicas.autoscaling replicas.router")
 ROOMS_UPWARDS = {
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "gbnf", "writing", "lark", "schema", "logic", "values"),
 }  # the rooms of a layer: each imports only those before it, and what files of the layer's root it may name
 FOR_ALL_ROOMS = {
-    "replicas": {"autoscaling", "report", "router", "wire"},
+    "replicas": {"autoscaling", "router", "wire"},
     "jobs": {"records"},
     "structured": {"options"},
 }

@@ -47,8 +47,7 @@ _LARGEST_ERROR = math.log(1.5)
 %.
 """
 _FURTHEST = math.log(8.0)
-"""Limit of the distance from measured costs, against nonsense. No busy machine was ever seen to be off by
-a factor of 8."""
+"""Limit of the distance from measured costs. No busy machine was ever off by a factor of 8."""
 _COPIED_TOKEN_MS = 0.003
 """Initial value: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
@@ -72,8 +71,7 @@ _GUESS = CostCurve(
     ),
     attended_ms=0.0004,
 )
-"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores of a Zen 5, with our first
-kernels."""
+"""A model of 10^9 parameters (Q4_K_M, f16 cells) on two cores of a Zen 5, with our first kernels."""
 
 
 class CostModel:
@@ -282,8 +280,7 @@ def _shape(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _slope(table: Sequence[float]) -> float:
-    """Milliseconds per token in the latter half of the table, or in all of it if noise makes that half
-    fall."""
+    """Milliseconds per token in the latter half of the table, or in all of it if that half falls."""
     last = len(table) - 1
     half = last // 2
     slope = (table[last] - table[half]) / (last - half)

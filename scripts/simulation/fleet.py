@@ -21,12 +21,10 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority, Samp
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Drafted, Sample, Step, StepResult, num_right
 from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
-from openai_cpu_server.replicas.router import ReplicaRouter
+from openai_cpu_server.replicas.router import ReplicaChoice, ReplicaReport, ReplicaRouter, RoutedRequest
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import PriorityPolicy
 from openai_cpu_server.scheduler.sequence import Sequence as RunningSequence

@@ -321,13 +321,13 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     core.handle(Submit(request("large", prompt=5000)))
     core.handle(Submit(request("person")))
     assert core.work is Priority.INTERACTIVE
-    done, queue = core.tell(Sharing(slowdown=3.0))
+    done, queue = core.flush(Sharing(slowdown=3.0))
     assert [event.id for event in done.events] == ["large"]
     assert [(place.id, place.position) for place in queue.places] == [("person", 1), ("batch", 2)]
-    assert list(core.tell(Sharing())) == []
+    assert list(core.flush(Sharing())) == []
     twin = Engine(backend=of_one_slot()).core
     twin.handle(Submit(request("person")))
-    (undisturbed,) = twin.tell(Sharing())
+    (undisturbed,) = twin.flush(Sharing())
     assert queue.places[0].first_token_ms == pytest.approx(3 * undisturbed.places[0].first_token_ms)
 
 

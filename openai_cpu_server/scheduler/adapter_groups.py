@@ -1,14 +1,15 @@
-"""Choice of the cohort whose step is next, because all sequences of a step have the same adapter; and of the
-media item that is encoded behind it.
+"""Choice of the adapter group whose step is next, because all sequences of a step have the same adapter; and
+of the media item that is encoded behind it.
 
-A cohort is all running sequences of one adapter, or of the base model. Each has a composer of its own, which
-fills its steps regardless of the others.
+An adapter group is all running sequences of one adapter, or of the base model. Each has a composer of its
+own, which fills its steps regardless of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
@@ -27,34 +28,36 @@ _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
 a tenth of the time if a client waits for each token, and a fiftieth otherwise."""
 
 
-class CohortTurn(NamedTuple):
+class AdapterTurn(NamedTuple):
     key: Key
     plan: StepPlan
     is_floor: bool = False
-    """Batch work beside interactive work of other cohorts."""
+    """Batch work beside interactive work of other groups."""
 
 
-class Cohorts:
-    """Interactive work goes first; within a priority, cohorts take turns by their used time.
+@dataclass(eq=False)
+class AdapterGroups:
+    """Interactive work goes first; within a priority, groups take turns by their used time.
 
-    The composer of a cohort with interactive work also schedules its batch work. All other batch work earns
+    The composer of a group with interactive work also schedules its batch work. All other batch work earns
     `batch_floor` of the time and spends it on steps of its own. Such steps are as short as those of
     interactive work, and never two in a row.
     """
 
-    def __init__(self, options: StepOptions) -> None:
-        self._options = options
+    options: StepOptions
+    _composers: dict[Key, Composer] = field(default_factory=dict)
+    _last: Key = None
+    _switch_ms: float = 0.0
+    _was_floor: bool = False
+
+    def __post_init__(self) -> None:
         self._longest_turn_ms = {
-            Priority.INTERACTIVE: options.pace_ms,
-            Priority.BATCH: options.batch_stall_ms,
+            Priority.INTERACTIVE: self.options.pace_ms,
+            Priority.BATCH: self.options.batch_stall_ms,
         }
         """Maximum duration of a turn for the sake of fewer switches."""
-        self._composers: dict[Key, Composer] = {}
         self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
-        self._last: Key = None
-        self._switch_ms = 0.0
-        self._credit = Credit(options.batch_floor, most=options.pace_ms)
-        self._was_floor = False
+        self._credit = Credit(self.options.batch_floor, most=self.options.pace_ms)
 
     def compose(
         self,
@@ -65,8 +68,8 @@ class Cohorts:
         newcomers: frozenset[Key],
         switch_ms: float,
         beside_interactive: bool = False,
-    ) -> CohortTurn:
-        """`newcomers`: cohorts in which an interactive sequence got a slot at once since their last step."""
+    ) -> AdapterTurn:
+        """`newcomers`: groups in which an interactive sequence got a slot at once since their last step."""
         members = members_of(running)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
@@ -85,9 +88,9 @@ class Cohorts:
             has_newcomer=key in newcomers,
             beside_interactive=beside_interactive or any(other != key for other in urgent),
         )
-        return CohortTurn(key, plan)
+        return AdapterTurn(key, plan)
 
-    def account(self, turn: CohortTurn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
+    def account(self, turn: AdapterTurn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         members = members_of(running)
         self._composer(turn.key).account(plan, step_ms, members.pop(turn.key, []))
         if not plan.num_tokens:
@@ -119,7 +122,7 @@ class Cohorts:
         members: Mapping[Key, Seq[Sequence]],
         room: StepRoom,
         prices: Callable[[Key], StepPrices],
-    ) -> CohortTurn | None:
+    ) -> AdapterTurn | None:
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
             return None
@@ -127,7 +130,7 @@ class Cohorts:
             members[key], room, prices(key), has_newcomer=False, beside_interactive=True
         )
         cost_ms = self._floor_ms(prices(key).ms(plan))
-        return CohortTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
+        return AdapterTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
 
     def _floor_ms(self, step_ms: float) -> float:
         """A step of batch work delays others by two switches of the adapter, too."""
@@ -135,7 +138,7 @@ class Cohorts:
 
     def _composer(self, key: Key) -> Composer:
         if key not in self._composers:
-            self._composers[key] = Composer(self._options)
+            self._composers[key] = Composer(self.options)
         return self._composers[key]
 
 
@@ -178,7 +181,8 @@ class EncodingTurns:
             return None
         chosen, current = wanting[0], self._current
         if current in wanting and current is not chosen:
-            if self._stays(current, chosen):
+            is_as_urgent = current.request.priority is chosen.request.priority
+            if is_as_urgent or current.num_given_up >= _MOST_GIVEN_UP:
                 chosen = current
             else:
                 current.num_given_up += 1
@@ -194,16 +198,17 @@ class EncodingTurns:
         self._spent_ms += result.encoding_ms
         if result.encoded:
             sequence.num_encoded = encode.medium + 1
-            request = sequence.request
-            self._learn(request.item_of(encode.medium).kind, request.media[encode.medium].rows.num_rows)
-            self._current = None
+            kind = sequence.request.item_of(encode.medium).kind
+            row_ms = self._spent_ms / sequence.request.media[encode.medium].rows.num_rows
+            if self._spent_ms > _LEAST_MS:  # cached rows take no time
+                self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
+            self._spent_ms, self._current = 0.0, None
         fault = result.faults.get(encode.slot)
         is_told = any(span.slot == encode.slot for span in step.spans)
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
-        """Estimate the encoding time of a sequence without others. A waiting sequence will share what it
-        can."""
+        """Estimate the encoding time of a sequence alone. A waiting sequence will share what it can."""
         is_running = sequence.status is SequenceStatus.RUNNING
         reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
         request = sequence.request
@@ -217,18 +222,6 @@ class EncodingTurns:
     def slice_ms(self) -> float:
         """Time behind each step for an item that a client waits for."""
         return max(_LEAST_MS, self._options.preempt_threshold_ms)
-
-    def _learn(self, kind: str, num_rows: int) -> None:
-        """Learn from a completed item. Cached rows take no time and are ignored."""
-        row_ms = self._spent_ms / num_rows
-        if self._spent_ms > _LEAST_MS:
-            self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
-        self._spent_ms = 0.0
-
-    def _stays(self, current: Sequence, better: Sequence) -> bool:
-        if current.request.priority is better.request.priority:
-            return True
-        return current.num_given_up >= _MOST_GIVEN_UP
 
     def _slice_ms(self, chosen: Sequence, running: Seq[Sequence], step_ms: float) -> float:
         options = self._options

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
@@ -15,15 +14,7 @@ from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import Submit
 from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
-from openai_cpu_server.replicas.wire import (
-    HostReport,
-    Order,
-    RenewLease,
-    ReplicaNews,
-    encode_orders,
-    read_news,
-)
+from openai_cpu_server.replicas import wire
 
 logger = logging.getLogger(__name__)
 
@@ -35,55 +26,43 @@ _SILENCE_S = 4.0
 """A replica that sends no news for this time and a lease is given up; it should send some every second."""
 
 
-class SessionListener(Protocol):
-    def heard(self, session: ReplicaSession, news: ReplicaNews) -> None: ...
-
-    def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
-        """Called once, and not after we have left. `is_death`: False if the replica has ended the session."""
-        ...
-
-
+@dataclass(eq=False)
 class ReplicaSession:
     """Lost when the stream of news ends, or when an order is not answered in time."""
 
-    def __init__(
-        self,
-        replica: str,
-        link: ReplicaLink,
-        lease_holder: str,
-        listener: SessionListener,
-        *,
-        lease_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        """`lease_holder`: our name, unique to the session."""
-        self.replica = replica
-        self.link = link
-        self._lease_holder = lease_holder
-        self._listener = listener
-        self._lease_s = lease_s
-        self._clock = clock
-        self._orders: list[Order] = []
-        self._has_orders = asyncio.Event()
-        self._told_s: deque[float] = deque()
-        """Start time of each order batch that the replica's forecast does not include yet."""
-        self._num_counted = 0
-        self._heard_s = clock()
-        self._is_over = False
-        self._listening = asyncio.create_task(self._listen())
-        self._telling: asyncio.Task[None] | None = None
-        """Started by the first news, because the replica would not know us before."""
+    replica: str
+    link: wire.ReplicaLink
+    lease_holder: str
+    """Our name, unique to the session."""
+    heard: Callable[[ReplicaSession, wire.ReplicaNews], None]
+    lost: Callable[[ReplicaSession, str, bool], None]
+    """Called once, unless we left, with the reason, and False if the replica ended the session."""
+    _: KW_ONLY
+    lease_s: float
+    clock: Callable[[], float]
+    _orders: list[wire.Order] = field(default_factory=list)
+    _has_orders: asyncio.Event = field(default_factory=asyncio.Event)
+    _sent_s: deque[float] = field(default_factory=deque)
+    """Start time of each order batch that the replica's forecast does not include yet."""
+    _num_counted: int = 0
+    _is_over: bool = False
+    _sending: asyncio.Task[None] | None = None
+    """Started by the first news, because the replica would not know us before."""
 
-    def send(self, *orders: Order) -> None:
+    def __post_init__(self) -> None:
+        self._heard_s = self.clock()
+        self._listening = asyncio.create_task(self._listen())
+
+    def send(self, *orders: wire.Order) -> None:
         self._orders.extend(orders)
         self._has_orders.set()
 
-    def counted_s(self, num_told: int) -> float:
-        """Return the time before which all orders were in the first `num_told` batches (never decreasing)."""
-        while self._told_s and self._num_counted < num_told:
-            self._told_s.popleft()
+    def counted_s(self, num_sent: int) -> float:
+        """Return the time before which all orders were in the first `num_sent` batches (never decreasing)."""
+        while self._sent_s and self._num_counted < num_sent:
+            self._sent_s.popleft()
             self._num_counted += 1
-        return self._told_s[0] if self._told_s else self._clock()
+        return self._sent_s[0] if self._sent_s else self.clock()
 
     def leave_in(self, seconds: float) -> None:
         """Leave later, and until then report the replica's death."""
@@ -92,17 +71,17 @@ class ReplicaSession:
     def leave(self) -> None:
         self._is_over = True
         self._listening.cancel()
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
 
     async def _listen(self) -> None:
         try:
-            async for payload in self.link.attend(self._lease_holder):
-                self._heard_s = self._clock()
-                if self._telling is None:
-                    self._telling = asyncio.create_task(self._tell())
-                self._listener.heard(self, read_news(payload))
-        except ReplicaLost as error:
+            async for payload in self.link.attend(self.lease_holder):
+                self._heard_s = self.clock()
+                if self._sending is None:
+                    self._sending = asyncio.create_task(self._send_orders())
+                self.heard(self, wire.read_news(payload))
+        except wire.ReplicaLost as error:
             self._lose(str(error))
         except msgspec.DecodeError as error:
             self._lose(f"it sends what cannot be read ({error})")
@@ -112,60 +91,52 @@ class ReplicaSession:
         else:
             self._lose("it has ended the session", is_death=False)
 
-    async def _tell(self) -> None:
+    async def _send_orders(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._has_orders.wait(), self._lease_s / _RENEWALS)
+                await asyncio.wait_for(self._has_orders.wait(), self.lease_s / _RENEWALS)
             except asyncio.TimeoutError:
-                self._orders.append(RenewLease())
-            orders = self._next_orders()
-            self._told_s.append(self._clock())
-            if not await self._is_taken(encode_orders(orders)):
-                return
-            if self._clock() - self._heard_s > max(_SILENCE_S, self._lease_s):
-                self._lose("it answers, but its news do not come")
-                return
+                self._orders.append(wire.RenewLease())
+            orders, patience_s = self._next_orders(), _PATIENCE * self.lease_s
+            self._sent_s.append(self.clock())
+            try:
+                sending = self.link.send_orders(self.lease_holder, wire.encode_orders(orders))
+                is_taken = await asyncio.wait_for(sending, patience_s)
+            except asyncio.TimeoutError:
+                return self._lose(f"it has not answered for {patience_s:.1f} s")
+            except wire.ReplicaLost as error:
+                return self._lose(str(error))
+            if not is_taken:
+                return self._lose("it has given us up")
+            if self.clock() - self._heard_s > max(_SILENCE_S, self.lease_s):
+                return self._lose("it answers, but its news do not come")
 
-    def _next_orders(self) -> list[Order]:
+    def _next_orders(self) -> list[wire.Order]:
         """An order with pictures or sound is large and ends a batch."""
-        large = (number for number, order in enumerate(self._orders, 1) if _is_large(order))
+        requests = (order.request if isinstance(order, Submit) else None for order in self._orders)
+        large = (
+            number
+            for number, request in enumerate(requests, 1)
+            if isinstance(request, GenerationRequest) and request.media_items
+        )
         count = next(large, len(self._orders))
         orders, self._orders = self._orders[:count], self._orders[count:]
         if not self._orders:
             self._has_orders.clear()
         return orders
 
-    async def _is_taken(self, payload: bytes) -> bool:
-        try:
-            telling = self.link.tell(self._lease_holder, payload)
-            is_known = await asyncio.wait_for(telling, _PATIENCE * self._lease_s)
-        except asyncio.TimeoutError:
-            self._lose(f"it has not answered for {_PATIENCE * self._lease_s:.1f} s")
-            return False
-        except ReplicaLost as error:
-            self._lose(str(error))
-            return False
-        if not is_known:
-            self._lose("it has given us up")
-        return is_known
-
     def _lose(self, why: str, *, is_death: bool = True) -> None:
         if self._is_over:
             return
         logger.warning("the replica %s is lost: %s", self.replica, why)
         self.leave()
-        self._listener.lost(self, why, is_death=is_death)
-
-
-def _is_large(order: Order) -> bool:
-    request = order.request if isinstance(order, Submit) else None
-    return isinstance(request, GenerationRequest) and bool(request.media_items)
+        self.lost(self, why, is_death)
 
 
 @dataclass
-class KnownReplica:
+class ReplicaMember:
     session: ReplicaSession
-    report: HostReport | None = None
+    report: wire.HostReport | None = None
     is_going: bool = False
     """True if it gets no new requests, and its own move as soon as another can take them."""
     adapters_asked: set[str] = field(default_factory=set)

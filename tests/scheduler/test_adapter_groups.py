@@ -21,7 +21,7 @@ def asked(name: str, adapter: str | None, **more: object) -> GenerationRequest:
     return request(name, adapter=adapter, **more)  # type: ignore[arg-type]
 
 
-def cohort(step: dict[str, int]) -> str:
+def group_of(step: dict[str, int]) -> str:
     letters = {name[0] for name in step}
     assert len(letters) <= 1, f"{step} mixes adapters"
     return "".join(letters)
@@ -54,33 +54,33 @@ def test_cells_of_another_adapter_are_neither_shared_nor_restored() -> None:
 def spent_ms(driver: Driver, num_steps: int) -> Counter[str]:
     spent: Counter[str] = Counter()
     for _ in range(num_steps):
-        spent[cohort(driver.step())] += driver.predicted_ms[-1]  # type: ignore[assignment]
+        spent[group_of(driver.step())] += driver.predicted_ms[-1]  # type: ignore[assignment]
     return spent
 
 
-def test_interactive_cohorts_share_the_time() -> None:
+def test_interactive_groups_share_the_time() -> None:
     driver = Driver(slots=16, cost=TokenCost(step_ms=30.0), decoding=200)
     driver.submit(*(asked(f"a{i}", "one", output=200) for i in range(8)), asked("b", None, output=200))
     spent = spent_ms(driver, 100)
     assert spent["a"] == pytest.approx(spent["b"], rel=0.25)
 
 
-def test_a_newcomer_of_another_cohort_is_next() -> None:
+def test_a_newcomer_of_another_group_is_next() -> None:
     driver = Driver(cost=TokenCost(step_ms=5.0))
     driver.submit(*(asked(f"a{i}", "one", output=300) for i in range(4)))
     for number in range(10):
         driver.steps(7)
-        assert cohort(driver.step(asked(f"c{number}", f"adapter{number}", prompt=8, output=2))) == "c"
+        assert group_of(driver.step(asked(f"c{number}", f"adapter{number}", prompt=8, output=2))) == "c"
 
 
-def test_interactive_work_of_any_cohort_goes_before_batch_work_of_any() -> None:
+def test_interactive_work_of_any_group_goes_before_batch_work_of_any() -> None:
     driver = Driver(floor=0.0)
     driver.step(asked("x", "one", output=30, priority=BATCH), asked("y", None, output=30, priority=BATCH))
     driver.submit(asked("a", "two", output=20))
-    assert [cohort(driver.step()) for _ in range(20)] == ["a"] * 20
+    assert [group_of(driver.step()) for _ in range(20)] == ["a"] * 20
 
 
-def test_batch_work_of_waiting_cohorts_keeps_its_floor() -> None:
+def test_batch_work_of_waiting_groups_keeps_its_floor() -> None:
     driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200)
     driver.submit(asked("a", "one", output=400))
     driver.submit(
@@ -100,12 +100,12 @@ def test_batch_steps_beside_interactive_work_of_others_are_short() -> None:
 def test_batch_work_never_takes_two_steps_in_a_row_beside_interactive_work() -> None:
     driver = Driver(slots=8, floor=1.0)
     driver.submit(asked("a", "one", output=500), asked("x", "two", output=500, priority=BATCH))
-    steps = [cohort(driver.step(asked(f"c{n}", "three", prompt=4, output=1))) for n in range(60)]
+    steps = [group_of(driver.step(asked(f"c{n}", "three", prompt=4, output=1))) for n in range(60)]
     assert "x" in steps
     assert ("x", "x") not in pairwise(steps)
 
 
-def test_batch_cohorts_alone_share_the_time_in_longer_turns() -> None:
+def test_batch_groups_alone_share_the_time_in_longer_turns() -> None:
     last: list[str | None] = [None]
 
     def elapsed_ms(step: Step) -> float:
@@ -114,7 +114,7 @@ def test_batch_cohorts_alone_share_the_time_in_longer_turns() -> None:
 
     driver = Driver(cost=TokenCost(step_ms=20.0), decoding=100, idle=200, elapsed_ms=elapsed_ms)
     driver.submit(*(asked(name, name, output=200, priority=BATCH) for name in ("x", "y")))
-    steps = [cohort(driver.step()) for _ in range(200)]
+    steps = [group_of(driver.step()) for _ in range(200)]
     assert 0.4 < steps.count("x") / len(steps) < 0.6
     assert sum(one != other for one, other in pairwise(steps)) < 40
 
@@ -134,12 +134,12 @@ def test_nobody_starves_whatever_comes(arrivals: list[Arrival], step_ms: int) ->
         one = asked(f"{which}-{number}", adapter, prompt=prompt, output=8, priority=Priority(is_batch))
         driver.submit(one)
         for _ in range(num_steps):
-            cohort(driver.step())
+            group_of(driver.step())
     driver.run(max_steps=40 * len(arrivals) + 50)
 
 
-def test_a_cohort_that_gets_no_cells_does_not_keep_its_turn() -> None:
-    """Sequences of other cohorts hold the whole pool, and wait for the turn."""
+def test_an_adapter_group_that_gets_no_cells_does_not_keep_its_turn() -> None:
+    """Sequences of other adapter groups hold the whole pool, and wait for the turn."""
     driver = Driver(slots=4, kv_tokens=128)
     driver.submit(asked("b1", None, prompt=2, output=60), asked("b2", None, prompt=2, output=60))
     driver.run(asked("a1", "two", prompt=60, output=20, priority=BATCH))
