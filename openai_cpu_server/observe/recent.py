@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -133,14 +133,10 @@ class RecentActivity:
         now = self._slices.number(self._clock())
         first = max(0, now - num_slices + 1)
         seconds = max(self.uptime_s - first * SLICE_S, 1e-9)
-        return TimeSpan(seconds, _sum(self._slices.between(first, now + 1)))
+        sums = RecentSums()
+        for part in self._slices.between(first, now + 1):
+            sums.merge(part)
+        return TimeSpan(seconds, sums)
 
     def _now(self) -> RecentSums:
         return self._slices.at(self._clock())
-
-
-def _sum(parts: Iterable[RecentSums]) -> RecentSums:
-    total = RecentSums()
-    for part in parts:
-        total.merge(part)
-    return total

@@ -32,7 +32,7 @@ from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.child import ReaderChild
@@ -382,7 +382,7 @@ class ModelBuilder:
         supervisor = supervised(
             settings,
             options,
-            self._watch.of_model(name),
+            ModelWatch(self._watch, name),
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,
@@ -405,7 +405,7 @@ class ModelBuilder:
             supervisors[str(node)] = supervised(
                 settings,
                 own,
-                self._watch.of_model(name),
+                ModelWatch(self._watch, name),
                 begins_asleep=begins_asleep,
                 cpus=cpus,
                 node=node if settings.numa_folder is None else None,

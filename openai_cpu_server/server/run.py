@@ -119,8 +119,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         pool.on_death = watch.metrics.reader_died
-        watch.metrics.watch_readers(pool.load)
-        watch.metrics.reader_share.set(SHARE_S)
+        watch.metrics.watch_readers(pool.load, SHARE_S)
         fleet = ModelFleet(settings, plans, watch, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
         if settings.models_dir is not None:
@@ -169,7 +168,7 @@ def open_api(
 ) -> ServedApi:
     """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
     None. Raises StartupError with one line."""
-    recall = open_recall(settings, models, watch.metrics.answers)
+    recall = open_recall(settings, models, watch.metrics)
     mcp = _mcp(settings)
     keys = KeyRing(
         revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
