@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,16 +49,6 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models(arguments: Sequence[str]) -> None:
-    given = _parser().parse_args(arguments)
-    free = Machine().free_memory()
-    listed = listed_models(free)
-    if given.json:
-        show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
-    else:
-        show(text(listed, free))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="openai-cpu-server models",
         description="List the models that --model knows by name, and those that were downloaded: their size, "
@@ -65,19 +56,32 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
-    return parser
+    options, free = parser.parse_args(arguments), Machine().free_memory()
+    listed = listed_models(free)
+    if options.json:
+        show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
+    else:
+        show(text(listed, free))
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
     """Return named models first, then other downloads. `free_bytes`: free memory at a server's start."""
     cached: Mapping[HubName, Path] = pkgutil.resolve_name(_ALL_CACHED)()
-    named = {name: _in_cache(known.source, cached) for name, known in KNOWN_MODELS.items()}
+    named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
     listed = [
         _listed(name, KNOWN_MODELS[name], _packaged(name) or path, free_bytes)
         for name, path in sorted(named.items())
     ]
     others = {str(name): path for name, path in cached.items() if path not in named.values()}
-    return [*listed, *_unnamed(others, free_bytes)]
+    for name, path in sorted(others.items()):
+        try:  # adapters and unreadable files are left out; `inspect` reports why
+            header = GgufHeader(path)
+            model = KnownModel(source=name, gigabytes=0, kind=model_kind(header))
+        except StartupError:
+            continue
+        if header.get_str("general.type") in (None, "model") and _measured(path) is not None:
+            listed.append(_listed(name, model, path, free_bytes))
+    return listed
 
 
 def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None:
@@ -93,51 +97,37 @@ def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None
 def _packaged(name: str) -> Path | None:
     """Return the file in an installed package, without building one."""
     model = PACKAGED.get(name)
-    if not isinstance(model, PackagedModel) or not model.package.is_installed:
-        return None
-    try:
-        return model.path()
-    except StartupError:
-        return None
+    with contextlib.suppress(StartupError):
+        if isinstance(model, PackagedModel) and model.package.is_installed:
+            return model.path()
+    return None
 
 
-def foreseen(name: str, known: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
-    known = known or KnownModel(source=name, gigabytes=0)
-    return _listed(name, msgspec.structs.replace(known, gigabytes=size_bytes / 1e9), None, free_bytes)
+def foreseen(name: str, model: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
+    model = model or KnownModel(source=name, gigabytes=0)
+    return _listed(name, msgspec.structs.replace(model, gigabytes=size_bytes / 1e9), None, free_bytes)
 
 
-def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
+def _listed(name: str, model: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
     is_packaged = name in PACKAGED and PACKAGED[name].package.is_installed
-    size, cell = (path and _measured(path)) or (round(known.gigabytes * 1e9), known.cell_bytes)
-    generates = known.kind is ModelKind.GENERATES
-    state = round(known.state_mib * 2**20)
+    size, cell = (path and _measured(path)) or (round(model.gigabytes * 1e9), model.cell_bytes)
+    generates = model.kind is ModelKind.GENERATES
+    state = round(model.state_mib * 2**20)
     taken = size + default_states_bytes(state, max(0, free_bytes - size))
     tokens = _pool_tokens(taken, cell, free_bytes) if generates else None
     return ListedModel(
         name=name,
-        source=known.source,
+        source=model.source,
         here="package" if is_packaged else "downloaded" if path is not None else None,
-        kind=known.kind.value,
+        kind=model.kind.value,
         size_bytes=size,
         kv_bytes_per_token=cell if generates else None,
         state_bytes=state,
-        tool_format=known.tools,
-        reasoning_format=known.thoughts,
+        tool_format=model.tools,
+        reasoning_format=model.thoughts,
         fits=taken < free_bytes if tokens is None else tokens > 0,
         pool_tokens=tokens or None,
     )
-
-
-def _unnamed(paths: Mapping[str, Path], free_bytes: int) -> Iterator[ListedModel]:
-    """Adapters and unreadable files are left out; `inspect` reports why."""
-    for name, path in sorted(paths.items()):
-        try:
-            header = GgufHeader(path)
-            kind = model_kind(header)
-        except StartupError:
-            continue
-        if header.get_str("general.type") in (None, "model") and _measured(path) is not None:
-            yield _listed(name, KnownModel(source=name, gigabytes=0, kind=kind), path, free_bytes)
 
 
 def _measured(path: Path) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from inline_snapshot import snapshot
 
-from openai_cpu_server.cli.quantize.command import OutputFiles
+from openai_cpu_server.cli.quantize import OutputFiles
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import (
     FILE_TYPES,

@@ -67,8 +67,9 @@ def read_memory(
     draft: GgufHeader | None = None,
 ) -> MemoryFacts:
     free, trained = machine.free_memory(), facts.shape.context_trained
-    encoder = encoder_memory(options)
-    elsewhere = _elsewhere(options, free)
+    encoder, elsewhere = encoder_memory(options), Elsewhere()
+    if options.offload.wants_device and (device := device_for(options.offload)) is not None:
+        elsewhere = fitting_for(options, device, free).first_choice().elsewhere
     rooms = {
         kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, elsewhere=elsewhere)
         for kind in KVType
@@ -142,34 +143,23 @@ def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> l
 
 
 def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine: Machine) -> DeviceFacts:
-    asked = options.offload
-    if not asked.wants_device:
-        asked = msgspec.structs.replace(asked, gpu_layers="auto")
-    options = msgspec.structs.replace(options, offload=asked)
+    offload = options.offload
+    if not offload.wants_device:
+        offload = msgspec.structs.replace(offload, gpu_layers="auto")
+    options = msgspec.structs.replace(options, offload=offload)
     try:
         fitting = fitting_for(options, device, machine.free_memory())
     except StartupError as error:
-        return DeviceFacts(device, asked.gpu_layers, "nothing", {}, str(error), [])
+        return DeviceFacts(device, offload.gpu_layers, "nothing", {}, str(error), [])
     split, measured = fitting.first_choice(), []
-    if asked.gpu_layers == "auto":
+    if offload.gpu_layers == "auto":
         race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
     why = "; ".join([*([split.why] if split.why else []), *fitting.idle_wishes]) or None
-    draft = _draft_split(options, device, machine)
-    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), why, measured, draft)
-
-
-def _draft_split(options: EngineOptions, device: Device, machine: Machine) -> str | None:
-    if options.draft_model_path is None or not options.draft_offload.wants_device:
-        return None
-    return str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
-
-
-def _elsewhere(options: EngineOptions, free_bytes: int) -> Elsewhere:
-    device = device_for(options.offload) if options.offload.wants_device else None
-    return (
-        Elsewhere() if device is None else fitting_for(options, device, free_bytes).first_choice().elsewhere
-    )
+    draft = None
+    if options.draft_model_path is not None and options.draft_offload.wants_device:
+        draft = str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
+    return DeviceFacts(device, offload.gpu_layers, str(split), split.taken._asdict(), why, measured, draft)
 
 
 _CONTEXT = 512
@@ -208,7 +198,7 @@ def best_known(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> MeasuredCurve | None:
     """Return the stored curve with the most similar options."""
-    known = [
+    curves = [
         MeasuredCurve(key, curve)
         for key, curve in known_curves(model, cache_dir)
         if key.split is None or options.offload.wants_device
@@ -218,7 +208,7 @@ def best_known(
         wanted = _served_with(measured.key, options, header, machine)
         return sum(a == b for a, b in zip(_measured_with(measured.key), wanted, strict=True))
 
-    return max(known, key=likeness, default=None)
+    return max(curves, key=likeness, default=None)
 
 
 def measure(
