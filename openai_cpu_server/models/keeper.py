@@ -152,7 +152,7 @@ class UnloadableEngine(Protocol):
 
 
 @dataclass(eq=False)
-class KeptModel:
+class KeeperEntry:
     """A model that the keeper manages."""
 
     name: str
@@ -222,22 +222,22 @@ class ModelKeeper:
         self._observer = observer
         self._clock = clock
         self._patience_s = patience_s
-        self._models: list[KeptModel] = []
+        self._models: list[KeeperEntry] = []
         self._news = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         """Held while models are unloaded."""
 
-    def __iter__(self) -> Iterator[KeptModel]:
+    def __iter__(self) -> Iterator[KeeperEntry]:
         return iter(list(self._models))
 
-    def add(self, model: KeptModel) -> None:
+    def add(self, model: KeeperEntry) -> None:
         self._models.append(model)
 
-    def remove(self, model: KeptModel) -> None:
+    def remove(self, model: KeeperEntry) -> None:
         self._models.remove(model)
 
-    def why_never(self, model: KeptModel) -> str | None:
+    def why_never(self, model: KeeperEntry) -> str | None:
         """Return the arithmetic if the model can never be loaded, or None."""
         if model.limit_bytes is not None:
             own = MemoryBudget(model.limit_bytes, option="its 'memory':")
@@ -246,16 +246,16 @@ class ModelKeeper:
         pinned = [one.resident for one in self._models if one.is_pinned and one is not model]
         return self.budget.why_never(model.name, model.need, pinned)
 
-    def require_room(self, model: KeptModel) -> None:
+    def require_room(self, model: KeeperEntry) -> None:
         """Check that the model can be loaded at all. Raises ModelTooLarge."""
         if (why := self.why_never(model)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
 
-    def fits_beside(self, model: KeptModel) -> bool:
+    def fits_beside(self, model: KeeperEntry) -> bool:
         """Return True if it can be loaded now, after unloading idle models if necessary."""
         return self._to_unload(model) is not None
 
-    def may_retry(self, model: KeptModel) -> bool:
+    def may_retry(self, model: KeeperEntry) -> bool:
         """Return True if it failed long enough ago for another try."""
         failed_s = model.engine.failed_s
         if failed_s is None:
@@ -264,7 +264,7 @@ class ModelKeeper:
         wait_s = min(RETRY_S * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
         return now_s - failed_s >= wait_s
 
-    def want(self, model: KeptModel) -> None:
+    def want(self, model: KeeperEntry) -> None:
         """Request the model. Raises ModelTooLarge, and EngineUnavailable if it has just failed or was
         replaced."""
         if model.is_replaced:
@@ -274,7 +274,7 @@ class ModelKeeper:
             raise unavailable(model.engine.status())
         self._want(model)
 
-    async def load(self, model: KeptModel) -> None:
+    async def load(self, model: KeeperEntry) -> None:
         """Load the model and wait for it. Raises ModelTooLarge, ModelNotLoaded."""
         self.require_room(model)
         if not model.is_in_memory:
@@ -286,7 +286,7 @@ class ModelKeeper:
                 f"The model '{model.name}' is not loaded: {status.reason or status.state.value}."
             )
 
-    async def unload(self, model: KeptModel) -> None:
+    async def unload(self, model: KeeperEntry) -> None:
         """Unload the model and wait for its process to end. Raises ModelInUse while it has requests."""
         async with self._turn:
             if not model.is_in_memory:
@@ -319,7 +319,7 @@ class ModelKeeper:
             alarm.cancel()
         self._news.clear()
 
-    def _want(self, model: KeptModel) -> None:
+    def _want(self, model: KeeperEntry) -> None:
         if model.wanted_s is None:
             model.wanted_s = self._clock()
             model.begun.clear()
@@ -353,7 +353,7 @@ class ModelKeeper:
             elif model.may_go and model.is_idle(self._clock()):
                 await self._sleep(model, "idle")
 
-    async def _load_if_room(self, model: KeptModel) -> None:
+    async def _load_if_room(self, model: KeeperEntry) -> None:
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
             return
@@ -367,12 +367,12 @@ class ModelKeeper:
             await self._sleep(one, "room")
         self._load(model)
 
-    def _to_unload(self, model: KeptModel) -> list[KeptModel] | None:
+    def _to_unload(self, model: KeeperEntry) -> list[KeeperEntry] | None:
         residents = [one for one in self._models if one.is_in_memory and one is not model]
         chosen = self.budget.to_unload(model.need.total, [one.resident for one in residents])
         return None if chosen is None else [residents[index] for index in chosen]
 
-    def _hold_one_back(self, model: KeptModel) -> None:
+    def _hold_one_back(self, model: KeeperEntry) -> None:
         """Hold back the least recently used busy model after `patience_s`."""
         assert model.wanted_s is not None
         busy = [
@@ -392,7 +392,7 @@ class ModelKeeper:
         one.is_held_back = True
         one.engine.hold_back()
 
-    async def _sleep(self, model: KeptModel, why: str) -> None:
+    async def _sleep(self, model: KeeperEntry, why: str) -> None:
         logger.info("unloading %s (%s)", model.name, why)
         model.is_held_back = False
         await model.engine.sleep()
@@ -400,7 +400,7 @@ class ModelKeeper:
         if model.engine.has_requests:  # they were held back, or have come meanwhile
             self._want(model)
 
-    def _load(self, model: KeptModel) -> None:
+    def _load(self, model: KeeperEntry) -> None:
         if model.engine.process_state not in (EngineState.ASLEEP, EngineState.FAILED):
             self._begun(model)
             return
@@ -413,11 +413,11 @@ class ModelKeeper:
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
-    def _begun(self, model: KeptModel) -> None:
+    def _begun(self, model: KeeperEntry) -> None:
         model.wanted_s = None
         model.begun.set()
 
-    async def _tell_how_it_went(self, model: KeptModel) -> None:
+    async def _tell_how_it_went(self, model: KeeperEntry) -> None:
         started_s = self._clock()
         state = await model.engine.settled()
         if state is EngineState.READY:

@@ -27,3 +27,15 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters by the contract's names."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+
+    def over(self, below: Preset) -> Preset:
+        """Merge presets, because a name derived from a derived name refers to its model."""
+        return Preset(
+            base=below.base,
+            system=self.system or below.system,
+            template=self.template or below.template,
+            messages=self.messages or below.messages,
+            parameters={**below.parameters, **self.parameters},
+            max_tokens=below.max_tokens if self.max_tokens is None else self.max_tokens,
+            stop=self.stop or below.stop,
+        )

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +30,7 @@ from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
 from openai_cpu_server.model_source import hold, hub_cache
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
+from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
 from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
@@ -75,17 +75,13 @@ class FileContent:
         digest = hashlib.sha256()
         try:
             for path in self._stamps:
-                _add_file(digest, path)
+                with path.open("rb") as file:
+                    while chunk := file.read(_MIB):
+                        digest.update(chunk)
         except OSError:
             return None
         is_same = all(FileStamp.of(path) == stamp for path, stamp in self._stamps.items())
         return digest.hexdigest() if is_same else None
-
-
-def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    with path.open("rb") as file:
-        while chunk := file.read(_MIB):
-            digest.update(chunk)
 
 
 _FRONT = "openai_cpu_server.kernels.front"
@@ -170,7 +166,15 @@ class ModelParts(NamedTuple):
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
             raise StartupError(f"{plan.name} generates no text, and takes no adapters")
-        read = ReadModel(readers, _source(plan, kind))
+        template = plan.options.chat_template
+        source = ModelSource(
+            path=str(plan.path),
+            generates=kind is ModelKind.GENERATES,
+            chat_template=read_text(template) if template else None,
+            tool_format=plan.options.tool_format,
+            reasoning_format=plan.options.reasoning_format,
+        )
+        read = ReadModel(readers, source)
         try:
             options = engine_options(
                 settings, plan, read.tokenizer, readers, cache_bytes=cache_bytes(plan, share)
@@ -184,11 +188,11 @@ class ModelParts(NamedTuple):
         grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
         return cls(plan, header, kind, read, options, grammars)
 
-    def keeping_prefixes(self, files: PrefixFiles | None) -> ModelParts:
-        """Return the parts with a file for the prefix cache, if there is one."""
-        if files is None or self.kind is not ModelKind.GENERATES:
+    def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
+        """Return the parts with a file for the prefix cache, if there can be one."""
+        if self.kind is not ModelKind.GENERATES:
             return self
-        return self._replace(options=files.kept(self.options, self.plan.name))
+        return self._replace(options=files.with_file(self.options, self.plan.name))
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
         """Return the served model. The readers forget the model with it."""
@@ -220,13 +224,8 @@ class ModelParts(NamedTuple):
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
-        served.let_go = weakref.finalize(served, _close, held)
+        served.let_go = weakref.finalize(served, lambda: [file.close() for file in held])
         return served
-
-
-def _close(held: Iterable[BinaryIO]) -> None:
-    for file in held:
-        file.close()
 
 
 def reader_pool(
@@ -254,25 +253,11 @@ def reader_pool(
     return ReaderPool(folders, children=children, opens_media=opens_media)
 
 
-def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:
-    options = plan.options
-    return ModelSource(
-        path=str(plan.path),
-        generates=kind is ModelKind.GENERATES,
-        chat_template=read_text(options.chat_template) if options.chat_template else None,
-        tool_format=options.tool_format,
-        reasoning_format=options.reasoning_format,
-    )
-
-
 def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:
     if reasoning is None:
         return None
     is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
     return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
-
-
-_NOTHING = MemoryNeed(weights=0, cells=0, buffers=0)
 
 
 OwnEngine = EngineClient | NodeEngines
@@ -285,7 +270,7 @@ class LoadedModel(NamedTuple):
     plan: ModelPlan
     served: ServedModel
     engine: OwnEngine
-    kept: KeptModel
+    entry: KeeperEntry
     stamp: FileStamp | None
     """State of its file at construction."""
     is_broken: bool
@@ -325,7 +310,7 @@ class ModelBuilder:
             model = self._built(plan, share)
         except StartupError as error:
             return self._broken(plan, str(error))
-        if (why := self._keeper.why_never(model.kept)) is not None:
+        if (why := self._keeper.why_never(model.entry)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
             model.engine.residency.fail(why)
         return model
@@ -334,27 +319,22 @@ class ModelBuilder:
         self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
     ) -> LoadedModel:
         stamp, parts = FileStamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
-        parts = parts.keeping_prefixes(self._prefix_files(plan))
+        if (
+            plan.options.cache_file == "auto"
+        ):  # else the user chose where the prefix cache is kept, if anywhere
+            self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self._num_models)
+            parts = parts.keeping_prefixes(self._prefixes)
         try:
             foreseen = foresee(parts.options, parts.read.tokenizer, share)
         except BaseException:
             parts.read.close()
             raise
-        is_alone = share is None
-        told = (parts.options, None) if is_alone else (foreseen.options, foreseen.info)
-        engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
-        kept = self._kept(plan, engine, foreseen.need)
-        kept.comes_back = self._num_models == 1
-        served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(kept))
-        return LoadedModel(plan, served, engine, kept, stamp, is_broken=False)
-
-    def _prefix_files(self, plan: ModelPlan) -> PrefixFiles | None:
-        """Return None if the user chose where the prefix cache is kept, if anywhere."""
-        if plan.options.cache_file != "auto":
-            return None
-        if self._prefixes is None:
-            self._prefixes = PrefixFiles.of_user(num_models=self._num_models)
-        return self._prefixes
+        options, info = (parts.options, None) if share is None else (foreseen.options, foreseen.info)
+        engine = self._engine(plan.name, options, info, begins_asleep=begins_asleep)
+        entry = self._entry(plan, engine, foreseen.need)
+        entry.comes_back = self._num_models == 1
+        served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(entry))
+        return LoadedModel(plan, served, engine, entry, stamp, is_broken=False)
 
     def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
         logger.error("%s is not served: %s", plan.name, reason)
@@ -369,8 +349,8 @@ class ModelBuilder:
             tool_format=format_for(None),
             grammars=ModelGrammars(unreadable),
         )
-        kept = self._kept(plan, engine, _NOTHING)
-        return LoadedModel(plan, served, engine, kept, FileStamp.of(plan.path), is_broken=True)
+        entry = self._entry(plan, engine, MemoryNeed(weights=0, cells=0, buffers=0))
+        return LoadedModel(plan, served, engine, entry, FileStamp.of(plan.path), is_broken=True)
 
     def _engine(
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
@@ -400,8 +380,9 @@ class ModelBuilder:
         settings, supervisors = self._settings, {}
         for node, cpus in nodes.items():
             own = on_node(options, node, nodes)
-            told = ", ".join(map(str, cpus))
-            logger.info("NUMA node %d: %d threads on the CPUs %s", node, own.threads, told)
+            logger.info(
+                "NUMA node %d: %d threads on the CPUs %s", node, own.threads, ", ".join(map(str, cpus))
+            )
             supervisors[str(node)] = supervised(
                 settings,
                 own,
@@ -414,9 +395,9 @@ class ModelBuilder:
             supervisors, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
         )
 
-    def _kept(self, plan: ModelPlan, engine: OwnEngine, need: MemoryNeed) -> KeptModel:
-        kept = KeptModel(
+    def _entry(self, plan: ModelPlan, engine: OwnEngine, need: MemoryNeed) -> KeeperEntry:
+        entry = KeeperEntry(
             plan.name, engine.residency, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes
         )
-        engine.on_wanted = lambda: self._keeper.want(kept)
-        return kept
+        engine.on_wanted = lambda: self._keeper.want(entry)
+        return entry

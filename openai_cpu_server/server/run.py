@@ -136,7 +136,14 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
             )
             asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
-            _log_totals(fleet, time.monotonic() - started)
+            totals = fleet.totals
+            logger.info(
+                "served %d requests, %d prompt tokens, %d output tokens in %s",
+                totals.requests,
+                totals.prompt_tokens,
+                totals.output_tokens,
+                timedelta(seconds=round(time.monotonic() - started)),
+            )
             watch.close()
 
 
@@ -154,8 +161,18 @@ class ServedApi(NamedTuple):
         """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
         servers are stopped."""
         nothing = contextlib.nullcontext()
-        async with self.recall or nothing, self.mcp or nothing, _running(self.jobs, self.api):
-            yield
+        async with self.recall or nothing, self.mcp or nothing:
+            if self.jobs is None:
+                yield
+                return
+            work = (self.jobs.run(self.api.run_row), self.jobs.keep_book())
+            tasks = [asyncio.create_task(each) for each in work]
+            try:
+                yield
+            finally:
+                await self.api.settle()
+                await self.jobs.close()
+                await asyncio.gather(*tasks)
 
 
 def open_api(
@@ -169,7 +186,13 @@ def open_api(
     """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
     None. Raises StartupError with one line."""
     recall = open_recall(settings, models, watch.metrics)
-    mcp = _mcp(settings)
+    mcp = None
+    if settings.mcp or settings.mcp_allow_url:
+        mcp = ConfiguredServers(
+            {name: table.options for name, table in settings.mcp.items()},
+            settings.mcp_limits,
+            allowed_hosts=settings.mcp_allow_url,
+        )
     keys = KeyRing(
         revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
     )
@@ -194,16 +217,6 @@ def open_api(
         mcp=mcp,
     )
     return ServedApi(api, keys, jobs, recall, mcp)
-
-
-def _mcp(settings: Settings) -> ConfiguredServers | None:
-    if not settings.mcp and not settings.mcp_allow_url:
-        return None
-    return ConfiguredServers(
-        {name: table.options for name, table in settings.mcp.items()},
-        settings.mcp_limits,
-        allowed_hosts=settings.mcp_allow_url,
-    )
 
 
 class OfflineModels(NamedTuple):
@@ -322,28 +335,3 @@ def _jobs(settings: Settings, model: str) -> Jobs | None:
         logger.warning("there is no batch API: %s", error)
         return None
     return Jobs(database, job_options(settings, model))
-
-
-@contextlib.asynccontextmanager
-async def _running(jobs: Jobs | None, api: ServedApplication) -> AsyncIterator[None]:
-    if jobs is None:
-        yield
-        return
-    tasks = [asyncio.create_task(work) for work in (jobs.run(api.run_row), jobs.keep_book())]
-    try:
-        yield
-    finally:
-        await api.settle()
-        await jobs.close()
-        await asyncio.gather(*tasks)
-
-
-def _log_totals(fleet: ModelFleet, seconds: float) -> None:
-    totals = fleet.totals
-    logger.info(
-        "served %d requests, %d prompt tokens, %d output tokens in %s",
-        totals.requests,
-        totals.prompt_tokens,
-        totals.output_tokens,
-        timedelta(seconds=round(seconds)),
-    )

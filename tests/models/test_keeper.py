@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
-from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
+from openai_cpu_server.models.keeper import RETRY_S, KeeperEntry, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
 from tests.clock import Clock
 from tests.waiting import eventually
@@ -91,9 +91,9 @@ class Story:
         pinned: bool = False,
         keep_alive_s: float | None = None,
         breaks: bool = False,
-    ) -> tuple[KeptModel, FakeSleeper]:
+    ) -> tuple[KeeperEntry, FakeSleeper]:
         engine = FakeSleeper(self.clock, breaks=breaks)
-        kept = KeptModel(
+        kept = KeeperEntry(
             name, engine, MemoryNeed(weights=num_bytes, cells=0, buffers=0), keep_alive_s, pinned
         )
         self.keeper.add(kept)
