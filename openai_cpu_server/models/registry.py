@@ -66,7 +66,7 @@ class ModelCatalog(Protocol):
     """Source of models that are served on request."""
 
     @property
-    def known(self) -> Sequence[AvailableModel]:
+    def available(self) -> Sequence[AvailableModel]:
         """Return the models of the last scan that are not served yet."""
         ...
 
@@ -138,7 +138,7 @@ class ModelRegistry:
         adapters."""
         name = self.meant(name)
         if name is None:
-            name = self._first(allowed)
+            name = self.default.name if allowed is None else next(iter(self.names(allowed)), None)
         if (router := self.router(name, allowed)) is not None:
             raise RouterNotModel(router.name, tuple(router.options.routes.values()))
         chosen = None
@@ -149,7 +149,7 @@ class ModelRegistry:
             there_is = (*self.names(allowed), *self.router_names(allowed), *shelved)
             raise ModelNotFound(name, there_is)  # only a name that the client has sent
         if chosen.adapter is not None:
-            _check_there(chosen, param=None if adapter is None else "lora")
+            _require_adapter(chosen.adapter, chosen.model, param=None if adapter is None else "lora")
         return chosen
 
     def meant(self, name: str | None) -> str | None:
@@ -161,9 +161,6 @@ class ModelRegistry:
         """Return True if the name is served, without regard to `takes_any_name`."""
         return name in self._routers or self._named(name) is not None
 
-    def _first(self, allowed: Collection[str] | None) -> str | None:
-        return self.default.name if allowed is None else next(iter(self.names(allowed)), None)
-
     def _named(self, name: str) -> ChosenModel | None:
         if name in self._by_name:
             return ChosenModel(name, self._by_name[name])
@@ -173,7 +170,9 @@ class ModelRegistry:
         if not colon:
             return None
         if base not in self._by_name:
-            return self._tagged(name)
+            alike = [each for each in self._by_name if _letters(each) == _letters(name)]
+            models = {id(self._by_name[each]) for each in alike}
+            return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
         model = self._by_name[base]
         if adapter == LATEST and name not in _adapted_names(model):
             return ChosenModel(base, model)
@@ -183,12 +182,6 @@ class ModelRegistry:
         preset = self._presets[name]
         chosen = self._named(preset.base)
         return None if chosen is None else chosen._replace(name=name, preset=preset)
-
-    def _tagged(self, name: str) -> ChosenModel | None:
-        """Match names by their letters and digits, if only one model has them."""
-        alike = [known for known in self._by_name if _letters(known) == _letters(name)]
-        models = {id(self._by_name[known]) for known in alike}
-        return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
 
     def _adapted(self, name: str, adapter: str) -> ChosenModel | None:
         chosen = self._named(name)
@@ -316,7 +309,7 @@ async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str
 
 
 def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
-    there = () if models.shelf is None else models.shelf.known
+    there = () if models.shelf is None else models.shelf.available
     return [one for one in there if allowed is None or one.name in allowed]
 
 
@@ -337,13 +330,13 @@ def _adapted_names(model: ServedModel) -> Iterator[str]:
             yield f"{model.name}:{status.adapter.name}"
 
 
-def _check_there(chosen: ChosenModel, *, param: str | None) -> None:
-    statuses = {status.adapter.name: status for status in chosen.model.engine.adapters()}
-    status = statuses.get(chosen.adapter or "")
+def _require_adapter(name: str, model: ServedModel, *, param: str | None) -> None:
+    statuses = {status.adapter.name: status for status in model.engine.adapters()}
+    status = statuses.get(name)
     if status is None or status.state is AdapterState.FAILED:
-        known = [name for name, one in statuses.items() if one.state is not AdapterState.FAILED]
+        usable = [other for other, one in statuses.items() if one.state is not AdapterState.FAILED]
         reason = None if status is None else status.reason
-        raise AdapterNotFound(chosen.adapter or "", known, reason=reason, param=param)
+        raise AdapterNotFound(name, usable, reason=reason, param=param)
 
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:

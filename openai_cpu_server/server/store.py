@@ -258,7 +258,7 @@ class ModelDir:
         self._brought: dict[str, Path] = {}
 
     @property
-    def known(self) -> Sequence[AvailableModel]:
+    def available(self) -> Sequence[AvailableModel]:
         registry = self._fleet.registry
         return [self._shown(one) for one in self._there.values() if not registry.has(one.name)]
 
