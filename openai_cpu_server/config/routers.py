@@ -95,11 +95,11 @@ class RouterTable(BaseModel):
     @model_validator(mode="after")
     def _is_whole(self) -> RouterTable:
         ways = ("rules", "classifier", "examples", "cascade", "shares")
-        given = [way for way in ways if getattr(self, way)]
-        if given != [self.by]:
-            others = [way for way in given if way != self.by]
-            said = f"and has '{others[0]}'" if others else f"and has no '{self.by}'"
-            raise ValueError(f"the router chooses by {self.by!r}, {said}")
+        tables = [way for way in ways if getattr(self, way)]
+        if tables != [self.by]:
+            others = [way for way in tables if way != self.by]
+            problem = f"and has '{others[0]}'" if others else f"and has no '{self.by}'"
+            raise ValueError(f"the router chooses by {self.by!r}, {problem}")
         if not self.routes:
             raise ValueError("the router has no routes, such as small = 'smollm2'")
         unknown = [name for name in self._named_routes() if name not in self.routes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -192,15 +192,9 @@ class KeeperEntry:
             name=self.name, num_bytes=self.need.total, last_use_s=self.engine.last_use_s, may_go=self.may_go
         )
 
-    def is_idle(self, now_s: float) -> bool:
-        return self.keep_alive_s is not None and now_s - self.engine.last_use_s >= self.keep_alive_s
-
     def tries(self, now_s: float) -> int:
         is_series = self.comes_back and now_s - self.last_try_s < _CALM_S
         return self.num_tries if is_series else 0
-
-    def note_try(self, now_s: float) -> None:
-        self.num_tries, self.last_try_s = self.tries(now_s) + 1, now_s
 
 
 class ModelKeeper:
@@ -228,9 +222,6 @@ class ModelKeeper:
         self._turn = asyncio.Lock()
         """Held while models are unloaded."""
 
-    def __iter__(self) -> Iterator[KeeperEntry]:
-        return iter(list(self._models))
-
     def add(self, model: KeeperEntry) -> None:
         self._models.append(model)
 
@@ -257,12 +248,9 @@ class ModelKeeper:
 
     def may_retry(self, model: KeeperEntry) -> bool:
         """Return True if it failed long enough ago for another try."""
-        failed_s = model.engine.failed_s
-        if failed_s is None:
-            return False
-        now_s = self._clock()
+        failed_s, now_s = model.engine.failed_s, self._clock()
         wait_s = min(RETRY_S * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
-        return now_s - failed_s >= wait_s
+        return failed_s is not None and now_s - failed_s >= wait_s
 
     def want(self, model: KeeperEntry) -> None:
         """Request the model. Raises ModelTooLarge, and EngineUnavailable if it has just failed or was
@@ -332,7 +320,10 @@ class ModelKeeper:
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
             await self._load_if_room(model)
         if all(model.wanted_s is None for model in self._models):
-            self._release_all()
+            for model in self._models:
+                if model.is_held_back:
+                    model.is_held_back = False
+                    model.engine.release()
 
     def _bring_back(self) -> None:
         for model in self._models:
@@ -340,17 +331,14 @@ class ModelKeeper:
             if may_come and model.engine.process_state is EngineState.FAILED and self.may_retry(model):
                 self._want(model)
 
-    def _release_all(self) -> None:
-        for model in self._models:
-            if model.is_held_back:
-                model.is_held_back = False
-                model.engine.release()
-
     async def _unload_idle(self) -> None:
         for model in list(self._models):
-            if model.is_replaced and model.may_go:
+            if not model.may_go:
+                continue
+            idle_s = self._clock() - model.engine.last_use_s
+            if model.is_replaced:
                 await self._sleep(model, "replaced")
-            elif model.may_go and model.is_idle(self._clock()):
+            elif model.keep_alive_s is not None and idle_s >= model.keep_alive_s:
                 await self._sleep(model, "idle")
 
     async def _load_if_room(self, model: KeeperEntry) -> None:
@@ -383,9 +371,7 @@ class ModelKeeper:
         held = [one for one in busy if one.is_held_back]
         for one in held:
             one.engine.hold_back()  # again: its process may be a new one since
-        if not busy or held:
-            return
-        if self._clock() - model.wanted_s < self._patience_s:
+        if not busy or held or self._clock() - model.wanted_s < self._patience_s:
             return
         one = min(busy, key=lambda one: one.engine.last_use_s)
         logger.info("%s is to make room for %s when it has ended what it computes", one.name, model.name)
@@ -406,10 +392,11 @@ class ModelKeeper:
             return
         logger.info("loading %s: %s", model.name, model.need)
         if model.engine.process_state is EngineState.FAILED:
-            model.note_try(self._clock())
+            now_s = self._clock()
+            model.num_tries, model.last_try_s = model.tries(now_s) + 1, now_s
         model.engine.wake()
         self._begun(model)
-        task = asyncio.create_task(self._tell_how_it_went(model))
+        task = asyncio.create_task(self._observe_load(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
@@ -417,7 +404,7 @@ class ModelKeeper:
         model.wanted_s = None
         model.begun.set()
 
-    async def _tell_how_it_went(self, model: KeeperEntry) -> None:
+    async def _observe_load(self, model: KeeperEntry) -> None:
         started_s = self._clock()
         state = await model.engine.settled()
         if state is EngineState.READY:
