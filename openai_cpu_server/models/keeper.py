@@ -50,13 +50,13 @@ class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
     """True if it is not pinned and has no requests."""
 
 
+@dataclass(frozen=True)
 class MemoryBudget:
     """Limit of memory for all models together."""
 
-    def __init__(self, limit_bytes: int, *, option: str = "--memory") -> None:
-        """`option`: name of the option that sets the limit."""
-        self.limit_bytes = limit_bytes
-        self._option = option
+    limit_bytes: int
+    option: str = "--memory"
+    """Option that sets the limit."""
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
         """Return the arithmetic if the model cannot be loaded even alone beside the pinned ones, or None."""
@@ -67,7 +67,7 @@ class MemoryBudget:
         beside = "".join(f" - {_mib(one.num_bytes)} of '{one.name}', which is pinned" for one in stay)
         return (
             f"the model '{name}' needs {need}, and there are {_mib(max(0, left))} "
-            f"({self._option} {self.limit_bytes // _MIB} MiB{beside})"
+            f"({self.option} {self.limit_bytes // _MIB} MiB{beside})"
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:

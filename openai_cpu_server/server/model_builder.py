@@ -64,24 +64,24 @@ class FileStamp(NamedTuple):
         return cls(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-class FileContent:
-    """Content of a model's files at the time of construction."""
+def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
+    """Return a function for SHA-256 over all files, or None if they have changed since now or cannot be
+    read."""
+    stamps = {path: FileStamp.of(path) for path in files}
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._stamps = {path: FileStamp.of(path) for path in files}
-
-    def digest(self) -> str | None:
-        """Return SHA-256 over all files, or None if they have changed or cannot be read."""
+    def read() -> str | None:
         digest = hashlib.sha256()
         try:
-            for path in self._stamps:
+            for path in stamps:
                 with path.open("rb") as file:
                     while chunk := file.read(_MIB):
                         digest.update(chunk)
         except OSError:
             return None
-        is_same = all(FileStamp.of(path) == stamp for path, stamp in self._stamps.items())
+        is_same = all(FileStamp.of(path) == stamp for path, stamp in stamps.items())
         return digest.hexdigest() if is_same else None
+
+    return read
 
 
 _FRONT = "openai_cpu_server.kernels.front"
@@ -220,7 +220,7 @@ class ModelParts(NamedTuple):
             open_sound=self.read.sound,
             read_document=self.read.document,
             write_template=self.read.write_template,
-            content_digest=FileContent(model_files(self.header)).digest,
+            content_digest=content_digest(model_files(self.header)),
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])

@@ -281,7 +281,7 @@ def _device(facts: DeviceFacts) -> str:
     lines = [
         f"device {device.name} ({harmless(device.description)}): {bytes_text(device.free_bytes)} of "
         f"{bytes_text(device.total_bytes)} free",
-        f"--gpu-layers {facts.asked}: {facts.split}{taken}",
+        f"--gpu-layers {facts.gpu_layers}: {facts.split}{taken}",
     ]
     if facts.draft is not None:
         lines.append(f"draft model: {facts.draft}")

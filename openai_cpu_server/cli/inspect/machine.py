@@ -120,7 +120,7 @@ class SplitCost(msgspec.Struct, frozen=True):
 
 class DeviceFacts(msgspec.Struct, frozen=True):
     device: Device
-    asked: str | int
+    gpu_layers: str | int = msgspec.field(name="asked")
     split: str
     """Part of the model that fits there."""
     takes: dict[str, int]
