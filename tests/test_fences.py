@@ -39,7 +39,6 @@ ALLOWED = {
     "config": "contract errors",
     "config.adapters": "",
     "config.folders": "errors storage.private_files",
-    "config.replicas": "",
     "config.routers": "models.routing.options",
     # Texts, templates, grammars: they know no process, no HTTP and no engine.
     "prompt": "contract.model_info errors json_size",

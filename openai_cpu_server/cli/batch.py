@@ -173,12 +173,15 @@ async def run_to_end(
 
 async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
     """Write each file whole, the output last."""
-    await _write(jobs, batch.error_file_id, paths.errors)
-    if batch.error_file_id is None:
-        paths.errors.unlink(missing_ok=True)
-    await _write(jobs, batch.output_file_id, paths.output)
-    if batch.output_file_id is None:
-        paths.output.write_bytes(b"")
+    for file_id, path in ((batch.error_file_id, paths.errors), (batch.output_file_id, paths.output)):
+        if file_id is not None:
+            with replacing(path, mode=0o666) as out:
+                async for content in jobs.content(await jobs.file(_OWNER, file_id)):
+                    out.write(content)
+        elif path == paths.output:
+            path.write_bytes(b"")
+        else:
+            path.unlink(missing_ok=True)
 
 
 async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options: JobOptions) -> None:
@@ -197,15 +200,6 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
     raise StartupError(
         f"{paths.state} was begun with another content of {paths.input}; delete it to begin anew"
     )
-
-
-async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:
-    if file_id is None:
-        return
-    record = await jobs.file(_OWNER, file_id)
-    with replacing(path, mode=0o666) as out:
-        async for content in jobs.content(record):
-            out.write(content)
 
 
 def batch(arguments: Sequence[str]) -> None:

@@ -78,7 +78,7 @@ _COMMANDS = {
         computes=True,
     ),
     "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
-    "list": _Command("openai_cpu_server.cli.pull:list_here", "list the models that are here"),
+    "list": _Command("openai_cpu_server.cli.models:list_here", "list the models that are here"),
     "models": _Command(
         "openai_cpu_server.cli.models:models", "list models by name, and whether they fit here"
     ),

@@ -49,19 +49,46 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models(arguments: Sequence[str]) -> None:
+    free = Machine().free_memory()
+    as_json = _wants_json(
+        arguments,
+        "models",
+        "List the models that --model knows by name, and those that were downloaded: their size, and whether "
+        "they fit into this machine's free memory. Nothing is loaded or downloaded.",
+    )
+    listed = listed_models(free)
+    _show(
+        listed,
+        as_json,
+        f"""{columns(rows(listed), right=(1, 3))}
+
+{bytes_text(free)} of memory are free. KV tokens: what a server with this model alone would
+set aside for all requests without --ctx-size. What is not here is fetched by the first start.""",
+    )
+
+
+def list_here(arguments: Sequence[str]) -> None:
+    as_json = _wants_json(
+        arguments,
+        "list",
+        "List the models that are here: in the hub's cache, or as packages. `models` lists those too that "
+        "could be fetched.",
+    )
+    here = [model for model in listed_models(Machine().free_memory()) if model.here is not None]
+    cells = [(name, size, fits, place, kind) for name, size, fits, _, place, kind, *_ in rows(here)]
+    _show(here, as_json, columns(cells, right=(1,)))
+
+
+def _wants_json(arguments: Sequence[str], command: str, description: str) -> bool:
     parser = argparse.ArgumentParser(
-        prog="openai-cpu-server models",
-        description="List the models that --model knows by name, and those that were downloaded: their size, "
-        "and whether they fit into this machine's free memory. Nothing is loaded or downloaded.",
-        allow_abbrev=False,
+        prog=f"openai-cpu-server {command}", description=description, allow_abbrev=False
     )
     parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
-    options, free = parser.parse_args(arguments), Machine().free_memory()
-    listed = listed_models(free)
-    if options.json:
-        show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
-    else:
-        show(text(listed, free))
+    return bool(parser.parse_args(arguments).json)
+
+
+def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
+    show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode() if as_json else text)
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
@@ -151,23 +178,21 @@ def _pool_tokens(taken: int, cell: int | None, free_bytes: int) -> int | None:
         return 0
 
 
-def text(listed: Sequence[ListedModel], free_bytes: int) -> str:
-    rows = [("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts")]
-    rows += [
-        (
-            harmless(each.name),
-            bytes_text(each.size_bytes),
-            "yes" if each.fits else "no",
-            f"{each.pool_tokens:,}" if each.pool_tokens else "",
-            each.here or "",
-            each.kind,
-            each.tool_format or "",
-            each.reasoning_format or "",
-        )
-        for each in listed
+def rows(listed: Sequence[ListedModel]) -> list[tuple[str, ...]]:
+    """Return the cells of a table, the titles first."""
+    return [
+        ("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts"),
+        *(
+            (
+                harmless(each.name),
+                bytes_text(each.size_bytes),
+                "yes" if each.fits else "no",
+                f"{each.pool_tokens:,}" if each.pool_tokens else "",
+                each.here or "",
+                each.kind,
+                each.tool_format or "",
+                each.reasoning_format or "",
+            )
+            for each in listed
+        ),
     ]
-    return (
-        f"{columns(rows, right=(1, 3))}\n\n"
-        f"{bytes_text(free_bytes)} of memory are free. KV tokens: what a server with this model alone would\n"
-        "set aside for all requests without --ctx-size. What is not here is fetched by the first start."
-    )

@@ -1,4 +1,4 @@
-"""`openai-cpu-server pull`, `list` and `rm`: models of the hub in its cache, without a server."""
+"""`openai-cpu-server pull` and `rm`: models of the hub in its cache, without a server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from openai_cpu_server.cli.models import ListedModel, foreseen, listed_models
-from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, say, show
+from openai_cpu_server.cli.models import ListedModel, foreseen
+from openai_cpu_server.cli.plain_text import bytes_text, harmless, say, show
 from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
@@ -182,26 +182,6 @@ def memory_text(model: ListedModel) -> str:
         )
     room = f", and {model.pool_tokens:,} tokens beside it" if model.pool_tokens else ""
     return f"it fits: {bytes_text(free)} of memory are free{room}"
-
-
-def list_here(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server list",
-        description="List the models that are here: in the hub's cache, or as packages. `models` lists "
-        "those too that could be fetched.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
-    options = parser.parse_args(arguments)
-    here = [model for model in listed_models(Machine().free_memory()) if model.here is not None]
-    if options.json:
-        show(msgspec.json.format(msgspec.json.encode(here), indent=2).decode())
-        return
-    rows = [("--model", "size", "fits", "here", "kind")]
-    for each in here:
-        fits = "yes" if each.fits else "no"
-        rows.append((harmless(each.name), bytes_text(each.size_bytes), fits, each.here or "", each.kind))
-    show(columns(rows, right=(1,)))
 
 
 def remove(arguments: Sequence[str]) -> None:

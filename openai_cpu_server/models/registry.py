@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.model_info import AdapterState, ModelKind
@@ -16,7 +18,6 @@ from openai_cpu_server.errors import (
     RouterNotModel,
     WrongModelKind,
 )
-from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -30,6 +31,40 @@ _WORST_FIRST = (
     EngineState.ASLEEP,
     EngineState.READY,
 )
+
+
+class PresetMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """Defaults for requests that use a derived name."""
+
+    base: str
+    """Name of the underlying model, never another derived name."""
+    system: str = ""
+    """System message for conversations without one, or ""."""
+    template: str = ""
+    """Ollama template that replaces the model's own, or ""."""
+    messages: tuple[PresetMessage, ...] = ()
+    """Messages before those of each conversation."""
+    parameters: Mapping[str, int | float] = {}
+    """Sampling parameters by the contract's names."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def over(self, below: Preset) -> Preset:
+        """Merge presets, because a name derived from a derived name refers to its model."""
+        return Preset(
+            base=below.base,
+            system=self.system or below.system,
+            template=self.template or below.template,
+            messages=self.messages or below.messages,
+            parameters={**below.parameters, **self.parameters},
+            max_tokens=below.max_tokens if self.max_tokens is None else self.max_tokens,
+            stop=self.stop or below.stop,
+        )
 
 
 class ChosenModel(NamedTuple):

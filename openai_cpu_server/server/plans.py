@@ -41,7 +41,7 @@ from openai_cpu_server.llama.model.kv_size import (
 from openai_cpu_server.model_source import FoundModel, model_to_serve, projector_of
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.keeper import MemoryNeed
-from openai_cpu_server.models.presets import Preset
+from openai_cpu_server.models.registry import Preset
 from openai_cpu_server.models.routing.options import RouterOptions, problem
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.reader.model import ReadTokenizer

@@ -27,8 +27,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.model_source import hub_name
 from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, fetch
+from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, Preset, fetch
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.plans import (
     ModelPlan,

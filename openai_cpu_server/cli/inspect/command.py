@@ -32,7 +32,6 @@ from openai_cpu_server.cli.inspect.machine import (
     predicted,
     read_devices,
     read_memory,
-    why_no_device,
 )
 from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
 from openai_cpu_server.config.parser import read_settings
@@ -43,6 +42,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
+from openai_cpu_server.llama.offload.choice import NO_DEVICE
 from openai_cpu_server.model_source import local_model, projector_of
 
 
@@ -380,16 +380,17 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     )
     options = profile.applied(options, given=settings.model_fields_set) if profile else options
     template = read_template(header)
-    found, absent = read_devices(options, folder, machine), why_no_device(options)
+    devices = read_devices(options, folder, machine)
+    absent = NO_DEVICE if options.wants_device and not devices else None
     if not facts.generates_text:
-        return InspectReport(facts, None, None, template, None, found, absent, profile=None, speed=None)
+        return InspectReport(facts, None, None, template, None, devices, absent, profile=None, speed=None)
     sight, hearing = read_encoders(GgufHeader(projector)) if projector is not None else (None, None)
     memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
     curve = (
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
-    return InspectReport(facts, sight, hearing, template, memory, found, absent, profile, speed)
+    return InspectReport(facts, sight, hearing, template, memory, devices, absent, profile, speed)
 
 
 def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:

@@ -22,7 +22,7 @@ from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, know
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for, of_draft_model
+from openai_cpu_server.llama.offload.choice import device_for, fitting_for, of_draft_model
 from openai_cpu_server.llama.offload.devices import devices
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -132,11 +132,6 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """Part of the draft model that goes there."""
 
 
-def why_no_device(options: EngineOptions) -> str | None:
-    """Return the reason if the options ask for a device and there is none."""
-    return NO_DEVICE if options.wants_device and not devices() else None
-
-
 def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
     """Return the devices of this build. Raises StartupError."""
     return [_on_device(options, device, cache_dir, machine) for device in devices()]
@@ -204,9 +199,10 @@ def best_known(
         if key.split is None or options.offload.wants_device
     ]
 
+    served = _served_with(options, header, machine)
+
     def likeness(measured: MeasuredCurve) -> int:
-        wanted = _served_with(measured.key, options, header, machine)
-        return sum(a == b for a, b in zip(_measured_with(measured.key), wanted, strict=True))
+        return sum(a == b for a, b in zip(_measured_with(measured.key), served, strict=True))
 
     return max(curves, key=likeness, default=None)
 
@@ -237,7 +233,7 @@ def predicted(
     return SpeedFacts(
         *had,
         kernels=key.kernels,
-        is_default=had == _served_with(key, options, header, machine),
+        is_default=had == _served_with(options, header, machine),
         context=_CONTEXT,
         prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),
         decode=[DecodeSpeed(n, 1000 * n / model.predict_ms(n, n * _CONTEXT)) for n in sizes],
@@ -252,8 +248,7 @@ def _measured_with(key: CurveKey) -> _Options:
     return key.threads, key.threads_batch or key.threads, key.kv_type, key.weights, key.flash_attention
 
 
-def _served_with(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
-    """Options of `serve` with the kernels of the measured curve."""
+def _served_with(options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
     threads = options.threads or machine.num_threads()
     weights = known_layout(options, header)
     return threads, options.threads_batch or threads, options.kv_type, weights, options.flash_attention

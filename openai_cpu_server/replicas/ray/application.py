@@ -22,8 +22,7 @@ from ray.serve.config import (
 
 from openai_cpu_server.config.folders import expanded, tell_others
 from openai_cpu_server.config.parser import read_settings
-from openai_cpu_server.config.replicas import RayTable
-from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.config.settings import RayTable, Settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
