@@ -49,22 +49,19 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models(arguments: Sequence[str]) -> None:
-    free = Machine().free_memory()
     as_json = _wants_json(
         arguments,
         "models",
         "List the models that --model knows by name, and those that were downloaded: their size, and whether "
         "they fit into this machine's free memory. Nothing is loaded or downloaded.",
     )
+    free = Machine().free_memory()
     listed = listed_models(free)
-    _show(
-        listed,
-        as_json,
-        f"""{columns(rows(listed), right=(1, 3))}
-
-{bytes_text(free)} of memory are free. KV tokens: what a server with this model alone would
-set aside for all requests without --ctx-size. What is not here is fetched by the first start.""",
+    note = (
+        f"{bytes_text(free)} of memory are free. KV tokens: what a server with this model alone would\n"
+        "set aside for all requests without --ctx-size. What is not here is fetched by the first start."
     )
+    _show(listed, as_json, f"{columns(rows(listed), right=(1, 3))}\n\n{note}")
 
 
 def list_here(arguments: Sequence[str]) -> None:

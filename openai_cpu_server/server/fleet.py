@@ -64,7 +64,8 @@ class ModelFleet:
         elif not self._is_alone:
             limit_bytes = int(_BUDGET_SHARE * Machine().free_memory())
         self._keeper = ModelKeeper(MemoryBudget(limit_bytes), watch.metrics)
-        self._builder = ModelBuilder(settings, watch, self._keeper, readers, num_models=len(plans) + may_grow)
+        num_models = len(plans) + may_grow
+        self._builder = ModelBuilder(settings, watch, self._keeper, readers, num_models, self._is_alone)
         try:
             self._models = self._built(plans)
             states = [model.engine.status() for model in self._models]
@@ -92,10 +93,9 @@ class ModelFleet:
     def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
         """Build pinned models first, so that their memory is counted first. Return them in the order of
         the plans."""
-        build = self._builder.alone if self._is_alone else self._builder.one_of_several
         built: dict[str, LoadedModel] = {}
         for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
-            built[plan.name] = model = build(plan)
+            built[plan.name] = model = self._builder.build(plan)
             self._keeper.add(model.entry)
         return [built[plan.name] for plan in plans]
 
@@ -175,7 +175,7 @@ class ModelFleet:
 
     async def add(self, plan: ModelPlan) -> ServedModel:
         """Serve a further model, which sleeps until requested. Raises ModelNotLoaded."""
-        new = await asyncio.to_thread(self._builder.one_of_several, plan)
+        new = await asyncio.to_thread(self._builder.build, plan)
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{plan.name}' is not served: {new.engine.status().reason}.")
         self._models.append(new)
@@ -246,8 +246,8 @@ class ModelFleet:
         ModelNotLoaded."""
         offered = [status.adapter for status in old.engine.adapters()]
         adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
-        build = self._builder.alone_again if self._is_alone else self._builder.one_of_several
-        new = await asyncio.to_thread(build, msgspec.structs.replace(old.plan, adapters=adapters))
+        plan = msgspec.structs.replace(old.plan, adapters=adapters)
+        new = await asyncio.to_thread(self._builder.build, plan, again=True)
         self._keeper.require_room(new.entry)
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")

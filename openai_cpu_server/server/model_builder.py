@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -277,52 +278,45 @@ class LoadedModel(NamedTuple):
     """True if its file cannot be read."""
 
 
+@dataclass
 class ModelBuilder:
     """Builder of the models of one server."""
 
-    def __init__(
-        self, settings: Settings, watch: Watch, keeper: ModelKeeper, readers: ReaderPool, *, num_models: int
-    ) -> None:
-        self._settings = settings
-        self._watch = watch
-        self._keeper = keeper
-        self._readers = readers
-        self._num_models = num_models
+    settings: Settings
+    watch: Watch
+    keeper: ModelKeeper
+    readers: ReaderPool
+    num_models: int
+    is_alone: bool
+    """True for an only model, which has the machine for itself."""
+
+    def __post_init__(self) -> None:
         self._prefixes: PrefixFiles | None = None
         self._culprits = CulpritLedger(time.monotonic)
-        self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
+        self._cores = SharedCores(batch_floor=self.settings.batch_floor) if self.num_models > 1 else None
 
-    def alone(self, plan: ModelPlan) -> LoadedModel:
-        """Build a model that has the machine for itself and is loaded at once. Raises StartupError."""
-        return self._built(plan, None)
-
-    def alone_again(self, plan: ModelPlan) -> LoadedModel:
-        """Rebuild it from a changed file. It sleeps while the old model serves."""
+    def build(self, plan: ModelPlan, *, again: bool = False) -> LoadedModel:
+        """Build a model, which sleeps; the only one is loaded at once, if it does not replace another
+        (`again`). An unreadable file becomes the model's state. Raises StartupError for the first build of
+        the only one."""
+        share = None
+        if not self.is_alone:
+            share = MemoryShare(self.keeper.budget.limit_bytes, self.num_models, plan.memory_bytes)
         try:
-            return self._built(plan, None, begins_asleep=True)
+            model = self._built(plan, share, begins_asleep=again)
         except StartupError as error:
+            if self.is_alone and not again:
+                raise
             return self._broken(plan, str(error))
-
-    def one_of_several(self, plan: ModelPlan) -> LoadedModel:
-        """Build a sleeping model. An unreadable file becomes its state."""
-        share = MemoryShare(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
-        try:
-            model = self._built(plan, share)
-        except StartupError as error:
-            return self._broken(plan, str(error))
-        if (why := self._keeper.why_never(model.entry)) is not None:
+        if share is not None and (why := self.keeper.why_never(model.entry)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
             model.engine.residency.fail(why)
         return model
 
-    def _built(
-        self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
-    ) -> LoadedModel:
-        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
-        if (
-            plan.options.cache_file == "auto"
-        ):  # else the user chose where the prefix cache is kept, if anywhere
-            self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self._num_models)
+    def _built(self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool) -> LoadedModel:
+        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self.settings, plan, share, self.readers)
+        if plan.options.cache_file == "auto":  # else the user chose where the cache is kept, if anywhere
+            self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self.num_models)
             parts = parts.keeping_prefixes(self._prefixes)
         try:
             foreseen = foresee(parts.options, parts.read.tokenizer, share)
@@ -332,8 +326,8 @@ class ModelBuilder:
         options, info = (parts.options, None) if share is None else (foreseen.options, foreseen.info)
         engine = self._engine(plan.name, options, info, begins_asleep=begins_asleep)
         entry = self._entry(plan, engine, foreseen.need)
-        entry.comes_back = self._num_models == 1
-        served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(entry))
+        entry.comes_back = self.num_models == 1
+        served = parts.served(engine, may_retry=lambda: self.keeper.may_retry(entry))
         return LoadedModel(plan, served, engine, entry, stamp, is_broken=False)
 
     def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
@@ -355,14 +349,14 @@ class ModelBuilder:
     def _engine(
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
     ) -> OwnEngine:
-        settings = self._settings
+        settings = self.settings
         nodes = usable_nodes(settings.numa_folder or NODES) if settings.numa else {}
         if len(nodes) > 1:
             return self._on_nodes(name, options, nodes, begins_asleep=begins_asleep)
         supervisor = supervised(
             settings,
             options,
-            ModelWatch(self._watch, name),
+            ModelWatch(self.watch, name),
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,
@@ -377,7 +371,7 @@ class ModelBuilder:
     def _on_nodes(
         self, name: str, options: EngineOptions, nodes: Mapping[int, Sequence[int]], *, begins_asleep: bool
     ) -> NodeEngines:
-        settings, supervisors = self._settings, {}
+        settings, supervisors = self.settings, {}
         for node, cpus in nodes.items():
             own = on_node(options, node, nodes)
             logger.info(
@@ -386,7 +380,7 @@ class ModelBuilder:
             supervisors[str(node)] = supervised(
                 settings,
                 own,
-                ModelWatch(self._watch, name),
+                ModelWatch(self.watch, name),
                 begins_asleep=begins_asleep,
                 cpus=cpus,
                 node=node if settings.numa_folder is None else None,
@@ -399,5 +393,5 @@ class ModelBuilder:
         entry = KeeperEntry(
             plan.name, engine.residency, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes
         )
-        engine.on_wanted = lambda: self._keeper.want(entry)
+        engine.on_wanted = lambda: self.keeper.want(entry)
         return entry
