@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, show
+from openai_cpu_server.cli.plain_text import bytes_text, columns, printable, show
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
@@ -127,7 +127,7 @@ def _packaged(name: str) -> Path | None:
     return None
 
 
-def foreseen(name: str, model: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
+def expected_model(name: str, model: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
     model = model or KnownModel(source=name, gigabytes=0)
     return _listed(name, msgspec.structs.replace(model, gigabytes=size_bytes / 1e9), None, free_bytes)
 
@@ -181,7 +181,7 @@ def rows(listed: Sequence[ListedModel]) -> list[tuple[str, ...]]:
         ("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts"),
         *(
             (
-                harmless(each.name),
+                printable(each.name),
                 bytes_text(each.size_bytes),
                 "yes" if each.fits else "no",
                 f"{each.pool_tokens:,}" if each.pool_tokens else "",

@@ -54,7 +54,7 @@ def option_value(value: object) -> str:
     return str(value)
 
 
-def harmless(text: str) -> str:
+def printable(text: str) -> str:
     """Return text from a file on one line, with invisible characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from openai_cpu_server.cli.models import ListedModel, foreseen
-from openai_cpu_server.cli.plain_text import bytes_text, harmless, say, show
+from openai_cpu_server.cli.models import ListedModel, expected_model
+from openai_cpu_server.cli.plain_text import bytes_text, printable, say, show
 from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
@@ -82,10 +82,10 @@ class _PullLog:
         tenth = _TENTHS * completed // max(1, file.size)
         if self._tenths.get(file.path, -1) < tenth:
             self._tenths[file.path] = tenth
-            say(f"{harmless(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
+            say(f"{printable(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
 
     def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
-        eyes = f", with {harmless(model.projector.path)}, which it sees with" if model.projector else ""
+        eyes = f", with {printable(model.projector.path)}, which it sees with" if model.projector else ""
         say(f"{model.name} is here{eyes}: {path}")
 
     def close(self) -> None: ...
@@ -103,7 +103,7 @@ class _Bars(_PullLog):
     def comes(self, file: HubFile, completed: int) -> None:
         if file.path not in self._tasks:
             self._bars.start()
-            self._tasks[file.path] = self._bars.add_task(harmless(file.path), total=file.size)
+            self._tasks[file.path] = self._bars.add_task(printable(file.path), total=file.size)
         self._bars.update(self._tasks[file.path], completed=completed)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
         raise StartupError(f"{name} is here, and not from the hub: {path}")
     ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
     model = ask(source)
-    verdict = foreseen(
+    verdict = expected_model(
         without_tag(name),
         KNOWN_MODELS.get(without_tag(name)),
         sum(file.size for file in model.all_files),

@@ -46,7 +46,7 @@ class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_bytes: int
     last_use_s: float
-    may_go: bool
+    is_evictable: bool
     """True if it is not pinned and has no requests."""
 
 
@@ -77,7 +77,7 @@ class MemoryBudget:
         chosen: list[int] = []
         for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
             one = residents[index]
-            if missing > 0 and one.may_go and one.num_bytes > 0:
+            if missing > 0 and one.is_evictable and one.num_bytes > 0:
                 chosen.append(index)
                 missing -= one.num_bytes
         if missing > 0:
@@ -169,7 +169,7 @@ class KeeperEntry:
     """True if it finishes its requests and is then unloaded for another model."""
     is_replaced: bool = False
     """True if another model has its name, and it is unloaded after its last request."""
-    comes_back: bool = False
+    reloads_itself: bool = False
     """True for the only model, which is reloaded after a failure without waiting for a request."""
     num_tries: int = 0
     """Consecutive loads after failures."""
@@ -182,18 +182,21 @@ class KeeperEntry:
         return self.engine.process_state not in _OUT_OF_MEMORY
 
     @property
-    def may_go(self) -> bool:
+    def is_evictable(self) -> bool:
         is_busy = self.engine.is_at_work if self.is_held_back else self.engine.has_requests
         return self.engine.process_state is EngineState.READY and not self.is_pinned and not is_busy
 
     @property
     def resident(self) -> ResidentModel:
         return ResidentModel(
-            name=self.name, num_bytes=self.need.total, last_use_s=self.engine.last_use_s, may_go=self.may_go
+            name=self.name,
+            num_bytes=self.need.total,
+            last_use_s=self.engine.last_use_s,
+            is_evictable=self.is_evictable,
         )
 
     def tries(self, now_s: float) -> int:
-        is_series = self.comes_back and now_s - self.last_try_s < _CALM_S
+        is_series = self.reloads_itself and now_s - self.last_try_s < _CALM_S
         return self.num_tries if is_series else 0
 
 
@@ -327,13 +330,13 @@ class ModelKeeper:
 
     def _bring_back(self) -> None:
         for model in self._models:
-            may_come = model.comes_back and not model.is_replaced and self.why_never(model) is None
+            may_come = model.reloads_itself and not model.is_replaced and self.why_never(model) is None
             if may_come and model.engine.process_state is EngineState.FAILED and self.may_retry(model):
                 self._want(model)
 
     async def _unload_idle(self) -> None:
         for model in list(self._models):
-            if not model.may_go:
+            if not model.is_evictable:
                 continue
             idle_s = self._clock() - model.engine.last_use_s
             if model.is_replaced:
@@ -350,7 +353,7 @@ class ModelKeeper:
             self._hold_one_back(model)
             return
         for one in going:
-            if not one.may_go:  # a request has come while another ended
+            if not one.is_evictable:  # a request has come while another ended
                 return
             await self._sleep(one, "room")
         self._load(model)

@@ -140,7 +140,7 @@ class ModelRegistry:
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.names}
         self._presets: dict[str, Preset] = {}
-        self.shelf: ModelCatalog | None = None
+        self.catalog: ModelCatalog | None = None
         """Source of further models, or None."""
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -180,8 +180,8 @@ class ModelRegistry:
         if name is not None:
             chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
         if chosen is None or (allowed is not None and chosen.name not in allowed):
-            shelved = [one.name for one in _on_shelf(self, allowed)]
-            there_is = (*self.names(allowed), *self.router_names(allowed), *shelved)
+            available_models = [one.name for one in _available(self, allowed)]
+            there_is = (*self.names(allowed), *self.router_names(allowed), *available_models)
             raise ModelNotFound(name, there_is)  # only a name that the client has sent
         if chosen.adapter is not None:
             _require_adapter(chosen.adapter, chosen.model, param=None if adapter is None else "lora")
@@ -322,29 +322,35 @@ class ModelRegistry:
 _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
 
 
-async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
+async def available_models(
+    models: ModelRegistry, allowed: Collection[str] | None
+) -> Sequence[AvailableModel]:
     """Return models of the folder that are not served yet."""
-    if models.shelf is None:
+    if models.catalog is None:
         return ()
-    await models.shelf.look()
-    return _on_shelf(models, allowed)
+    await models.catalog.look()
+    return _available(models, allowed)
 
 
 async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
     """Serve the model of the folder that the name means. Call this before `choose`. Raises ModelNotLoaded."""
-    shelf = models.shelf
-    if shelf is None or (name is not None and models.has(name)):
+    catalog = models.catalog
+    if catalog is None or (name is not None and models.has(name)):
         return
     if name is not None:
-        meant = _meant(name, [one.name for one in await shelved(models, allowed)])
+        meant = _meant(name, [one.name for one in await available_models(models, allowed)])
         if meant is not None:
-            await shelf.bring(meant)
-    elif allowed is not None and not models.names(allowed) and (there := await shelved(models, allowed)):
-        await shelf.bring(there[0].name)
+            await catalog.bring(meant)
+    elif (
+        allowed is not None
+        and not models.names(allowed)
+        and (there := await available_models(models, allowed))
+    ):
+        await catalog.bring(there[0].name)
 
 
-def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
-    there = () if models.shelf is None else models.shelf.available
+def _available(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
+    there = () if models.catalog is None else models.catalog.available
     return [one for one in there if allowed is None or one.name in allowed]
 
 

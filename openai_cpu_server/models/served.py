@@ -135,7 +135,7 @@ class ServedModel:
     `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file. Returns None if it was replaced after the model was opened. Blocks."""
-    let_go: Callable[[], object] = lambda: None
+    release_files: Callable[[], object] = lambda: None
     """Permits removing its files."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""

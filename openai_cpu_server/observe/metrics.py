@@ -234,7 +234,7 @@ _FAMILIES = {
 """All metrics but those of `gauges`, by name without `ocs_`, in the order of the page."""
 
 
-class KeptAmounts(NamedTuple):
+class StreamAmounts(NamedTuple):
     """Sizes of resumable streams, running or finished."""
 
     running: int
@@ -358,7 +358,7 @@ class Metrics:
     def mcp_rounds(self, rounds: int) -> None:
         self._observe("mcp_rounds", rounds)
 
-    def watch_streams(self, amounts: Callable[[], KeptAmounts]) -> None:
+    def watch_streams(self, amounts: Callable[[], StreamAmounts]) -> None:
         """Read the amounts from this function at each scrape."""
         streams = self._gauges["kept_streams"]
         streams.labels("running").set_function(lambda: amounts().running)

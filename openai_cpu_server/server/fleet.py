@@ -285,7 +285,7 @@ class ModelFleet:
         self._models.remove(old)
         self.registry.remove(old.served)
         del self._replacing[old.plan.name]
-        old.served.let_go()
+        old.served.release_files()
         self._retire(old)
 
     def _retire(self, old: LoadedModel) -> None:

@@ -42,7 +42,7 @@ from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee, models_folder
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, estimate_model, models_folder
 from openai_cpu_server.server.prefix_files import PrefixFiles
 
 _MIB = 1024 * 1024
@@ -225,7 +225,7 @@ class ModelParts(NamedTuple):
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
-        served.let_go = weakref.finalize(served, lambda: [file.close() for file in held])
+        served.release_files = weakref.finalize(served, lambda: [file.close() for file in held])
         return served
 
 
@@ -319,14 +319,14 @@ class ModelBuilder:
             self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self.num_models)
             parts = parts.keeping_prefixes(self._prefixes)
         try:
-            foreseen = foresee(parts.options, parts.read.tokenizer, share)
+            estimate = estimate_model(parts.options, parts.read.tokenizer, share)
         except BaseException:
             parts.read.close()
             raise
-        options, info = (parts.options, None) if share is None else (foreseen.options, foreseen.info)
+        options, info = (parts.options, None) if share is None else (estimate.options, estimate.info)
         engine = self._engine(plan.name, options, info, begins_asleep=begins_asleep)
-        entry = self._entry(plan, engine, foreseen.need)
-        entry.comes_back = self.num_models == 1
+        entry = self._entry(plan, engine, estimate.need)
+        entry.reloads_itself = self.num_models == 1
         served = parts.served(engine, may_retry=lambda: self.keeper.may_retry(entry))
         return LoadedModel(plan, served, engine, entry, stamp, is_broken=False)
 

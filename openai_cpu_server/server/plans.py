@@ -344,14 +344,16 @@ class MemoryShare(NamedTuple):
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 
-class ForeseenModel(NamedTuple):
+class ModelEstimate(NamedTuple):
     options: EngineOptions
     """Options with the size of the KV cache."""
     need: MemoryNeed
     info: ModelInfo
 
 
-def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None) -> ForeseenModel:
+def estimate_model(
+    options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None
+) -> ModelEstimate:
     """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
     StartupError for unreadable files."""
     header = GgufHeader(Path(options.model_path))
@@ -383,7 +385,7 @@ def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShar
         longest = tokens_that_fit(free - need.total, vocabulary.vocab_size)
         options = msgspec.structs.replace(options, kv_tokens=longest)
     need = msgspec.structs.replace(need, cells=cells * (token_bytes + draft_bytes))
-    return ForeseenModel(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
+    return ModelEstimate(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
 
 
 def _cells(requested: int | None, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:

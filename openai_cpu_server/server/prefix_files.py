@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.config.folders import kept_cache_dir
+from openai_cpu_server.config.folders import lasting_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import CacheFileLimit
 from openai_cpu_server.storage.private_files import SoleWriter
@@ -54,7 +54,7 @@ class PrefixFiles:
 
     @classmethod
     def of_user(cls, *, num_models: int) -> PrefixFiles:
-        base = kept_cache_dir()
+        base = lasting_cache_dir()
         return cls(base and base / "prefixes", num_models=num_models)
 
     def with_file(self, options: EngineOptions, name: str) -> EngineOptions:

@@ -59,7 +59,7 @@ from openai_cpu_server.server.store import FleetStore, ModelDir
 _MIB = 1024 * 1024
 
 
-def check_recall(settings: Settings) -> None:
+def check_answer_cache(settings: Settings) -> None:
     """Check the options of the answer cache for contradictions. Raises StartupError."""
     if settings.semantic_cache is None and settings.semantic_cache_model is not None:
         raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
@@ -67,9 +67,11 @@ def check_recall(settings: Settings) -> None:
         raise StartupError("--semantic-cache needs an --answer-cache")
 
 
-def open_recall(settings: Settings, models: ModelRegistry, watcher: AnswerObserver) -> AnswerLookup | None:
+def open_answer_lookup(
+    settings: Settings, models: ModelRegistry, watcher: AnswerObserver
+) -> AnswerLookup | None:
     """Open the answer cache, or return None without one. Raises StartupError with one line."""
-    check_recall(settings)
+    check_answer_cache(settings)
     least, where = settings.semantic_cache, revealed(settings.answer_cache)
     if where == "off" or (where is None and least is None):
         return None
@@ -123,7 +125,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         fleet = ModelFleet(settings, plans, watch, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
         if settings.models_dir is not None:
-            fleet.registry.shelf = ModelDir(settings, plans, fleet)
+            fleet.registry.catalog = ModelDir(settings, plans, fleet)
         served = open_api(settings, fleet.registry, watch, keeping=fleet, store=store)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
@@ -185,7 +187,7 @@ def open_api(
 ) -> ServedApi:
     """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
     None. Raises StartupError with one line."""
-    recall = open_recall(settings, models, watch.metrics)
+    recall = open_answer_lookup(settings, models, watch.metrics)
     mcp = None
     if settings.mcp or settings.mcp_allow_url:
         mcp = ConfiguredServers(

@@ -254,7 +254,7 @@ class ModelDir:
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._refused: dict[str, tuple[FileState, str]] = {}
         """Unreadable files with the reason."""
-        self._brought: dict[str, Path] = {}
+        self._served: dict[str, Path] = {}
 
     @property
     def available(self) -> Sequence[AvailableModel]:
@@ -268,9 +268,9 @@ class ModelDir:
             found = await asyncio.to_thread(self._folder.look)
             self._there = {one.name: one for one in found}
             self._looked_s = time.monotonic()
-            for name, path in list(self._brought.items()):
+            for name, path in list(self._served.items()):
                 if not path.is_file():
-                    del self._brought[name]
+                    del self._served[name]
                     logger.info("%s is not served any more: %s has gone", name, path)
                     await self._fleet.dismiss(name)
 
@@ -292,7 +292,7 @@ class ModelDir:
         except (ModelNotLoaded, StartupError) as error:
             self._refused[model.name] = model.state, str(error)
             raise ModelNotLoaded(str(error)) from None
-        self._brought[model.name] = model.path
+        self._served[model.name] = model.path
         logger.info("%s is served from now on: %s", model.name, model.path)
 
     def _why_not(self, model: FolderModel) -> str | None:

@@ -33,7 +33,7 @@ from openai_cpu_server.cli.inspect.machine import (
     read_devices,
     read_memory,
 )
-from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, option_value, printable, show
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -66,7 +66,7 @@ def text(report: InspectReport, name: str) -> str:
     sections = [_about(report), _mixture(report.model)]
     tokenizer = report.model.tokenizer
     if tokenizer is not None and tokenizer.special:
-        rows = [(each.role, str(each.id), harmless(each.text or "-")) for each in tokenizer.special]
+        rows = [(each.role, str(each.id), printable(each.text or "-")) for each in tokenizer.special]
         sections.append(columns([("token", "id", "text"), *rows], right=(1,)))
     if report.memory is not None:
         sections.append(_memory(report.memory))
@@ -90,17 +90,17 @@ def _about(report: InspectReport) -> str:
     facts, shape, weights, memory = report.model, report.model.shape, report.model.weights, report.memory
     content = "no model that generates text"
     if facts.content != "model":
-        content = f"{harmless(facts.content)}, not a model"
+        content = f"{printable(facts.content)}, not a model"
     parts = f" and {facts.files - 1} more" if facts.files > 1 else ""
     active = weights.active_parameters
     rows = [
-        ("name", harmless(facts.name or "-")),
+        ("name", printable(facts.name or "-")),
         ("file", f"{facts.path}{parts}, {bytes_text(facts.file_bytes)}"),
         ("content", "" if facts.generates_text else content),
         (
             "architecture",
             _joined(
-                harmless(facts.architecture),
+                printable(facts.architecture),
                 shape.layers and f"{shape.layers} layers",
                 shape.width and f"width {shape.width:,}",
                 shape.heads and f"{shape.heads} heads",
@@ -116,7 +116,7 @@ def _about(report: InspectReport) -> str:
             ),
         ),
         ("quantisation", _joined(weights.file_type, f"{weights.bits_per_weight:.2f} bits per weight")),
-        ("license", harmless(facts.license or "")),
+        ("license", printable(facts.license or "")),
         (
             "context",
             _joined(
@@ -147,7 +147,7 @@ def _positions(shape: ModelShape) -> str:
     scaling = ""
     if shape.rope_scaling not in (None, "none"):
         scaling = _joined(
-            f"{harmless(shape.rope_scaling or '')} scaling",
+            f"{printable(shape.rope_scaling or '')} scaling",
             shape.rope_scaling_factor and f"by {shape.rope_scaling_factor:g}",
             shape.rope_original_context and f"from {shape.rope_original_context:,} tokens",
             by=" ",
@@ -164,7 +164,7 @@ def _tokenizer(tokenizer: TokenizerFacts | None) -> str:
     if tokenizer is None:
         return "none"
     return _joined(
-        harmless(tokenizer.kind) + (f" ({harmless(tokenizer.pre)})" if tokenizer.pre else ""),
+        printable(tokenizer.kind) + (f" ({printable(tokenizer.pre)})" if tokenizer.pre else ""),
         f"{tokenizer.size:,} tokens",
         tokenizer.adds_bos and "BOS before each text",
         tokenizer.adds_eos and "EOS behind each text",
@@ -175,10 +175,10 @@ def _template(template: TemplateFacts | None) -> str:
     if template is None:
         return "none: chats need serve --chat-template FILE"
     if template.problem is not None:
-        return f"cannot be used: {harmless(template.problem)}"
+        return f"cannot be used: {printable(template.problem)}"
     tools = f"tool calls as {template.tool_format}"
     thoughts = f", thoughts as {template.reasoning_format}" if template.reasoning_format else ""
-    named = f"; also {', '.join(map(harmless, template.named))}" if template.named else ""
+    named = f"; also {', '.join(map(printable, template.named))}" if template.named else ""
     return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
 
 
@@ -191,7 +191,7 @@ def _sight(sight: SightFacts | None) -> str:
     return "yes, with " + _joined(
         sight.path,
         bytes_text(sight.file_bytes),
-        harmless(sight.kind or ""),
+        printable(sight.kind or ""),
         sight.image_size and f"{sight.image_size} pixels at once",
         sight.patch_size and f"patches of {sight.patch_size}",
         sight.layers and f"{sight.layers} layers",
@@ -206,7 +206,7 @@ def _hearing(hearing: HearingFacts | None) -> str:
     return "yes, with " + _joined(
         hearing.path,
         bytes_text(hearing.file_bytes),
-        harmless(hearing.kind or ""),
+        printable(hearing.kind or ""),
         f"{hearing.sample_rate:,} samples a second",
         hearing.bands and f"{hearing.bands} bands",
         hearing.layers and f"{hearing.layers} layers",
@@ -279,7 +279,7 @@ def _device(facts: DeviceFacts) -> str:
     parts = ", ".join(f"{part} {bytes_text(size)}" for part, size in facts.takes.items() if size)
     taken = f" ({parts})" if parts else ""
     lines = [
-        f"device {device.name} ({harmless(device.description)}): {bytes_text(device.free_bytes)} of "
+        f"device {device.name} ({printable(device.description)}): {bytes_text(device.free_bytes)} of "
         f"{bytes_text(device.total_bytes)} free",
         f"--gpu-layers {facts.gpu_layers}: {facts.split}{taken}",
     ]

@@ -29,7 +29,7 @@ from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, of_replicas
 from openai_cpu_server.server.plans import planned_models
-from openai_cpu_server.server.run import check_recall, listening
+from openai_cpu_server.server.run import check_answer_cache, listening
 
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
@@ -63,7 +63,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 def portable(settings: Settings) -> Settings:
     """Return settings that can be pickled. Raises StartupError for features that replicas do not support."""
-    check_recall(settings)
+    check_answer_cache(settings)
     if settings.ssl_certfile is not None and settings.ray.ingress == "proxy":
         raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, or have no proxies")
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)
