@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 from pydantic_settings import CliSuppress
 
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.config.models import of_servers
+from openai_cpu_server.config.routers import Table
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
 
 _DEFAULTS = McpLimits()
@@ -33,10 +34,8 @@ def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
 Filled = Annotated[dict[str, str], AfterValidator(_filled_in)]
 
 
-class McpServerTable(BaseModel):
+class McpServerTable(Table):
     """`[mcp.NAME]`: a server that is started as a command, or reached by HTTP."""
-
-    model_config = ConfigDict(extra="forbid")
 
     command: str | None = Field(None, min_length=1, description="a program that speaks MCP over its pipes")
     args: list[str] = Field([], description="its arguments")

@@ -14,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     model_validator,
@@ -22,15 +21,13 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from openai_cpu_server.config.adapters import AdapterSource, adapters_of_table
-from openai_cpu_server.config.routers import RouterTable
+from openai_cpu_server.config.routers import RouterTable, Table
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 
 
-class PriceTable(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PriceTable(Table):
     input: float = Field(ge=0, allow_inf_nan=False, description="for a million input tokens")
     cached: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="for those that were not computed; default: as input"
@@ -269,10 +266,8 @@ def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[Bas
     return {name: getattr(options, name) for name in names}
 
 
-class ModelTable(ModelOptions):
+class ModelTable(ModelOptions, Table):
     """`[models.NAME]`: a model and its overrides of the server's options."""
-
-    model_config = ConfigDict(extra="forbid")
 
     source: str | None = Field(
         None, min_length=1, description="as --model without a name; default: what NAME itself means"

@@ -14,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     SecretStr,
@@ -41,6 +40,7 @@ from openai_cpu_server.config.models import (
     of_servers,
     one_or_more,
 )
+from openai_cpu_server.config.routers import Table
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter
@@ -69,10 +69,8 @@ def _host_name(text: str) -> str:
     return text.lower().rstrip(".")
 
 
-class RayTable(BaseModel):
+class RayTable(Table):
     """`[ray]` of the TOML file: number and resources of replicas with Ray Serve."""
-
-    model_config = ConfigDict(extra="forbid")
 
     address: str | None = Field(
         None, description="the cluster, such as auto; default: RAY_ADDRESS, else a new one"
