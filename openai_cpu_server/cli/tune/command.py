@@ -157,7 +157,12 @@ def tune(arguments: Sequence[str]) -> None:
     console.print(table(rows, goal))
     show(summary(rows))
     if race is not None:
-        show(splits_text(race))
+        best = race.best()
+        splits = [
+            (str(split), "-" if ms is None else f"{ms:,.0f} ms", "best" if split is best else "")
+            for split, ms in race.measured
+        ]
+        show(f"\nSplits, with --gpu-layers auto (on {race.device}):\n{columns(splits)}")
     others = neighbours.share()
     if others >= NOISY and not options.force:
         show(f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.")
@@ -195,15 +200,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def splits_text(race: SplitRace) -> str:
-    best = race.best()
-    rows = [
-        (str(split), "-" if ms is None else f"{ms:,.0f} ms", "best" if split is best else "")
-        for split, ms in race.measured
-    ]
-    return "\n".join(["", f"Splits, with --gpu-layers auto (on {race.device}):", columns(rows)])
-
-
 def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
     header, machine = GgufHeader(model), Machine()
     engine_options = msgspec.structs.replace(
@@ -234,7 +230,9 @@ def _measure(
 ) -> list[TuneRow]:
     header, machine = GgufHeader(model), Machine()
     start = _defaults(header, machine, cache_dir)
-    plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
+    cores = machine.num_threads()
+    threads = sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()})
+    plan = factors(goal, threads=threads, prefill_tokens=_PREFILL_TOKENS)
     options = _engine_options(header, machine)
     if race is not None:
         options = msgspec.structs.replace(options, offload=race.best().offload)
@@ -269,11 +267,6 @@ def _engine_options(header: GgufHeader, machine: Machine) -> EngineOptions:
     room = MemoryRoom.of(header, None, KVType.F32, machine.free_memory())
     cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
-
-
-def thread_counts(machine: Machine) -> tuple[int, ...]:
-    cores = machine.num_threads()
-    return tuple(sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()}))
 
 
 def _budget_s(header: GgufHeader) -> float:
