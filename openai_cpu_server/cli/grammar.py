@@ -63,7 +63,12 @@ def grammar(arguments: Sequence[str]) -> None:
     source = _Source(options.schema, Options(whitespace=whitespace, order=PropertyOrder(options.order)))
     if not options.check:
         print(source.shown(), end="")
-    elif not _all_fit(source, options.check):
+        return
+    check = source.check(source.options)
+    misfits = [_misfit(check, _read(name)) for name in options.check]
+    for name, misfit in zip(options.check, misfits, strict=True):
+        print(f"{name}: fits" if misfit is None else f"{name}:{misfit}{_hint(source, name)}")
+    if any(misfits):
         sys.exit(_DOES_NOT_FIT)
 
 
@@ -116,14 +121,6 @@ def _read(name: str) -> bytes:
         return sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
     except OSError as error:
         raise StartupError(f"{name}: {error.strerror}") from error
-
-
-def _all_fit(source: _Source, instances: Sequence[str]) -> bool:
-    check = source.check(source.options)
-    found = [_misfit(check, _read(name)) for name in instances]
-    for name, misfit in zip(instances, found, strict=True):
-        print(f"{name}: fits" if misfit is None else f"{name}:{misfit}{_hint(source, name)}")
-    return not any(found)
 
 
 def _hint(source: _Source, name: str) -> str:

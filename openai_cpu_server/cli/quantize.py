@@ -77,7 +77,12 @@ def quantize(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if the work fails, 128 + signal if stopped. Raises StartupError."""
     options = _parser().parse_args(arguments)
     if options.type == _LIST:
-        show(_type_list())
+        rows = [("type", "bits of most weights", "")]
+        for kind in FILE_TYPES.values():
+            bits = f"{tensor_type_named(kind.base).bits:.2f}" if kind.base else "-"
+            remarks = [kind.remark, "needs --imatrix" if kind.needs_importance else ""]
+            rows.append((kind.name, bits, "; ".join(filter(None, remarks))))
+        show(columns(rows, right=(1,)))
         return
     kind = file_type_named(options.type)
     if options.source is None or options.output is None:
@@ -473,15 +478,6 @@ def quantize_bar(name: str, tensors: Sequence[tuple[str, int]]) -> Iterator[Call
 
     with bar:
         yield begin
-
-
-def _type_list() -> str:
-    rows = [("type", "bits of most weights", "")]
-    for kind in FILE_TYPES.values():
-        bits = f"{tensor_type_named(kind.base).bits:.2f}" if kind.base else "-"
-        remarks = [kind.remark, "needs --imatrix" if kind.needs_importance else ""]
-        rows.append((kind.name, bits, "; ".join(filter(None, remarks))))
-    return columns(rows, right=(1,))
 
 
 def _summary(conversion: Conversion, made_bytes: int) -> list[str]:

@@ -58,7 +58,7 @@ class _Pull:
         self._listeners: set[asyncio.Queue[PullStep | None]] = set()
         self._last = PullStep(status="asking")
         self.task = asyncio.ensure_future(work(self._emit))
-        self.task.add_done_callback(lambda _: self._put(None))
+        self.task.add_done_callback(lambda _: self._emit(None))
 
     async def listen(self) -> AsyncIterator[PullStep]:
         """Yield its progress from now on. Raises PullFailed, ModelNotLoaded."""
@@ -76,11 +76,9 @@ class _Pull:
             if not self._listeners:
                 self.task.cancel()
 
-    def _emit(self, step: PullStep) -> None:
-        self._last = step
-        self._put(step)
-
-    def _put(self, step: PullStep | None) -> None:
+    def _emit(self, step: PullStep | None) -> None:
+        """`step`: None for the end."""
+        self._last = step or self._last
         for queue in self._listeners:
             queue.put_nowait(step)
 
@@ -258,8 +256,19 @@ class ModelDir:
 
     @property
     def available(self) -> Sequence[AvailableModel]:
-        registry = self._fleet.registry
-        return [self._shown(one) for one in self._there.values() if not registry.has(one.name)]
+        return [
+            AvailableModel(
+                name=model.name,
+                num_bytes=model.state.num_bytes,
+                changed_s=int(model.state.changed_s),
+                why_not=self._why_not(model),
+                kind=None if isinstance(model.facts, str) else model.facts.kind,
+                architecture="" if isinstance(model.facts, str) else model.facts.architecture,
+                quantisation=None if isinstance(model.facts, str) else model.facts.quantisation,
+            )
+            for model in self._there.values()
+            if not self._fleet.registry.has(model.name)
+        ]
 
     async def look(self) -> None:
         async with self._looking:
@@ -300,15 +309,3 @@ class ModelDir:
             return model.facts
         state, why = self._refused.get(model.name, (None, ""))
         return why if state == model.state else None
-
-    def _shown(self, model: FolderModel) -> AvailableModel:
-        facts = None if isinstance(model.facts, str) else model.facts
-        return AvailableModel(
-            name=model.name,
-            num_bytes=model.state.num_bytes,
-            changed_s=int(model.state.changed_s),
-            why_not=self._why_not(model),
-            kind=facts and facts.kind,
-            architecture=facts.architecture if facts else "",
-            quantisation=facts and facts.quantisation,
-        )

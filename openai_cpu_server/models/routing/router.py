@@ -194,7 +194,10 @@ class ModelRouter:
         """Choose a route. A cascade chooses its small route if that is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
-            return await asyncio.to_thread(self._by_rules, way, facts, count)
+            rule = await asyncio.to_thread(by_rules, way.rules, facts, lambda: count(facts))
+            if rule is None:
+                return self._otherwise("no rule holds")
+            return RouteDecision(rule[1].route, RouteReason.RULE, f"rule {rule[0]}")
         if isinstance(way, Shares):
             label = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}[
                 way.sticky
@@ -213,13 +216,6 @@ class ModelRouter:
         except (ServerError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer within {way.timeout_s:g} s"
             return RouteDecision(self.options.otherwise, RouteReason.UNAVAILABLE, f"{way.model}: {reason}")
-
-    def _by_rules(self, way: Rules, facts: RouterInput, count: CountTokens) -> RouteDecision:
-        found = by_rules(way.rules, facts, lambda: count(facts))
-        if found is None:
-            return self._otherwise("no rule holds")
-        number, rule = found
-        return RouteDecision(rule.route, RouteReason.RULE, f"rule {number}")
 
     async def _by_asking(
         self, way: Classifier | Examples, facts: RouterInput, caller: RouterCaller, model_of: ModelOf
