@@ -36,7 +36,6 @@ ALLOWED = {
     "config": "contract errors",
     "config.adapters": "",
     "config.folders": "errors storage.private_files",
-    "config.replicas": "",
     "config.routers": "models.routing.options",
     # Texts, templates, grammars: they know no process, no HTTP and no engine.
     "prompt": "contract.model_info errors json_size",
@@ -96,7 +95,8 @@ ALLOWED = {
     "cli.batch": "config contract errors jobs observe.logs server storage.private_files",
     "cli.ray": "config errors replicas.ray",
     "cli.tune": "child_processes.spawn config contract errors llama model_source",
-    "cli.quantize": "child_processes config.folders errors llama model_source",
+    "cli.quantize": "child_processes.spawn cli config.folders errors llama model_source",
+    "cli.quantize_worker": "child_processes.signals errors llama.gguf.quantize",
     "cli.models": "contract.model_info errors llama model_source",
     "cli.pull": "cli contract.pull errors llama.host model_source",
     "cli.inspect": "config contract errors llama model_source prompt scheduler.cost_model",

@@ -121,11 +121,11 @@ def create_api(
     /v1/adapters` names.
     """
     watch = watch or Watch.new(model=models.default.name)
-    watch.know_keys(key_of, jobs.usage.add if jobs else None)
+    watch.key_of, watch.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)
     endings = RequestHistory(watch)
     streams = ResumableStreams(endings, keep_s=options.keep_streams_s)
-    watch.metrics.streams.show(streams.amounts)
+    watch.metrics.watch_streams(streams.amounts)
     parts = AppState(
         models=models,
         options=options,

@@ -20,8 +20,7 @@ from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.sockets import SocketParts
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.registry import ModelRegistry, Preset
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 

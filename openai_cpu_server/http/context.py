@@ -208,7 +208,7 @@ class RequestHistory:
         self._watch.metrics.rows_running.inc()
 
     def row_put_off(self) -> None:
-        self._watch.metrics.row_put_off()
+        self._watch.metrics.count("batch_rows", "put_off")
 
     def row_left(self) -> None:
         self._watch.metrics.rows_running.dec()

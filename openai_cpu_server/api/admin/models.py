@@ -19,7 +19,13 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import AvailableModel, ChosenModel, ModelRegistry, fetch, shelved
+from openai_cpu_server.models.registry import (
+    AvailableModel,
+    ChosenModel,
+    ModelRegistry,
+    available_models,
+    fetch,
+)
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -148,7 +154,7 @@ class ModelRoutes:
 
     async def list(self, request: Request) -> Response:
         allowed = context_of(request.scope).identity.allowed_models
-        lying = await shelved(self._models, allowed)
+        lying = await available_models(self._models, allowed)
         cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
@@ -171,7 +177,7 @@ class ModelRoutes:
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
         if not self._models.has(name):
-            for lying in await shelved(self._models, allowed):
+            for lying in await available_models(self._models, allowed):
                 if lying.name == name:
                     return json_response(shelved_card(lying))
         return json_response(model_card(self._models.choose(name, allowed)))

@@ -153,7 +153,7 @@ class RequestRoutes:
         self._models = parts.models
         self._calls = parts.generation.calls
         self._streams = parts.generation.streams
-        self._metrics = parts.watch.metrics.streams
+        self._metrics = parts.watch.metrics
         self._options = parts.options
         self._lenient = parts.options.lenient
 
@@ -229,7 +229,7 @@ class RequestRoutes:
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 
     def _told(self, kept: ResumableStream, told: AsyncIterator[bytes]) -> ASGIApp:
-        self._metrics.taken_up()
+        self._metrics.count("streams_taken_up")
         return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
 
     def _conversation(self, request: Request) -> str:

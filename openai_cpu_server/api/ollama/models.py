@@ -10,8 +10,7 @@ import msgspec
 
 from openai_cpu_server.api.generation.call import fingerprint
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import AvailableModel, ChosenModel
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel, Preset
 from openai_cpu_server.models.served import ServedModel
 
 _NEVER = "9999-12-31T23:59:59Z"

@@ -46,7 +46,7 @@ from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, Scope
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import fetch, shelved
+from openai_cpu_server.models.registry import available_models, fetch
 
 B = TypeVar("B", bound=OllamaBody)
 _API_VERSION = "0.13.0"
@@ -114,7 +114,7 @@ class OllamaRoutes:
 
     async def tags(self, request: Request) -> Response:
         allowed = context_of(request.scope).identity.allowed_models
-        there, names = await shelved(self._models, allowed), self._models.names(allowed)
+        there, names = await available_models(self._models, allowed), self._models.names(allowed)
         told = [listed(self._models.choose(name, allowed)) for name in names]
         return json_response(OllamaTags([*told, *map(lying, there)]))
 

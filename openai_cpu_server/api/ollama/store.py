@@ -28,8 +28,7 @@ from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals,
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.presets import Preset, PresetMessage
-from openai_cpu_server.models.registry import fetch
+from openai_cpu_server.models.registry import Preset, PresetMessage, fetch
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 _SHOWN_DIGITS = 12

@@ -48,7 +48,7 @@ class ResponsesRoutes:
             parts.at_end.append(self._background.close)
         self._reader = ResponseReader(kept, self._options, has_mcp=parts.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, kept, parts.endings, parts.mcp, parts.watch.metrics.mcp
+            parts.generation, self._options, kept, parts.endings, parts.mcp, parts.watch.metrics
         )
         self.stored = StoredResponses(kept, self._background, self._options)
         self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)

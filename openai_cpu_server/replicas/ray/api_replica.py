@@ -17,7 +17,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
 from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
@@ -151,7 +151,7 @@ class ApiReplica:
             lease_s=settings.ray.lease_s,
             max_held_bytes=settings.stream_buffer_mb * _MIB,
             num_routers=settings.ray.api_replicas,
-            spent=self._watch.of_model(parts.plan.name).spent,
+            spent=ModelWatch(self._watch, parts.plan.name).spent,
         )
         self._engines.append(engine)
         self._tasks.append(asyncio.create_task(_follow(engine, handle)))

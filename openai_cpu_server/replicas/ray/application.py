@@ -22,15 +22,14 @@ from ray.serve.config import (
 
 from openai_cpu_server.config.folders import expanded, tell_others
 from openai_cpu_server.config.parser import read_settings
-from openai_cpu_server.config.replicas import RayTable
-from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.config.settings import RayTable, Settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, of_replicas
 from openai_cpu_server.server.plans import planned_models
-from openai_cpu_server.server.run import check_recall, listening
+from openai_cpu_server.server.run import check_answer_cache, listening
 
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
@@ -64,7 +63,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 def portable(settings: Settings) -> Settings:
     """Return settings that can be pickled. Raises StartupError for features that replicas do not support."""
-    check_recall(settings)
+    check_answer_cache(settings)
     if settings.ssl_certfile is not None and settings.ray.ingress == "proxy":
         raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, or have no proxies")
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)

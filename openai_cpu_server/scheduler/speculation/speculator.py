@@ -139,12 +139,12 @@ class _Trial:
 _WORTH = 0.95
 """Maximum predicted time per token with drafts relative to that without, because drafts are a risk.
 
-`scripts/regress.py sensitivity speculation.speculator._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing
+`scripts/regress.py streams speculation.speculator._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing
 is gained.
 """
 _LEAST_CHANCE = 0.02
 """Minimum probability of reaching a draft token that is considered, which saves time in Python.
-`scripts/regress.py sensitivity speculation.speculator._LEAST_CHANCE`: 0.005 to 0.1 changes nothing."""
+`scripts/regress.py streams speculation.speculator._LEAST_CHANCE`: 0.005 to 0.1 changes nothing."""
 
 
 @dataclass(frozen=True)
