@@ -193,7 +193,7 @@ def best_known(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> MeasuredCurve | None:
     """Return the stored curve with the most similar options."""
-    curves = [
+    found = [
         MeasuredCurve(key, curve)
         for key, curve in curves(cache_dir).of_model(model)
         if key.split is None or options.offload.wants_device
@@ -204,7 +204,7 @@ def best_known(
     def likeness(measured: MeasuredCurve) -> int:
         return sum(a == b for a, b in zip(_measured_with(measured.key), served, strict=True))
 
-    return max(curves, key=likeness, default=None)
+    return max(found, key=likeness, default=None)
 
 
 def measure(
