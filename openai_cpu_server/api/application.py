@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 
@@ -45,30 +45,26 @@ from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
-from openai_cpu_server.http.openapi import ROW as DOCUMENT
+from openai_cpu_server.http.openapi import DOCUMENT
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
 
-ROOMS: Sequence[ApiRouter[AppState, Any]] = (
+ROOMS: Sequence[ApiRouter[AppState]] = (
     chat.ROOM,
     completions.ROOM,
     transcriptions.ROOM,
     responses.ROOM,
     kept_conversations.ROOM,
     messages.ROOM,
-    pooling.EMBEDDING_ROOM,
-    pooling.RERANKING_ROOM,
-    pooling.SCORING_ROOM,
-    pooling.CLASSIFYING_ROOM,
+    pooling.ROOM,
     generate.ROOM,
     ollama.ROOM,
     ollama_store.ROOM,
-    ollama_pooling.OLLAMA_ROOM,
+    ollama_pooling.ROOM,
     llama_server.ROOM,
-    pooling.LLAMA_SERVER_ROOM,
     tokens.ROOM,
     store.ROOM,
     model_rooms.ROOM,
@@ -84,7 +80,7 @@ ROOMS: Sequence[ApiRouter[AppState, Any]] = (
     events.ROOM,
     page.ROOM,
 )
-ROWS: Sequence[ApiRoute[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
+ROWS: Sequence[ApiRoute] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
 """Table of all routes. A server may leave some out."""
 
 

@@ -18,8 +18,7 @@ from openai_cpu_server.http.context import RequestHistory, ticket_of
 from openai_cpu_server.http.errors import ErrorShape, shape_at
 from openai_cpu_server.http.gate import AuthMiddleware, ErrorMiddleware, HostGate, canonical_origin
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
-from openai_cpu_server.http.openapi import ROW as DOCUMENT
-from openai_cpu_server.http.openapi import OpenApiRoute
+from openai_cpu_server.http.openapi import DOCUMENT, OpenApiRoute
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ServedRoute, guarded_nowhere
 

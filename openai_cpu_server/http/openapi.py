@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 from pydantic.json_schema import models_json_schema
@@ -18,7 +17,7 @@ from openai_cpu_server import __version__
 from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject
 from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.parse import Body
-from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, JsonSchema
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, JsonSchema, routes_of
 
 _BODY_NAME = "request.{model}"
 _ANSWER_NAME = "response.{name}"
@@ -29,7 +28,7 @@ _DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
 
 
 class OpenApiRoute:
-    def __init__(self, rows: Sequence[ApiRoute[Any]], *, lenient: bool) -> None:
+    def __init__(self, rows: Sequence[ApiRoute], *, lenient: bool) -> None:
         self._rows = rows
         self._lenient = lenient
 
@@ -37,16 +36,16 @@ class OpenApiRoute:
     def _text(self) -> bytes:
         return json.dumps(document(self._rows, lenient=self._lenient)).encode()
 
+    @ApiRoute("GET", "/openapi.json", OPEN, "Operation")
     async def document(self, request: Request) -> Response:
+        """Return this document."""
         return Response(self._text, media_type="application/json")
 
 
-ROW: ApiRoute[OpenApiRoute] = ApiRoute(
-    "GET", "/openapi.json", lambda at: at.document, OPEN, "Operation", "This document"
-)
+(DOCUMENT,) = routes_of(OpenApiRoute)
 
 
-def document(rows: Sequence[ApiRoute[Any]], *, lenient: bool) -> JsonSchema:
+def document(rows: Sequence[ApiRoute], *, lenient: bool) -> JsonSchema:
     """`lenient`: unknown fields are ignored, not rejected."""
     paths: dict[str, JsonSchema] = {}
     for row in rows:
@@ -70,7 +69,7 @@ def document(rows: Sequence[ApiRoute[Any]], *, lenient: bool) -> JsonSchema:
     }
 
 
-def _operation(row: ApiRoute[Any]) -> JsonSchema:
+def _operation(row: ApiRoute) -> JsonSchema:
     scope = row.access.scope
     found: JsonSchema = {
         "summary": row.summary,
@@ -94,7 +93,7 @@ def _operation(row: ApiRoute[Any]) -> JsonSchema:
     return found
 
 
-def _answer(row: ApiRoute[Any]) -> JsonSchema:
+def _answer(row: ApiRoute) -> JsonSchema:
     if row.status == 204:
         return {"description": "Done."}
     schema: JsonSchema = {"type": "object"} if row.media == "application/json" else {"type": "string"}
@@ -117,7 +116,7 @@ def _answer(row: ApiRoute[Any]) -> JsonSchema:
     return {"description": row.summary, "content": content}
 
 
-def _content_of_body(row: ApiRoute[Any]) -> JsonSchema:
+def _content_of_body(row: ApiRoute) -> JsonSchema:
     if row.form is not None:
         return {"multipart/form-data": {"schema": row.form}}
     if row.body is None:
@@ -126,7 +125,7 @@ def _content_of_body(row: ApiRoute[Any]) -> JsonSchema:
     return {row.body_media: {"schema": schema}}
 
 
-def _parameters(row: ApiRoute[Any]) -> list[JsonSchema]:
+def _parameters(row: ApiRoute) -> list[JsonSchema]:
     text = {"type": "string"}
     in_path = re.findall(r"{(\w+)}", row.shown_path)
     return [
@@ -135,7 +134,7 @@ def _parameters(row: ApiRoute[Any]) -> list[JsonSchema]:
     ]
 
 
-def _errors_of(row: ApiRoute[Any]) -> list[int]:
+def _errors_of(row: ApiRoute) -> list[int]:
     found = set(row.errors)
     if row.access.scope:
         found |= {401, 403}
@@ -150,18 +149,18 @@ def _errors_of(row: ApiRoute[Any]) -> list[int]:
     return sorted(found)
 
 
-def _error_responses(rows: Sequence[ApiRoute[Any]]) -> dict[str, JsonSchema]:
+def _error_responses(rows: Sequence[ApiRoute]) -> dict[str, JsonSchema]:
     shapes = {row.error: row for row in rows}
     statuses = sorted({status for row in rows for status in _errors_of(row)})
     pairs = [(status, row) for row in shapes.values() for status in statuses]
     return {_error_name(status, row): _error(status, row) for status, row in pairs}
 
 
-def _error_name(status: int, row: ApiRoute[Any]) -> str:
+def _error_name(status: int, row: ApiRoute) -> str:
     return f"error{status}" if row.error is ErrorObject else f"{row.error.__name__}{status}"
 
 
-def _error(status: int, row: ApiRoute[Any]) -> JsonSchema:
+def _error(status: int, row: ApiRoute) -> JsonSchema:
     said = [
         f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
         for cls, failure in TABLE.items()
@@ -173,7 +172,7 @@ def _error(status: int, row: ApiRoute[Any]) -> JsonSchema:
     return {"description": "\n".join(said), "content": {"application/json": {"schema": schema}}}
 
 
-def _body_schemas(rows: Sequence[ApiRoute[Any]], *, lenient: bool) -> Mapping[str, object]:
+def _body_schemas(rows: Sequence[ApiRoute], *, lenient: bool) -> Mapping[str, object]:
     bodies: list[type[Body]] = [row.body for row in rows if row.body is not None]
     template = _SCHEMAS + _BODY_NAME
     _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
@@ -184,11 +183,11 @@ def _body_schemas(rows: Sequence[ApiRoute[Any]], *, lenient: bool) -> Mapping[st
     return {_BODY_NAME.format(model=name): model for name, model in models.items()}
 
 
-def _structs_of(row: ApiRoute[Any]) -> tuple[type[msgspec.Struct] | None, ...]:
+def _structs_of(row: ApiRoute) -> tuple[type[msgspec.Struct] | None, ...]:
     return (row.error, row.answer, *row.also, row.or_list_of, *row.events)
 
 
-def _answer_schemas(rows: Sequence[ApiRoute[Any]]) -> Mapping[str, object]:
+def _answer_schemas(rows: Sequence[ApiRoute]) -> Mapping[str, object]:
     told = [answer for row in rows for answer in _structs_of(row) if answer is not None]
     answers = tuple(dict.fromkeys(told))
     _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)

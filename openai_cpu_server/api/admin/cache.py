@@ -11,7 +11,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
@@ -20,7 +19,6 @@ from openai_cpu_server.errors import EngineUnavailable, wrong_value
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
 
@@ -86,19 +84,23 @@ ONLY = ("prompts", "answers")
 _HAVE_NONE = (EngineState.LOADING, EngineState.FAILED)
 
 
+_route = partial(ApiRoute, access=ADMIN, tag="Cache")
+
+
 class CacheRoutes:
-    def __init__(self, models: ModelRegistry, recall: AnswerLookup | None = None) -> None:
-        self._models = models
-        self._recall = recall
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._recall = parts.recall
 
-    async def stats(self, request: Request) -> Response:
-        self._models.default.loaded()
-        size = await self._recall.size() if self._recall is not None else None
-        answers = AnswerCacheSize(*size) if size is not None else None
-        return json_response(msgspec.structs.replace(cache_stats(held_by(self._models)), answers=answers))
-
+    @_route(
+        "DELETE",
+        "/v1/cache",
+        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    )
     async def clear(self, request: Request) -> Response:
-        """Clear both caches, or the one named by `?only=`."""
+        """Clear the prompt cache and the answer cache, or one of them."""
         only = request.query_params.get("only")
         if only not in (None, *ONLY):
             raise wrong_value("only", "'prompts' or 'answers'")
@@ -109,6 +111,14 @@ class CacheRoutes:
             with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
                 engine.clear_cache()
         return Response(status_code=204)
+
+    @_route("GET", "/v1/cache/stats", answer=CacheStats, errors=(503,))
+    async def stats(self, request: Request) -> Response:
+        """Return the use of both tiers of KV memory and of the answer cache."""
+        self._models.default.loaded()
+        size = await self._recall.size() if self._recall is not None else None
+        answers = AnswerCacheSize(*size) if size is not None else None
+        return json_response(msgspec.structs.replace(cache_stats(held_by(self._models)), answers=answers))
 
     def _with_prompts(self) -> list[Engine]:
         """Clearing needs all engines that may have a cache. A sleeping model may have one in a file."""
@@ -195,24 +205,4 @@ def _amount(
     return Amount(sum(blocks), sum(tokens), sum(sizes))
 
 
-_row = partial(ApiRoute[CacheRoutes], access=ADMIN, tag="Cache")
-_rows = (
-    _row(
-        "DELETE",
-        "/v1/cache",
-        lambda at: at.clear,
-        summary="Empty the caches of prompts and of answers",
-        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
-        status=204,
-        errors=(400,),
-    ),
-    _row(
-        "GET",
-        "/v1/cache/stats",
-        lambda at: at.stats,
-        summary="Both tiers of KV memory, and the cache of answers",
-        answer=CacheStats,
-        errors=(503,),
-    ),
-)
-ROOM = ApiRouter[AppState, CacheRoutes](lambda parts: CacheRoutes(parts.models, parts.recall), _rows)
+ROOM = ApiRouter[AppState](CacheRoutes)

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, ModelKeeping
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
@@ -19,7 +19,7 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import AvailableModel, ChosenModel, ModelRegistry, fetch, shelved
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel, fetch, shelved
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -140,13 +140,24 @@ class AlwaysLoaded:
         raise InvalidRequest("This server's models stay in memory.", param="id")
 
 
+_route = partial(ApiRoute, access=INFERENCE, tag="Models", answer=ModelCard)
+
+
 class ModelRoutes:
-    def __init__(self, models: ModelRegistry, keeping: ModelKeeping) -> None:
-        self._models = models
-        self._keeping = keeping
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._keeping = parts.keeping
         self._loads: set[asyncio.Task[ServedModel]] = set()
 
+    @_route(
+        "GET",
+        "/v1/models",
+        aliases=("/models",),  # of llama-server
+        query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
+        answer=ModelList,
+    )
     async def list(self, request: Request) -> Response:
+        """List the models."""
         allowed = context_of(request.scope).identity.allowed_models
         lying = await shelved(self._models, allowed)
         cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
@@ -166,7 +177,9 @@ class ModelRoutes:
         known = [codex_model(each, place) for place, each in enumerate(able)]
         return [*known, *(unread_codex_model(name, len(known)) for name in others)]
 
+    @_route("GET", "/v1/models/{id:path}")
     async def one(self, request: Request) -> Response:
+        """Describe a model."""
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
@@ -176,9 +189,22 @@ class ModelRoutes:
                     return json_response(shelved_card(lying))
         return json_response(model_card(self._models.choose(name, allowed)))
 
+    @_route(
+        "POST",
+        "/v1/models/{id:path}/load",
+        access=ADMIN,
+        query={
+            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
+            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+        },
+        errors=(503,),
+    )
     async def load(self, request: Request) -> Response:
-        """Answer when the model is loaded, or at once with `?wait=false` unless loading fails immediately.
-        Loading continues if the caller leaves."""
+        """Load a model into memory, or reload it if its file has changed.
+
+        `?wait=false` answers at once, unless loading fails immediately. Loading continues if the caller
+        leaves.
+        """
         waits, replaces = _flags(request, "wait", "reload")
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
@@ -192,7 +218,9 @@ class ModelRoutes:
         await asyncio.shield(loading)
         return json_response(model_card(self._models.choose(name, allowed)))
 
+    @_route("POST", "/v1/models/{id:path}/unload", access=ADMIN, errors=(409,))
     async def unload(self, request: Request) -> Response:
+        """Free the memory of a model without requests. The next request loads it again."""
         _flags(request)
         allowed = context_of(request.scope).identity.allowed_models
         name = request.path_params["id"]
@@ -321,40 +349,4 @@ def _flag(name: str, text: str | None) -> bool | None:
     return _WORDS[text]
 
 
-_row = partial(ApiRoute[ModelRoutes], access=INFERENCE, tag="Models")
-_LIST = _row(
-    "GET",
-    "/v1/models",
-    lambda at: at.list,
-    summary="The names that are served",
-    query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
-    answer=ModelList,
-)
-_rows = (
-    _LIST,
-    _LIST.at("/models"),  # llama-server has it without /v1, too
-    _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
-    _row(
-        "POST",
-        "/v1/models/{id:path}/load",
-        lambda at: at.load,
-        access=ADMIN,
-        summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
-        query={
-            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
-            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
-        },
-        answer=ModelCard,
-        errors=(503,),
-    ),
-    _row(
-        "POST",
-        "/v1/models/{id:path}/unload",
-        lambda at: at.unload,
-        access=ADMIN,
-        summary="Free its memory, if it has no requests; the next one loads it again",
-        answer=ModelCard,
-        errors=(409,),
-    ),
-)
-ROOM = ApiRouter[AppState, ModelRoutes](lambda parts: ModelRoutes(parts.models, parts.keeping), _rows)
+ROOM = ApiRouter[AppState](ModelRoutes)

@@ -148,6 +148,13 @@ def _counted_bytes(given: str | None) -> int:
     return int(given)
 
 
+_route = partial(ApiRoute, access=INFERENCE, tag="Requests")
+_CONVERSATION: Mapping[str, JsonSchema] = {
+    "conv_id": {"type": "string", "description": "the client's name for it"}
+}
+_stream = partial(_route, "GET", streams=True, media="text/event-stream")
+
+
 class RequestRoutes:
     def __init__(self, parts: AppState) -> None:
         self._models = parts.models
@@ -157,13 +164,15 @@ class RequestRoutes:
         self._options = parts.options
         self._lenient = parts.options.lenient
 
+    @_route("GET", "/v1/requests", answer=RequestList)
     async def list(self, request: Request) -> Response:
-        """List the requests of the caller's key, or all for an administrator."""
+        """List the running and waiting requests of the caller's key, or all for an administrator."""
         identity = context_of(request.scope).identity
         return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 
+    @_route("DELETE", "/v1/requests/{id:path}", answer=Cancelled)
     async def cancel(self, request: Request) -> Response:
-        """Cancel a whole API call, by its id or that of one of its sequences."""
+        """Cancel a call, by its id or that of one of its sequences."""
         name: str = request.path_params["id"]
         visible = self._visible(context_of(request.scope).identity)
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
@@ -172,13 +181,23 @@ class RequestRoutes:
             model.engine.cancel(name)
         return json_response(Cancelled(name))
 
+    @_route(
+        "POST",
+        "/v1/chat/completions/{id}/control",
+        body=ControlBody,
+        answer=Controlled,
+        errors=(409,),
+    )
     async def control(self, request: Request) -> Response:
+        """End a running answer, or only its reasoning."""
         body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
         return json_response(Controlled(name, body.action.value), headers=ignored.headers)
 
+    @_route("POST", "/v1/chat/completions/control", body=LlamaControlBody, answer=LlamaControlled)
     async def control_as_llama_server(self, request: Request) -> Response:
+        """End a running answer or its reasoning, in llama-server's format."""
         body, ignored = parse(LlamaControlBody, await unkept_body(request), lenient=self._lenient)
         told = LlamaControlled(success=True)
         try:
@@ -187,8 +206,9 @@ class RequestRoutes:
             told = LlamaControlled(success=False, message=str(error))
         return json_response(told, headers=ignored.headers)
 
+    @_route("DELETE", "/v1/chat/completions/{id}", answer=DeletedAnswer, errors=(409,))
     async def stop(self, request: Request) -> Response:
-        """Stop an answer, or forget the recorded stream if it has ended."""
+        """Stop a running answer, or forget the stream of one that has ended."""
         name, identity = request.path_params["id"], context_of(request.scope).identity
         try:
             kept = self._streams.find(name, identity)
@@ -201,14 +221,25 @@ class RequestRoutes:
                 kept.running.stop()
         return json_response(DeletedAnswer(name))
 
+    @_stream(
+        "/v1/chat/completions/{id}/stream",
+        query={"starting_after": {"type": "string", "description": "as the header `Last-Event-ID`"}},
+        errors=(400,),
+    )
     async def stream(self, request: Request) -> ASGIApp:
-        """Resume a stream. Raises RequestNotFound, and InvalidRequest for missing events."""
+        """Resume a stream that continues without its client."""
         _check_known(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
         kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
         return self._told(kept, kept.log.read(kept.number_behind(last)))
 
+    @_stream(
+        "/v1/stream",
+        query={**_CONVERSATION, "from": {"type": "integer", "description": "bytes that are known"}},
+        errors=(400, 404),
+    )
     async def stream_as_llama_server(self, request: Request) -> ASGIApp:
+        """Resume a stream, in llama-server's format."""
         _check_known(request, "conv_id", "from")
         start = _counted_bytes(request.query_params.get("from"))
         kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
@@ -216,14 +247,18 @@ class RequestRoutes:
             raise events_lost("from")
         return self._told(kept, kept.log.read_bytes(start))
 
+    @_route("DELETE", "/v1/stream", query=_CONVERSATION, status=204, errors=(400,))
     async def forget_as_llama_server(self, request: Request) -> Response:
+        """Stop a stream that continues without its client, and forget it."""
         _check_known(request, "conv_id")
         with contextlib.suppress(RequestNotFound):
             kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
             self._streams.forget(kept)
         return Response(status_code=204)
 
+    @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
     async def look_up(self, request: Request) -> Response:
+        """List the resumable streams among these conversations."""
         body, ignored = parse(LookupBody, await unkept_body(request), lenient=self._lenient)
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
@@ -259,75 +294,4 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
     )
 
 
-_row = partial(ApiRoute[RequestRoutes], access=INFERENCE, tag="Requests")
-_CONVERSATION: Mapping[str, JsonSchema] = {
-    "conv_id": {"type": "string", "description": "the client's name for it"}
-}
-_rows = (
-    _row("GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList),
-    _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
-    _row(
-        "POST",
-        "/v1/chat/completions/{id}/control",
-        lambda at: at.control,
-        summary="End an answer that runs as it is, or its thoughts",
-        body=ControlBody,
-        answer=Controlled,
-        errors=(409,),
-    ),
-    _row(
-        "POST",
-        "/v1/chat/completions/control",
-        lambda at: at.control_as_llama_server,
-        summary="The same, as llama-server has it",
-        body=LlamaControlBody,
-        answer=LlamaControlled,
-    ),
-    _row(
-        "DELETE",
-        "/v1/chat/completions/{id}",
-        lambda at: at.stop,
-        summary="End an answer that runs as it is; forget the stream of one that has ended",
-        answer=DeletedAnswer,
-        errors=(409,),
-    ),
-    _row(
-        "GET",
-        "/v1/chat/completions/{id}/stream",
-        lambda at: at.stream,
-        summary="A stream that goes on without its client: what is missing, and what comes",
-        query={"starting_after": {"type": "string", "description": "as the header `Last-Event-ID`"}},
-        streams=True,
-        media="text/event-stream",
-        errors=(400,),
-    ),
-    _row(
-        "GET",
-        "/v1/stream",
-        lambda at: at.stream_as_llama_server,
-        summary="The same, as llama-server has it",
-        query={**_CONVERSATION, "from": {"type": "integer", "description": "bytes that are known"}},
-        streams=True,
-        media="text/event-stream",
-        errors=(400, 404),
-    ),
-    _row(
-        "DELETE",
-        "/v1/stream",
-        lambda at: at.forget_as_llama_server,
-        summary="End such a stream, and forget it",
-        query=_CONVERSATION,
-        status=204,
-        errors=(400,),
-    ),
-    _row(
-        "POST",
-        "/v1/streams/lookup",
-        lambda at: at.look_up,
-        summary="Which of these conversations have such a stream",
-        body=LookupBody,
-        answer=StreamState,
-        lists=(True,),
-    ),
-)
-ROOM = ApiRouter[AppState, RequestRoutes](RequestRoutes, _rows)
+ROOM = ApiRouter[AppState](RequestRoutes)

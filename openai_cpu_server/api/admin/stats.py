@@ -12,9 +12,8 @@ from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import METRICS
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.ended import Distribution
-from openai_cpu_server.observe.recent import RecentActivity, TimeSpan
+from openai_cpu_server.observe.recent import TimeSpan
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,11 +91,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsRoutes:
-    def __init__(self, models: ModelRegistry, recent: RecentActivity) -> None:
-        self._models = models
-        self._recent = recent
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._recent = parts.watch.recent
 
+    @ApiRoute("GET", "/v1/stats", METRICS, "Operation", answer=Stats)
     async def stats(self, request: Request) -> Response:
+        """Return counts, times and rates since the start and of the last five minutes."""
         status, recent = self._models.status(), self._recent
         total = TimeSpan(recent.uptime_s, recent.total)
         memory, cache = self._kv()
@@ -175,17 +176,4 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-ROOM = ApiRouter[AppState, StatsRoutes](
-    lambda parts: StatsRoutes(parts.models, parts.watch.recent),
-    (
-        ApiRoute(
-            "GET",
-            "/v1/stats",
-            lambda at: at.stats,
-            METRICS,
-            "Operation",
-            "The same at a glance",
-            answer=Stats,
-        ),
-    ),
-)
+ROOM = ApiRouter[AppState](StatsRoutes)

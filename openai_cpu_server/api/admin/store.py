@@ -23,7 +23,6 @@ from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import ModelRegistry
 
 
 class PullBody(Body):
@@ -55,11 +54,23 @@ async def to_its_end(store: ModelStore, name: str) -> None:
 
 class StoreRoutes:
     def __init__(self, parts: AppState) -> None:
-        self._models: ModelRegistry = parts.models
+        self._models = parts.models
         self._store = parts.store
         self._options = parts.options
 
+    @ApiRoute(
+        "POST",
+        "/v1/models/pull",
+        ADMIN,
+        "Models",
+        body=PullBody,
+        answer=ModelCard,
+        streams=True,
+        stream_form="With `stream`: an event for each step; the last one is `success` or an error.",
+        errors=(404, 503),
+    )
     async def pull(self, request: Request) -> ASGIApp:
+        """Download a model from the hub and serve it, under `--allow-pull`."""
         body, ignored = parse(PullBody, await small_body(request), lenient=self._options.lenient)
         store = store_for(self._store, body.model, request)
         if body.stream:
@@ -69,7 +80,9 @@ class StoreRoutes:
         await while_connected(request.receive, partial(to_its_end, store, body.model))
         return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
 
+    @ApiRoute("DELETE", "/v1/models/{id:path}", ADMIN, "Models", answer=ModelDeleted, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
+        """Remove a downloaded model and its files, or remove a name."""
         name = request.path_params["id"]
         await store_for(self._store, name, request).remove(name)
         return json_response(ModelDeleted(name))
@@ -85,26 +98,4 @@ class StoreRoutes:
             yield events([Chunk(msgspec.json.encode(error_object(error, request_id=ticket.id)))])
 
 
-_row = partial(ApiRoute[StoreRoutes], access=ADMIN, tag="Models")
-_rows = (
-    _row(
-        "POST",
-        "/v1/models/pull",
-        lambda at: at.pull,
-        summary="Fetch a model from the hub and serve it, under `--allow-pull`",
-        body=PullBody,
-        answer=ModelCard,
-        streams=True,
-        stream_form="With `stream`: an event for each step; the last one is `success` or an error.",
-        errors=(404, 503),
-    ),
-    _row(
-        "DELETE",
-        "/v1/models/{id:path}",
-        lambda at: at.delete,
-        summary="Serve a model that was pulled no more, and remove its files; or forget a name",
-        answer=ModelDeleted,
-        errors=(404, 409),
-    ),
-)
-ROOM = ApiRouter[AppState, StoreRoutes](StoreRoutes, _rows)
+ROOM = ApiRouter[AppState](StoreRoutes)

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
 from openai_cpu_server.api.chat.routes import chat_ask
 from openai_cpu_server.api.generation.body import TEXT_OR_LIST
-from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
 from openai_cpu_server.api.generation.prompts import PromptEnds
 from openai_cpu_server.api.generation.resolve import tokens_of
@@ -126,12 +125,18 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
     chat_template: str | None
 
 
-class TokenRoutes:
-    def __init__(self, service: GenerationService, *, lenient: bool) -> None:
-        self._models, self._attachments = service.models, service.attachments
-        self._lenient = lenient
+_route = partial(ApiRoute, access=WORK, tag="Tokens", errors=(404,))
 
+
+class TokenRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._attachments = parts.generation.attachments
+        self._lenient = parts.options.lenient
+
+    @_route("POST", "/tokenize", body=TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:
+        """Convert a text or messages to tokens."""
         data = await unkept_body(request)
         body, ignored = await self._read(TokenizeBody, data)
         model = await self._model(body.model, request)
@@ -144,14 +149,18 @@ class TokenRoutes:
         answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=is_slow)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
+    @_route("POST", "/detokenize", body=DetokenizeBody, answer=Detokenized)
     async def detokenize(self, request: Request) -> Response:
+        """Convert tokens to text."""
         data = await unkept_body(request)
         body, ignored = await self._read(DetokenizeBody, data)
         model = await self._model(body.model, request)
         answer = await off_loop(len(data), partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
+    @_route("POST", "/apply-template", body=ApplyTemplateBody, answer=AppliedTemplate)
     async def apply_template(self, request: Request) -> Response:
+        """Render a conversation as the text of its prompt."""
         data = await unkept_body(request)
         body, ignored = await self._read(ApplyTemplateBody, data)
         model = await self._model(body.model, request)
@@ -160,7 +169,9 @@ class TokenRoutes:
         told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
         return json_response(told, headers=ignored.headers)
 
+    @_route("GET", "/tokenizer_info", query={"model": {"type": "string"}}, answer=TokenizerInfo)
     async def info(self, request: Request) -> Response:
+        """Describe the tokenizer of a model."""
         model = await self._model(request.query_params.get("model"), request)
         info, tokenizer = model.engine.info, model.tokenizer
         limit = info.context_limit if info else None
@@ -285,45 +296,4 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     return msgspec.json.encode(Detokenized(text, text))
 
 
-_row = partial(ApiRoute[TokenRoutes], access=WORK, tag="Tokens")
-_rows = (
-    _row(
-        "POST",
-        "/tokenize",
-        lambda at: at.tokenize,
-        summary="Text or messages as tokens",
-        body=TokenizeBody,
-        answer=Tokenized,
-        errors=(404,),
-    ),
-    _row(
-        "POST",
-        "/detokenize",
-        lambda at: at.detokenize,
-        summary="Tokens as text",
-        body=DetokenizeBody,
-        answer=Detokenized,
-        errors=(404,),
-    ),
-    _row(
-        "POST",
-        "/apply-template",
-        lambda at: at.apply_template,
-        summary="A chat's conversation as the text that its model is given",
-        body=ApplyTemplateBody,
-        answer=AppliedTemplate,
-        errors=(404,),
-    ),
-    _row(
-        "GET",
-        "/tokenizer_info",
-        lambda at: at.info,
-        summary="What a model's texts begin and end with",
-        query={"model": {"type": "string"}},
-        answer=TokenizerInfo,
-        errors=(404,),
-    ),
-)
-ROOM = ApiRouter[AppState, TokenRoutes](
-    lambda parts: TokenRoutes(parts.generation, lenient=parts.options.lenient), _rows
-)
+ROOM = ApiRouter[AppState](TokenRoutes)

@@ -16,9 +16,7 @@ from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.store.database import storable
 from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
 
@@ -69,12 +67,37 @@ class UsageList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRoutes:
-    def __init__(self, jobs: Jobs, options: ApiOptions) -> None:
-        self._jobs = jobs
-        self._prices = options.prices
+    def __init__(self, parts: AppState) -> None:
+        assert parts.jobs is not None, "not served without"
+        self._jobs = parts.jobs
+        self._prices = parts.options.prices
 
+    @ApiRoute(
+        "GET",
+        "/v1/usage",
+        INFERENCE,
+        "Operation",
+        query={
+            "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
+            "end": {"type": "string", "format": "date", "description": "the last day"},
+            "model": {"type": "string", "description": "only this one; may be given several times"},
+            "key": {
+                "type": "string",
+                "description": "only the key of this name; may be given several times",
+            },
+            "group_by": {
+                "type": "string",
+                "default": ",".join(GROUPS),
+                "description": "the rest is added up",
+            },
+            **PAGE_QUERY,
+            "order": {"enum": list(ORDERS), "default": "desc"},
+        },
+        answer=UsageList,
+        errors=(503,),
+    )
     async def list(self, request: Request) -> Response:
-        """Return the caller's own use, or all use for an administrator."""
+        """Sum up the caller's use, or all use for an administrator, by day, key and model."""
         query = self._query(request.query_params, context_of(request.scope).identity)
         page = await self._jobs.usage.page(query)
         rows = [_row(one, query.by) for one in page.rows]
@@ -164,34 +187,4 @@ def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
     return (values[name] or "" for name in by)
 
 
-ROOM = ApiRouter[AppState, UsageRoutes](
-    lambda parts: UsageRoutes(parts.jobs, parts.options) if parts.jobs is not None else None,
-    (
-        ApiRoute(
-            "GET",
-            "/v1/usage",
-            lambda at: at.list,
-            INFERENCE,
-            "Operation",
-            "What keys have used, by day, key and model",
-            query={
-                "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
-                "end": {"type": "string", "format": "date", "description": "the last day"},
-                "model": {"type": "string", "description": "only this one; may be given several times"},
-                "key": {
-                    "type": "string",
-                    "description": "only the key of this name; may be given several times",
-                },
-                "group_by": {
-                    "type": "string",
-                    "default": ",".join(GROUPS),
-                    "description": "the rest is added up",
-                },
-                **PAGE_QUERY,
-                "order": {"enum": list(ORDERS), "default": "desc"},
-            },
-            answer=UsageList,
-            errors=(503,),
-        ),
-    ),
-)
+ROOM = ApiRouter[AppState](UsageRoutes, is_served=lambda parts: parts.jobs is not None)

@@ -153,8 +153,22 @@ class EventRoutes:
         self._parts = parts
         self._hub = StepBroadcaster(parts.models)
 
+    @ApiRoute(
+        "GET",
+        "/v1/events",
+        INFERENCE,
+        "Operation",
+        query={
+            "types": {
+                "type": "string",
+                "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
+            }
+        },
+        media="text/event-stream",
+        events=EVENTS,
+    )
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream events, only some kinds with `?types=`. Raises InvalidRequest, TooManyWatchers."""
+        """Stream what the scheduler does, as server-sent events."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
@@ -214,24 +228,4 @@ def _encoded(event: Event) -> bytes:
     return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
-ROOM = ApiRouter[AppState, EventRoutes](
-    EventRoutes,
-    (
-        ApiRoute(
-            "GET",
-            "/v1/events",
-            lambda at: at.stream,
-            INFERENCE,
-            "Operation",
-            "What the scheduler does, live, as server-sent events",
-            query={
-                "types": {
-                    "type": "string",
-                    "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
-                }
-            },
-            media="text/event-stream",
-            events=EVENTS,
-        ),
-    ),
-)
+ROOM = ApiRouter[AppState](EventRoutes)

@@ -37,14 +37,11 @@ from openai_cpu_server.http.errors import PAGE_QUERY, error_object, failure_of, 
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, Key
 from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, BatchHandler
-from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import NO_LIMITS, BatchRecord, LineError, StoredAmount
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.storage import StorageRoom
-from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
@@ -227,13 +224,19 @@ class BatchList(ListPage[BatchObject], frozen=True, kw_only=True):
     pass
 
 
-class BatchJobRoutes:
-    def __init__(self, jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> None:
-        self._jobs = jobs
-        self._models = models
-        self._lenient = options.lenient
+_route = partial(ApiRoute, access=INFERENCE, tag="Batches", answer=BatchObject)
 
+
+class BatchJobRoutes:
+    def __init__(self, parts: AppState) -> None:
+        assert parts.jobs is not None, "not served without"
+        self._jobs = parts.jobs
+        self._models = parts.models
+        self._lenient = parts.options.lenient
+
+    @_route("POST", "/v1/batches", body=BatchBody, errors=(404,))
     async def create(self, request: Request) -> Response:
+        """Run the requests of a file while nothing else needs the machine."""
         self._models.check_not_ending()
         data, context = await small_body(request), context_of(request.scope)
         body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
@@ -249,17 +252,23 @@ class BatchJobRoutes:
         )
         return json_response(_batch_object(batch), headers=ignored.headers)
 
+    @_route("GET", "/v1/batches", query=PAGE_QUERY, answer=BatchList, errors=(404,))
     async def list(self, request: Request) -> Response:
+        """List the batches."""
         known = frozenset({"limit", "after"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
         batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
         listed = [*map(_batch_object, batches)]
         return json_response(BatchList(data=listed, **page_ends(batches), has_more=has_more))
 
+    @_route("GET", "/v1/batches/{id}")
     async def one(self, request: Request) -> Response:
+        """Return a batch."""
         return json_response(_batch_object(await self._jobs.batch(*_named(request))))
 
+    @_route("POST", "/v1/batches/{id}/cancel", errors=(409,))
     async def cancel(self, request: Request) -> Response:
+        """Cancel a batch."""
         return json_response(_batch_object(await self._jobs.cancel_batch(*_named(request))))
 
 
@@ -284,37 +293,4 @@ def _batch_object(batch: BatchRecord) -> BatchObject:
     return BatchObject(**{**alike, **changed})
 
 
-_row = partial(ApiRoute[BatchJobRoutes], access=INFERENCE, tag="Batches")
-_rows = (
-    _row(
-        "POST",
-        "/v1/batches",
-        lambda at: at.create,
-        summary="Run a file's requests when nobody else needs the machine",
-        body=BatchBody,
-        answer=BatchObject,
-        errors=(404,),
-    ),
-    _row(
-        "GET",
-        "/v1/batches",
-        lambda at: at.list,
-        summary="Batches",
-        query=PAGE_QUERY,
-        answer=BatchList,
-        errors=(404,),
-    ),
-    _row("GET", "/v1/batches/{id}", lambda at: at.one, summary="One batch", answer=BatchObject),
-    _row(
-        "POST",
-        "/v1/batches/{id}/cancel",
-        lambda at: at.cancel,
-        summary="End it",
-        answer=BatchObject,
-        errors=(409,),
-    ),
-)
-ROOM = ApiRouter[AppState, BatchJobRoutes](
-    lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
-    _rows,
-)
+ROOM = ApiRouter[AppState](BatchJobRoutes, is_served=lambda parts: parts.jobs is not None)

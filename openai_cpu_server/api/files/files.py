@@ -30,7 +30,6 @@ from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FilePurpose, FileRecord, StoredAmount
-from openai_cpu_server.models.registry import ModelRegistry
 
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _MAX_FIELDS = 16
@@ -74,12 +73,29 @@ async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> byt
     return bytes(data[: most_bytes + 1])
 
 
-class FileRoutes:
-    def __init__(self, jobs: Jobs, models: ModelRegistry) -> None:
-        self._jobs = jobs
-        self._models = models
+_UPLOAD: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+_route = partial(ApiRoute, access=INFERENCE, tag="Batches")
 
+
+class FileRoutes:
+    def __init__(self, parts: AppState) -> None:
+        assert parts.jobs is not None, "not served without"
+        self._jobs = parts.jobs
+        self._models = parts.models
+
+    @_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, answer=FileObject, errors=(400,))
     async def create(self, request: Request) -> Response:
+        """Upload a file, such as the input of a batch."""
         self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
         context = context_of(request.scope)
         owner, limits = context.owner, context.identity.storage
@@ -105,7 +121,15 @@ class FileRoutes:
             record = await _to_the_end(asyncio.ensure_future(adding))
         return json_response(_file_object(record))
 
+    @_route(
+        "GET",
+        "/v1/files",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+        answer=FileList,
+        errors=(404,),
+    )
     async def list(self, request: Request) -> Response:
+        """List the files."""
         known = frozenset({"limit", "after", "order", "purpose"})
         page = page_of(request.query_params, known=known, default=_MAX_LISTED, most=_MAX_LISTED)
         asked = request.query_params.get("purpose")
@@ -115,10 +139,21 @@ class FileRoutes:
         records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 
+    @_route("GET", "/v1/files/{id}", answer=FileObject)
     async def one(self, request: Request) -> Response:
+        """Describe a file."""
         return json_response(_file_object(await self._record(request)))
 
+    @_route("DELETE", "/v1/files/{id}", answer=FileDeleted, errors=(409,))
+    async def delete(self, request: Request) -> Response:
+        """Delete a file."""
+        file_id: str = request.path_params["id"]
+        await self._jobs.delete_file(context_of(request.scope).owner, file_id)
+        return json_response(FileDeleted(file_id))
+
+    @_route("GET", "/v1/files/{id}/content", media="application/octet-stream")
     async def content(self, request: Request) -> Response:
+        """Return the content of a file."""
         record = await self._record(request)
         headers = {
             "content-length": str(record.bytes),
@@ -126,11 +161,6 @@ class FileRoutes:
         }
         content = _whole(self._jobs.content(record), record)
         return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
-
-    async def delete(self, request: Request) -> Response:
-        file_id: str = request.path_params["id"]
-        await self._jobs.delete_file(context_of(request.scope).owner, file_id)
-        return json_response(FileDeleted(file_id))
 
     async def _record(self, request: Request) -> FileRecord:
         return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
@@ -201,55 +231,4 @@ def _lifetime_s(form: FormData) -> int | None:
         ) from None
 
 
-_UPLOAD: JsonSchema = {
-    "type": "object",
-    "properties": {
-        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-        "purpose": {"const": "batch"},
-        "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
-    },
-    "required": ["file", "purpose"],
-    "additionalProperties": False,
-}
-_row = partial(ApiRoute[FileRoutes], access=INFERENCE, tag="Batches")
-_rows = (
-    _row(
-        "POST",
-        "/v1/files",
-        lambda at: at.create,
-        access=UPLOADS,
-        summary="Upload the input of a batch",
-        form=_UPLOAD,
-        answer=FileObject,
-        errors=(400,),
-    ),
-    _row(
-        "GET",
-        "/v1/files",
-        lambda at: at.list,
-        summary="Files",
-        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
-        answer=FileList,
-        errors=(404,),
-    ),
-    _row("GET", "/v1/files/{id}", lambda at: at.one, summary="One file", answer=FileObject),
-    _row(
-        "DELETE",
-        "/v1/files/{id}",
-        lambda at: at.delete,
-        summary="Delete it",
-        answer=FileDeleted,
-        errors=(409,),
-    ),
-    _row(
-        "GET",
-        "/v1/files/{id}/content",
-        lambda at: at.content,
-        summary="Its bytes",
-        media="application/octet-stream",
-    ),
-)
-ROOM = ApiRouter[AppState, FileRoutes](
-    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None, _rows
-)
+ROOM = ApiRouter[AppState](FileRoutes, is_served=lambda parts: parts.jobs is not None)

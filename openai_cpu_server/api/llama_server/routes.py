@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.params import (
     FileParam,
@@ -105,18 +108,9 @@ def _forms(body: LlamaServerBody) -> Iterator[FormParam]:
 _RENDERER = LlamaRenderer()
 _COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
 _INFILL = ApiAdapter(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
-
-
-class LlamaServerRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
-        self.infill = GenerationRoute(_INFILL, parts.generation, parts.options)
-        self.facts = LlamaServerFacts(parts.models)
-
-
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
-    ApiRoute[LlamaServerRoutes],
+    ApiRoute,
     "POST",
     access=CALLS,
     tag="llama-server",
@@ -127,48 +121,50 @@ _generation = partial(
     stream_form=_STREAM,
     errors=GENERATION_ERRORS,
 )
-_COMPLETION_ROW = _generation(
-    "/completion",
-    lambda at: at.completion.create,
-    summary="Continue a text, or each of several, as llama-server does",
-    body=LlamaCompletionBody,
-)
 _MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
 _fact = partial(
-    ApiRoute[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503), error=NumberedErrorObject
+    ApiRoute, "GET", access=INFERENCE, tag="llama-server", errors=(404, 503), error=NumberedErrorObject
 )
-_rows = (
-    _COMPLETION_ROW,
-    _COMPLETION_ROW.at("/completions"),
-    _generation(
-        "/infill",
-        lambda at: at.infill.create,
-        summary="What stands between two texts, for models with tokens for that",
-        body=LlamaInfillBody,
-    ),
-    _fact(
-        "/props",
-        lambda at: at.facts.props,
-        access=INFERENCE,
-        summary="What a model is, and what is taken where nothing is sent",
-        query=_MODEL,
-        answer=Props,
-    ),
-    _fact(
+
+
+class LlamaServerRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
+        self._infill = GenerationRoute(_INFILL, parts.generation, parts.options)
+        self._facts = LlamaServerFacts(parts.models)
+
+    @_generation("/completion", aliases=("/completions",), body=LlamaCompletionBody)
+    async def completion(self, request: Request) -> ASGIApp:
+        """Continue one or several texts, in llama-server's format."""
+        return await self._completion.create(request)
+
+    @_generation("/infill", body=LlamaInfillBody)
+    async def infill(self, request: Request) -> ASGIApp:
+        """Fill in the text between two texts, with a model that has tokens for that."""
+        return await self._infill.create(request)
+
+    @_fact("/props", query=_MODEL, answer=Props)
+    async def props(self, request: Request) -> Response:
+        """Describe a model and its default parameters."""
+        return await self._facts.props(request)
+
+    @_fact(
         "/slots",
-        lambda at: at.facts.slots,
-        access=INFERENCE,
-        summary="A list of the places that sequences may have, and which are taken",
         query={**_MODEL, "fail_on_no_slot": {"type": "string"}},
         answer=Slot,
         lists=(True,),
-    ),
-    _fact(
-        "/v1/health", lambda at: at.facts.health, access=PROBES, summary="It can generate", answer=HealthWord
-    ),
-)
-ROOM = ApiRouter[AppState, LlamaServerRoutes](
+    )
+    async def slots(self, request: Request) -> Response:
+        """List the slots of a model. With `fail_on_no_slot`, answer 503 if none is free."""
+        return await self._facts.slots(request)
+
+    @_fact("/v1/health", access=PROBES, answer=HealthWord)
+    async def health(self, request: Request) -> Response:
+        """Answer 503 until the server can generate."""
+        return await self._facts.health(request)
+
+
+ROOM = ApiRouter[AppState](
     LlamaServerRoutes,
-    _rows,
     shape=numbered_at("/completion", "/completions", "/infill", "/props", "/slots", "/v1/health"),
 )

@@ -105,21 +105,47 @@ OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_ask), _CHAT)
 OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_ask), _GENERATE)
 
 
+_route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=OllamaError)
+_generation = partial(
+    _route,
+    "POST",
+    access=CALLS,
+    answer=OllamaLine,
+    streams=True,
+    stream_form="Unless `stream` is false: an object on each line; the last one has `done` and the counts.",
+    stream_media=NDJSON,
+    errors=GENERATION_ERRORS,
+)
+
+
 class OllamaRoutes:
     def __init__(self, parts: AppState) -> None:
-        self.chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
-        self.generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
+        self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
+        self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
         self._models = parts.models
         self._lenient = parts.options.lenient
 
+    @_generation(f"{OLLAMA}/chat", body=OllamaChatBody)
+    async def chat(self, request: Request) -> ASGIApp:
+        """Answer a conversation, in Ollama's format."""
+        return await self._chat.create(request)
+
+    @_generation(f"{OLLAMA}/generate", body=OllamaGenerateBody)
+    async def generate(self, request: Request) -> ASGIApp:
+        """Answer a prompt, in Ollama's format."""
+        return await self._generate.create(request)
+
+    @_route("GET", f"{OLLAMA}/tags", answer=OllamaTags)
     async def tags(self, request: Request) -> Response:
+        """List the served models."""
         allowed = context_of(request.scope).identity.allowed_models
         there, names = await shelved(self._models, allowed), self._models.names(allowed)
         told = [listed(self._models.choose(name, allowed)) for name in names]
         return json_response(OllamaTags([*told, *map(lying, there)]))
 
+    @_route("GET", f"{OLLAMA}/ps", answer=OllamaProcesses)
     async def running(self, request: Request) -> Response:
-        """List each model in memory once, whatever other names it has."""
+        """List the models in memory, each under one of its names."""
         allowed = context_of(request.scope).identity.allowed_models
         chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         first = {id(each.model): each for each in reversed(chosen) if each.adapter is None}
@@ -127,7 +153,9 @@ class OllamaRoutes:
         told = [running(each, each.model.loaded()) for each in ready]
         return json_response(OllamaProcesses(told))
 
+    @_route("POST", f"{OLLAMA}/show", body=OllamaShowBody, answer=OllamaShown, errors=(404, 503))
     async def show(self, request: Request) -> Response:
+        """Describe a model and its capabilities."""
         body, ignored = parse(OllamaShowBody, await unkept_body(request), lenient=self._lenient)
         name = body.model or body.name
         if name is None:
@@ -136,68 +164,10 @@ class OllamaRoutes:
         await fetch(self._models, name, allowed)
         return json_response(shown(self._models.choose(name, allowed)), headers=ignored.headers)
 
+    @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
     async def version(self, request: Request) -> Response:
+        """Return the version of Ollama whose API this is."""
         return json_response(OllamaVersion(_API_VERSION))
 
 
-_row = partial(ApiRoute[OllamaRoutes], tag="Ollama", error=OllamaError)
-_LINES = "Unless `stream` is false: an object on each line; the last one has `done` and the counts."
-_generation = partial(
-    _row,
-    "POST",
-    access=CALLS,
-    answer=OllamaLine,
-    streams=True,
-    stream_form=_LINES,
-    stream_media=NDJSON,
-    errors=GENERATION_ERRORS,
-)
-_rows = (
-    _generation(
-        f"{OLLAMA}/chat",
-        lambda at: at.chat.create,
-        summary="Answer a conversation as Ollama does",
-        body=OllamaChatBody,
-    ),
-    _generation(
-        f"{OLLAMA}/generate",
-        lambda at: at.generate.create,
-        summary="Answer a prompt as Ollama does",
-        body=OllamaGenerateBody,
-    ),
-    _row(
-        "GET",
-        f"{OLLAMA}/tags",
-        lambda at: at.tags,
-        access=INFERENCE,
-        summary="The names that are served, as Ollama lists them",
-        answer=OllamaTags,
-    ),
-    _row(
-        "GET",
-        f"{OLLAMA}/ps",
-        lambda at: at.running,
-        access=INFERENCE,
-        summary="The models that are in memory, as Ollama lists them",
-        answer=OllamaProcesses,
-    ),
-    _row(
-        "POST",
-        f"{OLLAMA}/show",
-        lambda at: at.show,
-        access=INFERENCE,
-        summary="What is known of a model, and what it can do",
-        body=OllamaShowBody,
-        answer=OllamaShown,
-        errors=(404, 503),
-    ),
-    _row(
-        "GET",
-        f"{OLLAMA}/version",
-        lambda at: at.version,
-        access=INFERENCE,
-        summary="The version of Ollama whose API this is",
-        answer=OllamaVersion,
-    ),
-)
-ROOM = ApiRouter[AppState, OllamaRoutes](OllamaRoutes, _rows, shape=SHAPE)
+ROOM = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)

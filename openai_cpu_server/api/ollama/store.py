@@ -165,13 +165,26 @@ class ProgressLines:
             yield msgspec.json.encode(OllamaError(said)) + b"\n"
 
 
+_route = partial(ApiRoute, access=ADMIN, tag="Ollama", error=OllamaError)
+_streamed = partial(
+    _route,
+    "POST",
+    answer=OllamaProgress,
+    streams=True,
+    stream_form="Unless `stream` is false: an object on each line; the last one is `success` or an error.",
+    stream_media=NDJSON,
+)
+
+
 class OllamaStoreRoutes:
     def __init__(self, parts: AppState) -> None:
         self._store = parts.store
         self._models = parts.models
         self._lenient = parts.options.lenient
 
+    @_streamed(f"{OLLAMA}/pull", body=OllamaPullBody, errors=(404, 503))
     async def pull(self, request: Request) -> ASGIApp:
+        """Download a model from the hub and serve it, under `--allow-pull`."""
         body, ignored = parse(OllamaPullBody, await unkept_body(request), lenient=self._lenient)
         store = store_for(self._store, body.asked, request)
         if body.stream is not False:
@@ -179,7 +192,9 @@ class OllamaStoreRoutes:
         await while_connected(request.receive, partial(to_its_end, store, body.asked))
         return json_response(_DONE, headers=ignored.headers)
 
+    @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
     async def create(self, request: Request) -> Response:
+        """Create a name for a model with a system prompt, parameters and messages."""
         body, ignored = parse(OllamaCreateBody, await unkept_body(request), lenient=self._lenient)
         preset = preset_of(body)
         await self._derive(request, body.asked, preset)
@@ -187,23 +202,33 @@ class OllamaStoreRoutes:
             return json_response(_DONE, headers=ignored.headers)
         return Response(msgspec.json.encode(_DONE) + b"\n", media_type=NDJSON, headers=ignored.headers)
 
+    @_route("POST", f"{OLLAMA}/copy", body=OllamaCopyBody, errors=(404,))
     async def copy(self, request: Request) -> Response:
+        """Give a model another name."""
         body, _ = parse(OllamaCopyBody, await unkept_body(request), lenient=self._lenient)
         await self._derive(request, body.destination, Preset(base=body.source))
         return Response()
 
+    @_route("DELETE", f"{OLLAMA}/delete", body=OllamaNamed, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
+        """Remove a downloaded model and its files, or remove a name."""
         body, _ = parse(OllamaNamed, await unkept_body(request), lenient=self._lenient)
         await store_for(self._store, body.asked, request).remove(body.asked)
         return Response()
 
+    @_route("GET", f"{OLLAMA}/blobs/{{digest}}")
     async def has_blob(self, request: Request) -> Response:
+        """Answer 404, because the server stores no blobs."""
         return json_response(OllamaError(f"There is no blob '{request.path_params['digest']}'."), 404)
 
+    @_route("POST", f"{OLLAMA}/blobs/{{digest}}", errors=(400,))
     async def take_blob(self, request: Request) -> NoReturn:
+        """Reject uploads of blobs."""
         raise InvalidRequest(f"{_NO_FILES[:1].upper()}{_NO_FILES[1:]}.")
 
+    @_route("POST", f"{OLLAMA}/push", errors=(400,))
     async def push(self, request: Request) -> NoReturn:
+        """Reject uploads of models to a hub."""
         raise InvalidRequest("This server sends models nowhere.")
 
     async def _derive(self, request: Request, name: str, preset: Preset) -> None:
@@ -216,57 +241,4 @@ class OllamaStoreRoutes:
         await store.derive(name, preset)
 
 
-_row = partial(ApiRoute[OllamaStoreRoutes], access=ADMIN, tag="Ollama", error=OllamaError)
-_LINES = "Unless `stream` is false: an object on each line; the last one is `success` or an error."
-_rows = (
-    _row(
-        "POST",
-        f"{OLLAMA}/pull",
-        lambda at: at.pull,
-        summary="Fetch a model from the hub and serve it, under `--allow-pull`",
-        body=OllamaPullBody,
-        answer=OllamaProgress,
-        streams=True,
-        stream_form=_LINES,
-        stream_media=NDJSON,
-        errors=(404, 503),
-    ),
-    _row(
-        "POST",
-        f"{OLLAMA}/create",
-        lambda at: at.create,
-        summary="Make a name of a model: with a system prompt, parameters and messages",
-        body=OllamaCreateBody,
-        answer=OllamaProgress,
-        streams=True,
-        stream_form=_LINES,
-        stream_media=NDJSON,
-        errors=(404,),
-    ),
-    _row(
-        "POST",
-        f"{OLLAMA}/copy",
-        lambda at: at.copy,
-        summary="A further name of a model",
-        body=OllamaCopyBody,
-        errors=(404,),
-    ),
-    _row(
-        "DELETE",
-        f"{OLLAMA}/delete",
-        lambda at: at.delete,
-        summary="Serve a model that was pulled no more, and remove its files; or forget a name",
-        body=OllamaNamed,
-        errors=(404, 409),
-    ),
-    _row("GET", f"{OLLAMA}/blobs/{{digest}}", lambda at: at.has_blob, summary="There are none: 404"),
-    _row(
-        "POST",
-        f"{OLLAMA}/blobs/{{digest}}",
-        lambda at: at.take_blob,
-        summary="Refused: 400",
-        errors=(400,),
-    ),
-    _row("POST", f"{OLLAMA}/push", lambda at: at.push, summary="Refused: 400", errors=(400,)),
-)
-ROOM = ApiRouter[AppState, OllamaStoreRoutes](OllamaStoreRoutes, _rows, shape=SHAPE)
+ROOM = ApiRouter[AppState](OllamaStoreRoutes, shape=SHAPE)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, ClassVar, Union
 
 import msgspec
 from pydantic import Field, Tag
+from starlette.requests import Request
+from starlette.responses import Response
 
 from openai_cpu_server.api.generation.body import TEXT_OR_LIST, NonEmpty, Several
 from openai_cpu_server.api.generation.call import ResolveContext
@@ -108,42 +111,31 @@ def _vector(body: OllamaOldEmbedBody, asking: ResolveContext) -> PoolingCall:
     return PoolingCall(work=request, timeout_s=body.timeout, render=_one_vector)
 
 
-class OllamaEmbedRoutes:
-    def __init__(self, parts: AppState) -> None:
-        new = PoolingFamily(OllamaEmbedBody, Ability.EMBED, _vectors)
-        old = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, _vector)
-        self.new = PoolingRoute(new, parts.models, parts.options)
-        self.old = PoolingRoute(old, parts.models, parts.options)
-
-
 class OllamaEmbedError(msgspec.Struct, frozen=True):
     error: str
 
 
-_rows = (
-    ApiRoute[OllamaEmbedRoutes](
-        "POST",
-        "/api/embed",
-        lambda at: at.new.create,
-        access=CALLS,
-        summary="Texts as vectors, as Ollama tells them",
-        tag="Ollama",
-        body=OllamaEmbedBody,
-        answer=OllamaVectors,
-        error=OllamaEmbedError,
-        errors=GENERATION_ERRORS,
-    ),
-    ApiRoute[OllamaEmbedRoutes](
-        "POST",
-        "/api/embeddings",
-        lambda at: at.old.create,
-        access=CALLS,
-        summary="A text as a vector, by Ollama's older name",
-        tag="Ollama",
-        body=OllamaOldEmbedBody,
-        answer=OllamaVector,
-        error=OllamaEmbedError,
-        errors=GENERATION_ERRORS,
-    ),
+_route = partial(
+    ApiRoute, "POST", access=CALLS, tag="Ollama", error=OllamaEmbedError, errors=GENERATION_ERRORS
 )
-OLLAMA_ROOM = ApiRouter[AppState, OllamaEmbedRoutes](OllamaEmbedRoutes, _rows)
+
+
+class OllamaEmbedRoutes:
+    def __init__(self, parts: AppState) -> None:
+        new = PoolingFamily(OllamaEmbedBody, Ability.EMBED, _vectors)
+        old = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, _vector)
+        self._new = PoolingRoute(new, parts.models, parts.options)
+        self._old = PoolingRoute(old, parts.models, parts.options)
+
+    @_route("/api/embed", body=OllamaEmbedBody, answer=OllamaVectors)
+    async def embed(self, request: Request) -> Response:
+        """Embed texts, in Ollama's format."""
+        return await self._new.create(request)
+
+    @_route("/api/embeddings", body=OllamaOldEmbedBody, answer=OllamaVector)
+    async def embed_one(self, request: Request) -> Response:
+        """Embed a text, in Ollama's older format."""
+        return await self._old.create(request)
+
+
+ROOM = ApiRouter[AppState](OllamaEmbedRoutes)

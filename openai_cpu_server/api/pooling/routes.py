@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -153,85 +152,61 @@ async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-_embedding_rows = (
-    ApiRoute[PoolingRoute[EmbeddingBody]](
-        "POST",
+_route = partial(ApiRoute, "POST", access=CALLS, tag="Embeddings", errors=GENERATION_ERRORS)
+
+
+class PoolingRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self.embedding = PoolingRoute(EMBEDDINGS, parts.models, parts.options)
+        self.reranking = PoolingRoute(RERANKING, parts.models, parts.options)
+        self._scoring = PoolingRoute(SCORING, parts.models, parts.options)
+        self._classifying = PoolingRoute(CLASSIFYING, parts.models, parts.options)
+        self._llama_server = PoolingRoute(LLAMA_SERVER, parts.models, parts.options)
+
+    @_route(
         "/v1/embeddings",
-        lambda at: at.create,
-        access=CALLS,
-        summary="Texts as vectors",
-        tag="Embeddings",
         body=EmbeddingBody,
         answer=EmbeddingList,
-        errors=GENERATION_ERRORS,
-        batched=lambda at: at.answer,
-    ),
-)
-EMBEDDING_ROOM = ApiRouter[AppState, PoolingRoute[EmbeddingBody]](
-    lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options), _embedding_rows
-)
-_LLAMA_SERVER = ApiRoute[PoolingRoute[LlamaEmbedBody]](
-    "POST",
-    "/embedding",
-    lambda at: at.create,
-    access=CALLS,
-    summary="A list of texts' vectors, as llama-server tells them",
-    tag="llama-server",
-    body=LlamaEmbedBody,
-    error=NumberedErrorObject,
-    answer=LlamaVector,
-    lists=(True,),
-    errors=GENERATION_ERRORS,
-)
-LLAMA_SERVER_ROOM = ApiRouter[AppState, PoolingRoute[LlamaEmbedBody]](
-    lambda parts: PoolingRoute(LLAMA_SERVER, parts.models, parts.options),
-    (_LLAMA_SERVER, _LLAMA_SERVER.at("/embeddings")),
-    shape=numbered_at("/embedding", "/embeddings"),
-)
-_RERANK = ApiRoute[PoolingRoute[RerankBody]](
-    "POST",
-    "/v1/rerank",
-    lambda at: at.create,
-    access=CALLS,
-    summary="Documents by their relevance to a query",
-    tag="Embeddings",
-    body=RerankBody,
-    answer=Reranked,
-    or_list_of=RankedText,
-    errors=GENERATION_ERRORS,
-)
-_SCORE = ApiRoute[PoolingRoute[ScoreBody]](
-    "POST",
-    "/score",
-    lambda at: at.create,
-    access=CALLS,
-    summary="How well texts go together, in pairs",
-    tag="Embeddings",
-    body=ScoreBody,
-    answer=ScoreList,
-    errors=GENERATION_ERRORS,
-)
-SCORING_ROOM = ApiRouter[AppState, PoolingRoute[ScoreBody]](
-    lambda parts: PoolingRoute(SCORING, parts.models, parts.options), (_SCORE, _SCORE.at("/v1/score"))
-)
-_CLASSIFY = ApiRoute[PoolingRoute[ClassifyBody]](
-    "POST",
-    "/classify",
-    lambda at: at.create,
-    access=CALLS,
-    summary="Texts as classes, by a model that tells them apart",
-    tag="Embeddings",
-    body=ClassifyBody,
-    answer=ClassList,
-    errors=GENERATION_ERRORS,
-)
-CLASSIFYING_ROOM = ApiRouter[AppState, PoolingRoute[ClassifyBody]](
-    lambda parts: PoolingRoute(CLASSIFYING, parts.models, parts.options),
-    (_CLASSIFY, _CLASSIFY.at("/v1/classify")),
-)
-_RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
-"""Paths of Cohere, Jina and llama-server."""
-RERANKING_ROOM = ApiRouter[AppState, PoolingRoute[RerankBody]](
-    lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
-    (replace(_RERANK, batched=lambda at: at.answer), *map(_RERANK.at, _RERANK_PATHS)),
-)
+        batched=lambda at: at.embedding.answer,
+    )
+    async def embed(self, request: Request) -> Response:
+        """Embed texts."""
+        return await self.embedding.create(request)
+
+    @_route(
+        "/v1/rerank",
+        aliases=("/v2/rerank", "/rerank", "/reranking", "/v1/reranking"),  # of Cohere, Jina, llama-server
+        body=RerankBody,
+        answer=Reranked,
+        or_list_of=RankedText,
+        batched=lambda at: at.reranking.answer,
+    )
+    async def rerank(self, request: Request) -> Response:
+        """Sort documents by their relevance to a query."""
+        return await self.reranking.create(request)
+
+    @_route("/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList)
+    async def score(self, request: Request) -> Response:
+        """Score the similarity of pairs of texts."""
+        return await self._scoring.create(request)
+
+    @_route("/classify", aliases=("/v1/classify",), body=ClassifyBody, answer=ClassList)
+    async def classify(self, request: Request) -> Response:
+        """Classify texts, with a model that has classes."""
+        return await self._classifying.create(request)
+
+    @_route(
+        "/embedding",
+        tag="llama-server",
+        aliases=("/embeddings",),
+        body=LlamaEmbedBody,
+        error=NumberedErrorObject,
+        answer=LlamaVector,
+        lists=(True,),
+    )
+    async def embed_as_llama_server(self, request: Request) -> Response:
+        """Embed texts, in llama-server's format."""
+        return await self._llama_server.create(request)
+
+
+ROOM = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))
