@@ -26,6 +26,13 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def response_of(schema: type[S], record: object, **others: Any) -> S:
+    """Return a response of `others` and of the record's fields with the same names."""
+    names = [name for name in schema.__struct_fields__ if name not in others and hasattr(record, name)]
+    return schema(**{name: getattr(record, name) for name in names}, **others)
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_cpu_server import __version__
 from openai_cpu_server.api.events.hub import StepBroadcaster, Subscriber
 from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
-from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
+from openai_cpu_server.api.events.view import EventFilter, Snapshots, step_reports
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import event_source
 from openai_cpu_server.api.parts import AppState
@@ -125,7 +125,7 @@ class EventListener:
     def _steps(self) -> Event | None:
         news = self._hub.since(self._position)
         self._position = news.next
-        steps = told_steps(news.steps, self._filter, wall_s=self._wall_s)
+        steps = step_reports(news.steps, self._filter, wall_s=self._wall_s)
         return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
 
     def _restart(self) -> Event | None:

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from openai_cpu_server.api.admin.health import QueueSizes
 from openai_cpu_server.api.events.hub import SeenStep, StepBroadcaster
 from openai_cpu_server.api.events.objects import (
     Answers,
     Caches,
     Holding,
+    LiveSequence,
     ModelCache,
     Models,
     ModelState,
@@ -23,12 +25,12 @@ from openai_cpu_server.api.events.objects import (
     Requests,
     Restart,
     Running,
-    Sizes,
     StepPart,
     StepReport,
     Waiting,
 )
-from openai_cpu_server.contract.engine import EngineState, EngineStatus, LastDeath, LiveRequest, RequestState
+from openai_cpu_server.api.parts import response_of
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, RequestState
 from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
@@ -40,6 +42,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.recent import RecentActivity
 
+L = TypeVar("L", bound=LiveSequence)
 Shown = TypeVar("Shown", ShownPart, ShownHolding)
 
 
@@ -77,28 +80,39 @@ class EventFilter:
     def name_of(self, client: str) -> str:
         return Client.of_label(client).shown_to(self._identity)
 
-    def parts(self, shown: Sequence[ShownPart]) -> list[StepPart]:
+    def parts(self, parts: Sequence[ShownPart]) -> list[StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
-        own = [self._part(part) for part in shown if self.owns(part.client)]
-        others = [part for part in shown if not self.owns(part.client)]
-        return [*own, *(_anonymous(priority, parts) for priority, parts in _by_priority(others))]
+        own, others = self._divided(parts)
+        return [
+            *(
+                StepPart(
+                    id=part.id,
+                    client=self.name_of(part.client) or None,
+                    priority=part.priority.label,
+                    why=part.why or None,
+                    **_sums([part]),
+                )
+                for part in own
+            ),
+            *(
+                StepPart(priority=priority.label, sequences=len(group), **_sums(group))
+                for priority, group in others
+            ),
+        ]
 
-    def holdings(self, shown: Sequence[ShownHolding]) -> list[Holding]:
-        own = [one for one in shown if self.owns(one.client)]
-        others = [one for one in shown if not self.owns(one.client)]
-        found = [Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own]
-        for priority, of_it in _by_priority(others):
-            found.append(Holding(priority=priority.label, runs=_united(of_it)))
-        return found
+    def holdings(self, holdings: Sequence[ShownHolding]) -> list[Holding]:
+        own, others = self._divided(holdings)
+        return [
+            *(Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
+            *(Holding(priority=priority.label, runs=_united(group)) for priority, group in others),
+        ]
 
-    def _part(self, part: ShownPart) -> StepPart:
-        return StepPart(
-            id=part.id,
-            client=self.name_of(part.client) or None,
-            priority=part.priority.label,
-            why=part.why or None,
-            **_sums([part]),
-        )
+    def _divided(self, items: Sequence[Shown]) -> tuple[list[Shown], list[tuple[Priority, list[Shown]]]]:
+        """Return the key's own items, and those of others by priority."""
+        own = [item for item in items if self.owns(item.client)]
+        others = [item for item in items if not self.owns(item.client)]
+        groups = [(priority, [item for item in others if item.priority is priority]) for priority in Priority]
+        return own, [(priority, group) for priority, group in groups if group]
 
 
 _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
@@ -106,23 +120,6 @@ _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encodin
 
 def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
     return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
-
-
-def _anonymous(priority: Priority, parts: Sequence[ShownPart]) -> StepPart:
-    return StepPart(priority=priority.label, sequences=len(parts), **_sums(parts))
-
-
-def _by_priority(shown: Sequence[Shown]) -> Iterator[tuple[Priority, Sequence[Shown]]]:
-    for priority in Priority:
-        if of_it := [one for one in shown if one.priority is priority]:
-            yield priority, of_it
-
-
-def _merged_part(parts: Sequence[StepPart]) -> StepPart:
-    """Merges parts of one sequence in consecutive steps, or parts without names."""
-    first = parts[0]
-    sequences = 1 if first.id is not None else sum(part.sequences for part in parts)
-    return msgspec.structs.replace(first, sequences=sequences, **_sums(parts))
 
 
 def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
@@ -140,35 +137,31 @@ MOST_STEPS = 50
 """Steps in one event, about one per two pixels in a picture of a minute."""
 
 
-def told_steps(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
+def step_reports(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
     """Return steps of models that the key may use. `wall_s`: Unix time at zero of the monotonic clock."""
-    steps = [_step(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
+    steps = [_report(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
-    return steps if size <= 1 else [_merged(group) for group in _groups(steps, size)]
+    if size <= 1:
+        return steps
+    by_model = [list(steps_of_model) for _, steps_of_model in groupby(steps, key=lambda step: step.model)]
+    return [_merged(row[start : start + size]) for row in by_model for start in range(0, len(row), size)]
 
 
-def _step(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
+def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
     figures = seen.figures
-    return StepReport(
+    return response_of(
+        StepReport,
+        figures,
         model=seen.model.name,
         at=round(wall_s + seen.ended_s - figures.elapsed_ms / 1000, 4),
         ms=round(figures.elapsed_ms, 3),
         predicted_ms=round(figures.predicted_ms, 3),
-        tokens=figures.tokens,
         encoding_ms=round(figures.encoding_ms, 3) or 0,
         sound_ms=round(figures.encoding_ms, 3) or 0 if figures.encodes == Sound.kind else 0,
-        padding=figures.padding,
         interrupted=figures.is_interrupted,
-        preemptions=figures.preemptions,
         adapter=event_filter.adapter(seen.shown.adapter, seen.model.names),
         parts=event_filter.parts(seen.shown.parts),
     )
-
-
-def _groups(steps: Sequence[StepReport], size: int) -> Iterator[list[StepReport]]:
-    for _, of_model in groupby(steps, key=lambda step: step.model):
-        row = list(of_model)
-        yield from (row[start : start + size] for start in range(0, len(row), size))
 
 
 def _merged(steps: Sequence[StepReport]) -> StepReport:
@@ -179,20 +172,21 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
     for step in steps:
         for part in step.parts:
             parts.setdefault((part.id, part.priority), []).append(part)
-    return StepReport(
-        model=first.model,
-        at=first.at,
-        ms=round(sum(step.ms for step in steps), 3),
-        predicted_ms=round(sum(step.predicted_ms for step in steps), 3),
-        tokens=sum(step.tokens for step in steps),
-        encoding_ms=round(sum(step.encoding_ms for step in steps), 3) or 0,
-        sound_ms=round(sum(step.sound_ms for step in steps), 3) or 0,
-        padding=sum(step.padding for step in steps),
+    times = ("ms", "predicted_ms", "encoding_ms", "sound_ms")
+    return msgspec.structs.replace(
+        first,
+        **{name: sum(getattr(step, name) for step in steps) for name in ("tokens", "padding", "preemptions")},
+        **{name: round(sum(getattr(step, name) for step in steps), 3) or 0 for name in times},
         merged=len(steps),
         interrupted=any(step.interrupted for step in steps),
-        preemptions=sum(step.preemptions for step in steps),
-        adapter=first.adapter,
-        parts=[_merged_part(of_one) for of_one in parts.values()],
+        parts=[
+            msgspec.structs.replace(
+                group[0],
+                sequences=1 if name is not None else sum(part.sequences for part in group),
+                **_sums(group),
+            )
+            for (name, _), group in parts.items()
+        ],
     )
 
 
@@ -216,8 +210,9 @@ class Snapshots:
     def queue(self) -> Queue:
         seen = [(model, model.engine.status()) for model in self.seen_models]
         sizes = {
-            label: Sizes(
-                sum(one.running[label] for _, one in seen), sum(one.waiting[label] for _, one in seen)
+            label: QueueSizes(
+                sum(status.running[label] for _, status in seen),
+                sum(status.waiting[label] for _, status in seen),
             )
             for label in (priority.label for priority in Priority)
         }
@@ -226,79 +221,70 @@ class Snapshots:
 
     def requests(self) -> Requests:
         running = (
-            self._running(model, live)
+            self._shown(
+                Running,
+                model,
+                live,
+                inputs=live.num_inputs,
+                inputs_done=None if live.num_inputs is None else live.num_embedded,
+            )
             for model in self.seen_models
-            for live in self._hub.requests_of(model)
-            if live.state is RequestState.RUNNING and self._filter.owns(live.client)
+            for live in self._own_requests(model, RequestState.RUNNING)
         )
         return Requests(running=list(islice(running, _MOST_LISTED)))
 
     def caches(self) -> Caches:
-        answers = self._answers() if self._filter.is_whole else None
-        return Caches(models=list(self._caches()), answers=answers)
+        models = [
+            _cache(model, kv, self._hub.state_of(model) or _NO_STATE, self._filter)
+            for model in self.seen_models
+            if (kv := model.engine.kv_stats()) is not None
+        ]
+        return Caches(models=models, answers=self._answers() if self._filter.is_whole else None)
 
     def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
         """Yield remembered restarts after the first `after` ones."""
         for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1):
             if number > after:
-                yield _restart(model, death, number)
+                at = round(time.time() - death.age_s, 3)
+                yield Restart(
+                    model=model.name, at=at, cause=death.cause, reason=death.message, restarts=number
+                )
 
     @property
     def seen_models(self) -> list[ServedModel]:
         return [model for model in self._models.current if self._filter.has_model(model.names)]
+
+    def _own_requests(self, model: ServedModel, state: RequestState) -> list[LiveRequest]:
+        live = self._hub.requests_of(model)
+        return [one for one in live if one.state is state and self._filter.owns(one.client)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
         """Requests with a position come first, then the oldest."""
         state = self._hub.state_of(model) or _NO_STATE
         whys = {wait.id: wait.why for wait in state.waits}
         is_ready = status.state is EngineState.READY
-        found = [
-            live
-            for live in self._hub.requests_of(model)
-            if live.state is RequestState.WAITING and self._filter.owns(live.client)
-        ]
+        found = self._own_requests(model, RequestState.WAITING)
         found.sort(key=lambda live: (live.position is None, live.position or 0))
         return [
-            Waiting(
-                **self._shown(model, live),
-                position=live.position,
+            self._shown(
+                Waiting,
+                model,
+                live,
                 first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
                 why=whys.get(live.id) if is_ready else "engine",
             )
             for live in found[:_MOST_LISTED]
         ]
 
-    def _running(self, model: ServedModel, live: LiveRequest) -> Running:
-        done = None if live.num_inputs is None else live.num_embedded
-        return Running(**self._shown(model, live), inputs=live.num_inputs, inputs_done=done)
-
-    def _shown(self, model: ServedModel, live: LiveRequest) -> dict[str, Any]:
-        return {
-            "id": live.id,
-            "model": model.name,
-            "priority": live.priority.label,
-            "client": self._filter.name_of(live.client),
-            "prompt_tokens": live.prompt_tokens,
-            "output_tokens": live.output_tokens,
-            "age_s": round(live.age_s, 2),
-        }
-
-    def _caches(self) -> Iterator[ModelCache]:
-        for model in self.seen_models:
-            kv, state = model.engine.kv_stats(), self._hub.state_of(model)
-            if kv is not None:
-                prompts = _prompts(kv, state or _NO_STATE) if self._filter.is_whole else None
-                yield ModelCache(model=model.name, pool=self._pool(kv, state or _NO_STATE), prompts=prompts)
-
-    def _pool(self, kv: KVStats, state: ShownState) -> Pool:
-        return Pool(
-            block_tokens=kv.block_tokens,
-            blocks=kv.pool_blocks,
-            used_blocks=kv.pool_blocks_used,
-            shared_blocks=kv.pool_blocks_shared,
-            tiles=state.pool_tiles,
-            tile_blocks=state.tile_blocks,
-            holdings=self._filter.holdings(state.holdings),
+    def _shown(self, schema: type[L], model: ServedModel, live: LiveRequest, **others: object) -> L:
+        return response_of(
+            schema,
+            live,
+            model=model.name,
+            priority=live.priority.label,
+            client=self._filter.name_of(live.client),
+            age_s=round(live.age_s, 2),
+            **others,
         )
 
     def _answers(self) -> Answers | None:
@@ -317,45 +303,40 @@ class Snapshots:
 
 def _model_state(model: ServedModel) -> ModelState:
     status, info = model.engine.status(), model.engine.info
-    return ModelState(
+    return response_of(
+        ModelState,
+        status,
         name=model.name,
         kind=model.kind.value,
         state=status.state.value,
-        reason=status.reason,
-        loaded=status.loaded,
         quantisation=model.quantisation,
         context_length=info.context_limit if info else None,
         max_seqs=info.max_seqs if info else None,
         threads=info.threads if info else None,
         threads_computing=status.threads_computing if info else None,
-        is_throttled=status.is_throttled,
-        kv_tokens=status.kv_tokens,
-        kv_tokens_used=status.kv_tokens_used,
         memory_bytes=status.engine_rss_bytes,
-        placement=status.placement,
-        draft_placement=status.draft_placement,
-        restarts=status.restarts,
     )
 
 
-def _restart(model: ServedModel, death: LastDeath, number: int) -> Restart:
-    return Restart(
-        model=model.name,
-        at=round(time.time() - death.age_s, 3),
-        cause=death.cause,
-        reason=death.message,
-        restarts=number,
+def _cache(model: ServedModel, kv: KVStats, state: ShownState, event_filter: EventFilter) -> ModelCache:
+    pool = response_of(
+        Pool,
+        kv,
+        blocks=kv.pool_blocks,
+        used_blocks=kv.pool_blocks_used,
+        shared_blocks=kv.pool_blocks_shared,
+        tiles=state.pool_tiles,
+        tile_blocks=state.tile_blocks,
+        holdings=event_filter.holdings(state.holdings),
     )
-
-
-def _prompts(kv: KVStats, state: ShownState) -> Prompts:
-    return Prompts(
+    prompts = response_of(
+        Prompts,
+        kv,
         block_tokens=kv.cache_block_tokens,
         capacity_blocks=kv.cache_capacity_blocks,
         blocks=kv.cache_blocks,
         pinned_blocks=state.cache_pinned_blocks,
         evictions=kv.cache_evictions,
-        prompt_tokens=kv.prompt_tokens,
-        cached_tokens=kv.cached_tokens,
         hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
     )
+    return ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
