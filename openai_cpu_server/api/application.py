@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, store, tokens, usage
+from openai_cpu_server.api.admin import adapters, health, page, requests, stats, tokens, usage
 from openai_cpu_server.api.admin import mcp as mcp_rooms
 from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
@@ -31,7 +31,6 @@ from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
 from openai_cpu_server.api.ollama import store as ollama_store
 from openai_cpu_server.api.parts import AppState, FindAdapter, ModelKeeping, ModelStore
-from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
@@ -42,9 +41,8 @@ from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
 from openai_cpu_server.http.context import RequestHistory
 from openai_cpu_server.http.gate import AuthMiddleware
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.keys import KeyRing
+from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.openapi import DOCUMENT
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
@@ -63,15 +61,12 @@ ROOMS: Sequence[ApiRouter[AppState]] = (
     generate.ROOM,
     ollama.ROOM,
     ollama_store.ROOM,
-    ollama_pooling.ROOM,
     llama_server.ROOM,
     tokens.ROOM,
-    store.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,
     mcp_rooms.ROOM,
     requests.ROOM,
-    cache.ROOM,
     files.ROOM,
     batches.ROOM,
     usage.ROOM,

@@ -15,8 +15,7 @@ from starlette.types import Scope as AsgiScope
 from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.contract.replica import key_identity
 from openai_cpu_server.errors import Forbidden, Unauthorized
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import STRANGER, VISITOR, Access, Identity, Key, Scope
+from openai_cpu_server.http.keys import STRANGER, VISITOR, Access, Identity, Key, KeyRing, Scope
 
 _DIGEST_CHARS = 16
 Address = Union[IPv4Address, IPv6Address]

@@ -10,7 +10,7 @@ from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from openai_cpu_server.http.connection import ConnectionLimits, Timer
+from openai_cpu_server.http.server import ConnectionLimits, Timer
 
 _MAX_FRAGMENTS = 4096
 _BYTES_PER_S = 1024

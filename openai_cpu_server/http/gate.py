@@ -25,7 +25,6 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
 from openai_cpu_server.http.clients import Credentials, is_local, works_for
-from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
@@ -39,10 +38,10 @@ from openai_cpu_server.http.context import (
     ticket_of,
 )
 from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import Access, Callers, Identity, Metering
+from openai_cpu_server.http.keys import Access, Callers, Identity, KeyRing, Metering
 from openai_cpu_server.http.limits import RateLimits, Reservation
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.server import EXCESS_CONNECTION
 
 ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+)(?::(?P<port>[0-9]{1,5}))?")

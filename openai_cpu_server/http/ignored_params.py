@@ -148,6 +148,10 @@ EMBEDDING_HINTS: Hints = {
     **TIER_HINT,
     "input_type": IgnoredParam("no words are put before an input; where a model wants 'query: ', write it"),
 }
+OLLAMA_EMBED_HINTS: Hints = {
+    "options": IgnoredParam("they are for answers and for Ollama's own runner"),
+    "keep_alive": IgnoredParam("the server decides how long models stay"),
+}
 EMBEDDING_REFUSALS: Refusals = {
     "normalize": UnsupportedParam("vectors always have length 1", (True,)),
     "task": UnsupportedParam("a model has one way to embed"),

@@ -25,8 +25,7 @@ from openai_cpu_server.http.context import (
     context_of,
     served,
 )
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.keys import Identity, KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.observe.ended import RequestOrigin

@@ -19,7 +19,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.subscribers import NOBODY, EngineObserver
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs

@@ -15,10 +15,8 @@ from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.errors import ErrorShape
 from openai_cpu_server.http.gate import AuthMiddleware
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import ADMIN, OPEN, WORK
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.keys import ADMIN, OPEN, WORK, KeyRing
+from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.observe.watch import Watch

@@ -10,17 +10,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, chosen_model, response_of
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
 from openai_cpu_server.http.body import in_thread, off_loop, small_body
-from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import fetch
 from openai_cpu_server.models.served import ServedModel
 
 
@@ -111,9 +109,8 @@ class AdapterRoutes:
         return json_response(AdapterDeleted(f"{model.name}:{name}"))
 
     async def _model(self, name: str | None, request: Request) -> ServedModel:
-        name, allowed = name or self._models.default.name, context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        chosen = self._models.choose(name, allowed)
+        name = name or self._models.default.name
+        chosen = await chosen_model(self._models, request, name)
         if chosen.adapter is not None:
             raise wrong(f"'{name}' is a model with an adapter; name the model itself.", "model")
         return chosen.model
@@ -133,12 +130,11 @@ def _source(body: AdapterBody) -> AdapterSource:
 
 def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     adapter, loaded = status.adapter, status.loaded
-    return AdapterCard(
+    return response_of(
+        AdapterCard,
+        adapter,
         id=f"{model.name}:{adapter.name}",
         model=model.name,
-        name=adapter.name,
-        path=adapter.path,
-        scale=adapter.scale,
         state=status.state.value,
         reason=status.reason,
         sha256=adapter.digest,

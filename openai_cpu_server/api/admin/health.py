@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
@@ -53,18 +53,6 @@ class NodeHealth(msgspec.Struct, frozen=True):
     restarts: int
     threads: int
     threads_computing: int
-
-    @classmethod
-    def of(cls, status: EngineStatus) -> NodeHealth:
-        return cls(
-            status.state.value,
-            status.reason,
-            queue_sizes(status),
-            status.engine_rss_bytes,
-            status.restarts,
-            status.threads,
-            status.threads_computing,
-        )
 
 
 class ModelHealth(msgspec.Struct, frozen=True):
@@ -131,8 +119,8 @@ class HealthRoutes:
             return json_response(report)
         why = unavailable(status)
         error = error_object(why, request_id=context_of(request.scope).ticket.id).error
-        told = msgspec.structs.replace(report, error=error)
-        return json_response(told, 503, {"retry-after": str(why.retry_after_s)})
+        report = msgspec.structs.replace(report, error=error)
+        return json_response(report, 503, {"retry-after": str(why.retry_after_s)})
 
     @_route("/version", access=GATEWAYS, answer=Version)
     async def version(self, request: Request) -> Response:
@@ -144,7 +132,7 @@ class HealthRoutes:
         """Return all metrics for Prometheus, or without a key only those for gateways."""
         if not context_of(request.scope).identity.may(Scope.METRICS):
             return await self.gateway_metrics(request)
-        return _response(self._metrics.page())
+        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE})
 
     @_route(GATEWAY_METRICS_PATH, access=GATEWAY_METRICS, media="text/plain")
     async def gateway_metrics(self, request: Request) -> Response:
@@ -152,45 +140,41 @@ class HealthRoutes:
 
         Gateways may ask 20 times per second, and the whole page takes milliseconds.
         """
-        return _response(text_of(self._for_gateways))
+        return Response(text_of(self._for_gateways), headers={"content-type": CONTENT_TYPE})
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
         last = status.last_death
-        return HealthReport(
+        return response_of(
+            HealthReport,
+            status,
             status="degraded" if degraded else status.state.value,
             reason=degraded or status.reason,
             model=self._models.default.name,
             models={model.name: _health(model) for model in self._models.current},
-            loaded=status.loaded,
             queue=queue_sizes(status),
-            memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
-            kernels=status.kernels,
-            restarts=status.restarts,
+            memory=response_of(Memory, status),
             last_restart=LastRestart(last.cause, last.message, round(last.age_s, 1)) if last else None,
         )
 
 
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
-    nodes = {node: NodeHealth.of(one) for node, one in status.nodes.items()}
-    return ModelHealth(
-        status.state.value,
-        status.reason,
-        status.threads,
-        status.threads_computing,
-        nodes,
-        status.placement,
-        status.draft_placement,
-    )
+    nodes = {
+        name: response_of(
+            NodeHealth,
+            node,
+            state=node.state.value,
+            queue=queue_sizes(node),
+            rss_bytes=node.engine_rss_bytes,
+        )
+        for name, node in status.nodes.items()
+    }
+    return response_of(ModelHealth, status, state=status.state.value, nodes=nodes)
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
-
-
-def _response(text: bytes) -> Response:
-    return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
 ROOM = ApiRouter[AppState](HealthRoutes)

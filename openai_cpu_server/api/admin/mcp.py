@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
 from openai_cpu_server.contract.mcp import McpServer, McpServerStatus, McpUnavailable
 from openai_cpu_server.errors import McpServerNotFound
 from openai_cpu_server.http.context import context_of
@@ -75,17 +75,14 @@ class McpRoutes:
 
 def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     tools = status.tools
-    return McpServerCard(
-        name=status.name,
-        transport=status.transport,
+    return response_of(
+        McpServerCard,
+        status,
         state=status.state.value,
-        error=status.error,
         tools=None
         if tools is None
         else tuple(
-            msgspec.convert(tool, McpToolCard, from_attributes=True)
-            for tool in tools
-            if identity.may_call(status.name, tool.name)
+            response_of(McpToolCard, tool) for tool in tools if identity.may_call(status.name, tool.name)
         ),
     )
 

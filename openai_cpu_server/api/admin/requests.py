@@ -24,7 +24,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import kept_stream
 from openai_cpu_server.api.generation.running import ControllableCall
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
     NotThinking,
@@ -88,7 +88,7 @@ class ControlAction(enum.Enum):
             running.stop_thinking()
 
 
-_ACTIONS = tuple(action.value for action in ControlAction)
+_ACTIONS = [action.value for action in ControlAction]
 
 
 def _known_action(name: str) -> ControlAction:
@@ -98,7 +98,7 @@ def _known_action(name: str) -> ControlAction:
 
 
 Action = Annotated[
-    ControlAction, BeforeValidator(_known_action), WithJsonSchema({"type": "string", "enum": [*_ACTIONS]})
+    ControlAction, BeforeValidator(_known_action), WithJsonSchema({"type": "string", "enum": _ACTIONS})
 ]
 
 
@@ -140,14 +140,6 @@ def _check_known(request: Request, *known: str) -> None:
             raise unknown_parameter(name)
 
 
-def _counted_bytes(given: str | None) -> int:
-    if given is None:
-        return 0
-    if not (given.isascii() and given.isdecimal() and len(given) < 12):
-        raise wrong_value("from", "a number of bytes")
-    return int(given)
-
-
 _route = partial(ApiRoute, access=INFERENCE, tag="Requests")
 _CONVERSATION: Mapping[str, JsonSchema] = {
     "conv_id": {"type": "string", "description": "the client's name for it"}
@@ -161,8 +153,7 @@ class RequestRoutes:
         self._calls = parts.generation.calls
         self._streams = parts.generation.streams
         self._metrics = parts.watch.metrics.streams
-        self._options = parts.options
-        self._lenient = parts.options.lenient
+        self._keep_alive_s, self._lenient = parts.options.keep_alive_s, parts.options.lenient
 
     @_route("GET", "/v1/requests", answer=RequestList)
     async def list(self, request: Request) -> Response:
@@ -199,26 +190,26 @@ class RequestRoutes:
     async def control_as_llama_server(self, request: Request) -> Response:
         """End a running answer or its reasoning, in llama-server's format."""
         body, ignored = parse(LlamaControlBody, await unkept_body(request), lenient=self._lenient)
-        told = LlamaControlled(success=True)
+        answer = LlamaControlled(success=True)
         try:
             body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
         except (RequestNotFound, RequestEnded, NotThinking) as error:
-            told = LlamaControlled(success=False, message=str(error))
-        return json_response(told, headers=ignored.headers)
+            answer = LlamaControlled(success=False, message=str(error))
+        return json_response(answer, headers=ignored.headers)
 
     @_route("DELETE", "/v1/chat/completions/{id}", answer=DeletedAnswer, errors=(409,))
     async def stop(self, request: Request) -> Response:
         """Stop a running answer, or forget the stream of one that has ended."""
         name, identity = request.path_params["id"], context_of(request.scope).identity
         try:
-            kept = self._streams.find(name, identity)
+            stream = self._streams.find(name, identity)
         except RequestNotFound:
             self._calls.find(name, identity).stop()
         else:
-            if kept.log.has_ended:
-                self._streams.forget(kept)
+            if stream.log.has_ended:
+                self._streams.forget(stream)
             else:
-                kept.running.stop()
+                stream.running.stop()
         return json_response(DeletedAnswer(name))
 
     @_stream(
@@ -230,8 +221,8 @@ class RequestRoutes:
         """Resume a stream that continues without its client."""
         _check_known(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
-        kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
-        return self._told(kept, kept.log.read(kept.number_behind(last)))
+        stream = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
+        return self._resumed(stream, stream.log.read(stream.number_behind(last)))
 
     @_stream(
         "/v1/stream",
@@ -241,19 +232,21 @@ class RequestRoutes:
     async def stream_as_llama_server(self, request: Request) -> ASGIApp:
         """Resume a stream, in llama-server's format."""
         _check_known(request, "conv_id", "from")
-        start = _counted_bytes(request.query_params.get("from"))
-        kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
-        if not kept.log.has_byte(start):
+        start = request.query_params.get("from", "0")
+        if not (start.isascii() and start.isdecimal() and len(start) < 12):
+            raise wrong_value("from", "a number of bytes")
+        stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
+        if not stream.log.has_byte(int(start)):
             raise events_lost("from")
-        return self._told(kept, kept.log.read_bytes(start))
+        return self._resumed(stream, stream.log.read_bytes(int(start)))
 
     @_route("DELETE", "/v1/stream", query=_CONVERSATION, status=204, errors=(400,))
     async def forget_as_llama_server(self, request: Request) -> Response:
         """Stop a stream that continues without its client, and forget it."""
         _check_known(request, "conv_id")
         with contextlib.suppress(RequestNotFound):
-            kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
-            self._streams.forget(kept)
+            stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
+            self._streams.forget(stream)
         return Response(status_code=204)
 
     @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
@@ -263,9 +256,9 @@ class RequestRoutes:
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 
-    def _told(self, kept: ResumableStream, told: AsyncIterator[bytes]) -> ASGIApp:
+    def _resumed(self, stream: ResumableStream, messages: AsyncIterator[bytes]) -> ASGIApp:
         self._metrics.taken_up()
-        return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
+        return kept_stream(self._streams, stream, messages, keep_alive_s=self._keep_alive_s)
 
     def _conversation(self, request: Request) -> str:
         name = request.query_params.get("conv_id")
@@ -279,15 +272,13 @@ class RequestRoutes:
 
 
 def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
-    return RequestCard(
-        id=live.id,
+    return response_of(
+        RequestCard,
+        live,
         priority=live.priority.label,
         state=live.state.value,
-        prompt_tokens=live.prompt_tokens,
-        output_tokens=live.output_tokens,
         age_s=round(live.age_s, 3),
         client=Client.of_label(live.client).shown_to(seen_by),
-        position=live.position,
         inputs=live.num_inputs,
         inputs_done=None if live.num_inputs is None else live.num_embedded,
         first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),

@@ -19,7 +19,7 @@ from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams,
 from openai_cpu_server.api.generation.prompts import PromptEnds
 from openai_cpu_server.api.generation.resolve import tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, chosen_model
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
@@ -29,7 +29,6 @@ from openai_cpu_server.http.keys import WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
-from openai_cpu_server.models.registry import fetch
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
 
@@ -189,9 +188,7 @@ class TokenRoutes:
         return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
 
     async def _model(self, name: str | None, request: Request) -> ServedModel:
-        allowed = context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        return self._models.choose(name, allowed).model
+        return (await chosen_model(self._models, request, name)).model
 
 
 def _tokenized(

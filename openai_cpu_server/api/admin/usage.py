@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import date
 
 import msgspec
@@ -11,7 +10,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, page_ends
+from openai_cpu_server.api.parts import AppState, page_ends, response_of
 from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
@@ -52,9 +51,6 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     recalled_output_tokens: int
     cost: float | None
     """At current prices, or null if no model in the sum has one."""
-
-
-_COUNTS = tuple(name for name in UsageRow.__struct_fields__ if name.endswith(("requests", "_tokens")))
 
 
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,22 +165,19 @@ def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
 
 def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
     used = one.amounts
-    return UsageRow(
-        id="/".join(_told(one, by)) or "all",
+    # The model comes last in an id, because only its name may contain a slash.
+    parts = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
+    return response_of(
+        UsageRow,
+        used,
+        id="/".join(parts[name] or "" for name in by) or "all",
         day=one.day,
         key=one.key,
         model=one.model,
         audio_seconds=round(used.audio_seconds, 3),
         cpu_seconds=round(used.cpu_ms / 1000, 6),
-        **{name: getattr(used, name) for name in _COUNTS},
         cost=None if one.cost is None else round(one.cost, 9),
     )
-
-
-def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
-    """The model comes last, because only its name may contain a slash."""
-    values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
-    return (values[name] or "" for name in by)
 
 
 ROOM = ApiRouter[AppState](UsageRoutes, is_served=lambda parts: parts.jobs is not None)

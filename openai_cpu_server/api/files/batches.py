@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.generation.body import Notes
-from openai_cpu_server.api.parts import AppState, ListPage, page_ends
+from openai_cpu_server.api.parts import AppState, ListPage, page_ends, response_of
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     CulpritsLimited,
@@ -34,8 +34,7 @@ from openai_cpu_server.http.context import (
     new_request_id,
 )
 from openai_cpu_server.http.errors import PAGE_QUERY, error_object, failure_of, json_response, page_of
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, Key
+from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, Key, KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, BatchHandler
@@ -277,20 +276,19 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _batch_object(batch: BatchRecord) -> BatchObject:
-    alike = {name: getattr(batch, name) for name in BatchObject.__struct_fields__ if hasattr(batch, name)}
-    usage = BatchUsage(
-        input_tokens=batch.input_tokens,
-        input_tokens_details=BatchInputDetails(batch.cached_tokens),
-        output_tokens=batch.output_tokens,
-        total_tokens=batch.input_tokens + batch.output_tokens,
+    return response_of(
+        BatchObject,
+        batch,
+        errors=BatchErrors(batch.errors) if batch.errors else None,
+        status=batch.status.value,
+        request_counts=response_of(RequestCounts, batch),
+        usage=BatchUsage(
+            input_tokens=batch.input_tokens,
+            input_tokens_details=BatchInputDetails(batch.cached_tokens),
+            output_tokens=batch.output_tokens,
+            total_tokens=batch.input_tokens + batch.output_tokens,
+        ),
     )
-    changed = {
-        "errors": BatchErrors(batch.errors) if batch.errors else None,
-        "status": batch.status.value,
-        "request_counts": RequestCounts(batch.total, batch.completed, batch.failed),
-        "usage": usage,
-    }
-    return BatchObject(**{**alike, **changed})
 
 
 ROOM = ApiRouter[AppState](BatchJobRoutes, is_served=lambda parts: parts.jobs is not None)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.files.batches import ExpiresAfter
-from openai_cpu_server.api.parts import AppState, ListPage, page_ends
+from openai_cpu_server.api.parts import AppState, ListPage, page_ends, response_of
 from openai_cpu_server.errors import (
     InvalidRequest,
     JobObjectNotFound,
@@ -167,14 +167,7 @@ class FileRoutes:
 
 
 def _file_object(record: FileRecord) -> FileObject:
-    return FileObject(
-        id=record.id,
-        bytes=record.bytes,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        filename=record.filename,
-        purpose=record.purpose.value,
-    )
+    return response_of(FileObject, record, purpose=record.purpose.value)
 
 
 def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:

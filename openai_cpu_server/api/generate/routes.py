@@ -34,7 +34,7 @@ from openai_cpu_server.api.generation.route import (
     while_connected,
 )
 from openai_cpu_server.api.generation.to_params import any_object, generation_ask
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
@@ -43,7 +43,6 @@ from openai_cpu_server.http.keys import CALLS, INFERENCE
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import fetch
 
 MAX_ITEMS = 1024
 """Default limit of sequences in one call of another family."""
@@ -266,9 +265,8 @@ class GenerateRoutes:
     )
     async def model_info(self, request: Request) -> Response:
         """Describe the named or the default model, for clients of a server with one model."""
-        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        return json_response(model_card(self._models.choose(name, allowed)))
+        chosen = await chosen_model(self._models, request, request.query_params.get("model"))
+        return json_response(model_card(chosen))
 
 
 ROOM = ApiRouter[AppState](GenerateRoutes)

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, CountRoute, GenerationRoute
-from openai_cpu_server.api.messages.body import CountBody, MessagesBody
 from openai_cpu_server.api.messages.render import (
     COUNT_TOKENS,
     MESSAGES,
@@ -17,6 +16,7 @@ from openai_cpu_server.api.messages.render import (
     MessagesError,
     MessagesRenderer,
 )
+from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.messages.to_params import messages_ask, prompt_ask
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.keys import CALLS, WORK

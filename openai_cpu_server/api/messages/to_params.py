@@ -30,7 +30,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
 from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
-from openai_cpu_server.api.messages.body import (
+from openai_cpu_server.api.messages.schema import (
     Block,
     CountBody,
     CustomTool,

@@ -11,12 +11,6 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
-from openai_cpu_server.api.ollama.body import (
-    OllamaBody,
-    OllamaChatBody,
-    OllamaGenerateBody,
-    OllamaShowBody,
-)
 from openai_cpu_server.api.ollama.models import (
     OllamaProcesses,
     OllamaShown,
@@ -36,17 +30,23 @@ from openai_cpu_server.api.ollama.render import (
     OllamaLine,
     OllamaRenderer,
 )
+from openai_cpu_server.api.ollama.schema import (
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
 from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, missing
 from openai_cpu_server.http.body import off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, context_of
+from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, Scope
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import fetch, shelved
+from openai_cpu_server.models.registry import shelved
 
 B = TypeVar("B", bound=OllamaBody)
 _API_VERSION = "0.13.0"
@@ -63,13 +63,13 @@ class OllamaGeneration(Generic[B]):
         self._route = GenerationRoute(family, parts.generation, parts.options)
 
     async def create(self, request: Request) -> ASGIApp:
-        data, context = await unkept_body(request), context_of(request.scope)
+        data = await unkept_body(request)
         num_bytes = len(data)
         reading = partial(parse, self._reader.schema, data, lenient=self._parts.options.lenient)
         body, ignored = await off_loop(num_bytes, reading)
         del data, reading  # the call may wait for long
         if not getattr(body, self._field):
-            return await self._kept(body, context)
+            return await self._load_or_unload(body, request)
         return await self._answer(request, body, ignored, num_bytes)
 
     async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
@@ -83,11 +83,10 @@ class OllamaGeneration(Generic[B]):
         whole = await self._route.whole(call, watched)
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
-    async def _kept(self, body: B, context: RequestContext) -> Response:
+    async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""
-        identity = context.identity
-        await fetch(self._parts.models, body.model, identity.allowed_models)
-        chosen = self._parts.models.choose(body.model, identity.allowed_models)
+        identity = context_of(request.scope).identity
+        chosen = await chosen_model(self._parts.models, request, body.model)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
@@ -160,9 +159,8 @@ class OllamaRoutes:
         name = body.model or body.name
         if name is None:
             raise missing("model")
-        allowed = context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        return json_response(shown(self._models.choose(name, allowed)), headers=ignored.headers)
+        chosen = await chosen_model(self._models, request, name)
+        return json_response(shown(chosen), headers=ignored.headers)
 
     @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
     async def version(self, request: Request) -> Response:

@@ -12,24 +12,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.admin.store import store_for, to_its_end
+from openai_cpu_server.api.admin.models import store_for, to_its_end
 from openai_cpu_server.api.generation.body import ListOf, OpenBody
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
-from openai_cpu_server.api.ollama.body import OllamaMessage, OllamaOptions
 from openai_cpu_server.api.ollama.render import NDJSON, OLLAMA, SHAPE, OllamaError
-from openai_cpu_server.api.parts import AppState, ModelStore
+from openai_cpu_server.api.ollama.schema import OllamaMessage, OllamaOptions
+from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.body import in_thread, unkept_body
-from openai_cpu_server.http.context import context_of, ticket_of
+from openai_cpu_server.http.context import ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.presets import Preset, PresetMessage
-from openai_cpu_server.models.registry import fetch
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 _SHOWN_DIGITS = 12
@@ -233,9 +232,7 @@ class OllamaStoreRoutes:
 
     async def _derive(self, request: Request, name: str, preset: Preset) -> None:
         store = store_for(self._store, name, request)
-        allowed = context_of(request.scope).identity.allowed_models
-        await fetch(self._models, preset.base, allowed)
-        base = self._models.choose(preset.base, allowed).model
+        base = (await chosen_model(self._models, request, preset.base)).model
         if preset.template:
             await in_thread(partial(base.write_template, preset.template, None, "", 0), is_slow=True)
         await store.derive(name, preset)

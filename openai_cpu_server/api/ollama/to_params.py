@@ -23,7 +23,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.thinking import asked_thinking
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
-from openai_cpu_server.api.ollama.body import (
+from openai_cpu_server.api.ollama.schema import (
     OllamaBody,
     OllamaChatBody,
     OllamaGenerateBody,

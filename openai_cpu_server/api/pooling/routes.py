@@ -17,10 +17,22 @@ from openai_cpu_server.api.generation.params import LONG_BODY
 from openai_cpu_server.api.generation.route import while_connected
 from openai_cpu_server.api.generation.running import limit_time
 from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.api.pooling.body import (
+from openai_cpu_server.api.pooling.render import (
+    ClassList,
+    EmbeddingList,
+    LlamaVector,
+    OllamaVector,
+    OllamaVectors,
+    RankedText,
+    Reranked,
+    ScoreList,
+)
+from openai_cpu_server.api.pooling.schema import (
     ClassifyBody,
     EmbeddingBody,
     LlamaEmbedBody,
+    OllamaEmbedBody,
+    OllamaOldEmbedBody,
     PoolingBody,
     PoolingCall,
     RerankBody,
@@ -28,15 +40,14 @@ from openai_cpu_server.api.pooling.body import (
     ScoreBody,
     submit,
 )
-from openai_cpu_server.api.pooling.embed import resolve_embeddings, resolve_llama_embedding
-from openai_cpu_server.api.pooling.rank import resolve_classes, resolve_ranking, resolve_scores
-from openai_cpu_server.api.pooling.render import (
-    ClassList,
-    EmbeddingList,
-    LlamaVector,
-    RankedText,
-    Reranked,
-    ScoreList,
+from openai_cpu_server.api.pooling.to_params import (
+    resolve_classes,
+    resolve_embeddings,
+    resolve_llama_embedding,
+    resolve_ollama_embedding,
+    resolve_ollama_embeddings,
+    resolve_ranking,
+    resolve_scores,
 )
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
@@ -68,6 +79,8 @@ LLAMA_SERVER = PoolingFamily(LlamaEmbedBody, Ability.EMBED, resolve_llama_embedd
 SCORING = PoolingFamily(ScoreBody, Ability.RERANK, resolve_scores)
 CLASSIFYING = PoolingFamily(ClassifyBody, Ability.CLASSIFY, resolve_classes)
 RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
+OLLAMA = PoolingFamily(OllamaEmbedBody, Ability.EMBED, resolve_ollama_embeddings)
+OLLAMA_OLD = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, resolve_ollama_embedding)
 
 
 class PoolingRoute(Generic[B]):
@@ -155,6 +168,13 @@ async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
 _route = partial(ApiRoute, "POST", access=CALLS, tag="Embeddings", errors=GENERATION_ERRORS)
 
 
+class OllamaEmbedError(msgspec.Struct, frozen=True):
+    error: str
+
+
+_ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
+
+
 class PoolingRoutes:
     def __init__(self, parts: AppState) -> None:
         self.embedding = PoolingRoute(EMBEDDINGS, parts.models, parts.options)
@@ -162,6 +182,8 @@ class PoolingRoutes:
         self._scoring = PoolingRoute(SCORING, parts.models, parts.options)
         self._classifying = PoolingRoute(CLASSIFYING, parts.models, parts.options)
         self._llama_server = PoolingRoute(LLAMA_SERVER, parts.models, parts.options)
+        self._ollama = PoolingRoute(OLLAMA, parts.models, parts.options)
+        self._ollama_old = PoolingRoute(OLLAMA_OLD, parts.models, parts.options)
 
     @_route(
         "/v1/embeddings",
@@ -207,6 +229,16 @@ class PoolingRoutes:
     async def embed_as_llama_server(self, request: Request) -> Response:
         """Embed texts, in llama-server's format."""
         return await self._llama_server.create(request)
+
+    @_ollama_route("/api/embed", body=OllamaEmbedBody, answer=OllamaVectors)
+    async def embed_as_ollama(self, request: Request) -> Response:
+        """Embed texts, in Ollama's format."""
+        return await self._ollama.create(request)
+
+    @_ollama_route("/api/embeddings", body=OllamaOldEmbedBody, answer=OllamaVector)
+    async def embed_one_as_ollama(self, request: Request) -> Response:
+        """Embed a text, in Ollama's older format."""
+        return await self._ollama_old.create(request)
 
 
 ROOM = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from openai_cpu_server.api.events.objects import Latency, Quantiles, Rates
+from openai_cpu_server.api.events.schema import Latency, Quantiles, Rates
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
