@@ -29,17 +29,12 @@ _DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
 
 class OpenApiRoute:
     def __init__(self, rows: Sequence[ApiRoute], *, lenient: bool) -> None:
-        self._rows = rows
-        self._lenient = lenient
-
-    @functools.cached_property
-    def _text(self) -> bytes:
-        return json.dumps(document(self._rows, lenient=self._lenient)).encode()
+        self._text = functools.cache(lambda: json.dumps(document(rows, lenient=lenient)).encode())
 
     @ApiRoute("GET", "/openapi.json", OPEN, "Operation")
     async def document(self, request: Request) -> Response:
         """Return this document."""
-        return Response(self._text, media_type="application/json")
+        return Response(self._text(), media_type="application/json")
 
 
 (DOCUMENT,) = routes_of(OpenApiRoute)
@@ -86,9 +81,21 @@ def _operation(row: ApiRoute) -> JsonSchema:
     }
     if scope:
         found["x-required-scope"] = scope.value
-    if parameters := _parameters(row):
+    parameters: list[JsonSchema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", row.shown_path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in row.query.items()]
+    if parameters:
         found["parameters"] = parameters
-    if content := _content_of_body(row):
+    content: JsonSchema = {}
+    if row.form is not None:
+        content = {"multipart/form-data": {"schema": row.form}}
+    elif row.body is not None:
+        content = {
+            row.body_media: {"schema": {"$ref": _SCHEMAS + _BODY_NAME.format(model=row.body.__name__)}}
+        }
+    if content:
         found["requestBody"] = {"required": True, "content": content}
     return found
 
@@ -114,24 +121,6 @@ def _answer(row: ApiRoute) -> JsonSchema:
     if row.streams:
         content[row.stream_media] = {"schema": {"type": "string", "description": row.stream_form}}
     return {"description": row.summary, "content": content}
-
-
-def _content_of_body(row: ApiRoute) -> JsonSchema:
-    if row.form is not None:
-        return {"multipart/form-data": {"schema": row.form}}
-    if row.body is None:
-        return {}
-    schema = {"$ref": _SCHEMAS + _BODY_NAME.format(model=row.body.__name__)}
-    return {row.body_media: {"schema": schema}}
-
-
-def _parameters(row: ApiRoute) -> list[JsonSchema]:
-    text = {"type": "string"}
-    in_path = re.findall(r"{(\w+)}", row.shown_path)
-    return [
-        *({"name": name, "in": "path", "required": True, "schema": text} for name in in_path),
-        *({"name": name, "in": "query", "schema": schema} for name, schema in row.query.items()),
-    ]
 
 
 def _errors_of(row: ApiRoute) -> list[int]:
@@ -183,12 +172,12 @@ def _body_schemas(rows: Sequence[ApiRoute], *, lenient: bool) -> Mapping[str, ob
     return {_BODY_NAME.format(model=name): model for name, model in models.items()}
 
 
-def _structs_of(row: ApiRoute) -> tuple[type[msgspec.Struct] | None, ...]:
-    return (row.error, row.answer, *row.also, row.or_list_of, *row.events)
-
-
 def _answer_schemas(rows: Sequence[ApiRoute]) -> Mapping[str, object]:
-    told = [answer for row in rows for answer in _structs_of(row) if answer is not None]
-    answers = tuple(dict.fromkeys(told))
-    _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)
+    structs = dict.fromkeys(
+        struct
+        for row in rows
+        for struct in (row.error, row.answer, *row.also, row.or_list_of, *row.events)
+        if struct is not None
+    )
+    _, schemas = msgspec.json.schema_components(tuple(structs), ref_template=_SCHEMAS + _ANSWER_NAME)
     return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}

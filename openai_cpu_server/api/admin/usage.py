@@ -101,7 +101,7 @@ class UsageRoutes:
         return json_response(listing)
 
     def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:
-        page = page_of(given, known=_KNOWN, default=_LISTED, most=_MAX_LISTED)
+        page = page_of(given, names=_KNOWN, default=_LISTED, most=_MAX_LISTED)
         by = _groups(given)
         start, end = _day(given, "start"), _day(given, "end")
         if start is not None and end is not None and end < start:

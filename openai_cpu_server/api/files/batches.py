@@ -254,8 +254,8 @@ class BatchJobRoutes:
     @_route("GET", "/v1/batches", query=PAGE_QUERY, answer=BatchList, errors=(404,))
     async def list(self, request: Request) -> Response:
         """List the batches."""
-        known = frozenset({"limit", "after"})
-        page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
+        names = frozenset({"limit", "after"})
+        page = page_of(request.query_params, names=names, default=_LISTED, most=_MAX_LISTED)
         batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
         listed = [*map(_batch_object, batches)]
         return json_response(BatchList(data=listed, **page_ends(batches), has_more=has_more))

@@ -130,8 +130,8 @@ class FileRoutes:
     )
     async def list(self, request: Request) -> Response:
         """List the files."""
-        known = frozenset({"limit", "after", "order", "purpose"})
-        page = page_of(request.query_params, known=known, default=_MAX_LISTED, most=_MAX_LISTED)
+        names = frozenset({"limit", "after", "order", "purpose"})
+        page = page_of(request.query_params, names=names, default=_MAX_LISTED, most=_MAX_LISTED)
         asked = request.query_params.get("purpose")
         purpose = next((purpose for purpose in FilePurpose if purpose.value == asked), None)
         if asked is not None and purpose is None:

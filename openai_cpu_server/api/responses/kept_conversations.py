@@ -132,8 +132,8 @@ class ConversationRoutes:
     )
     async def items(self, request: Request) -> Response:
         """List the items of a conversation."""
-        known = _INCLUDES | {"limit", "after", "order"}
-        page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
+        names = _INCLUDES | {"limit", "after", "order"}
+        page = page_of(request.query_params, names=names, default=_LISTED, most=_MAX_LISTED)
         items, has_more = await self._there().conversations.page(*_named(request), page)
         return await _listed(items, {}, has_more=has_more)
 
