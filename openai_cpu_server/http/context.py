@@ -146,25 +146,20 @@ class RequestLog:
 def open_ticket(scope: Scope) -> RequestLog:
     """Create the ticket, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
-    given = headers.get("x-request-id", "")
-    request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
+    client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
+    request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
     origin = RequestOrigin.HTTP if scope["type"] == "http" else RequestOrigin.WEBSOCKET
     method = scope.get("method", "GET")  # which a WebSocket's handshake is
-    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=_trace(headers))
+    trace = None  # a malformed header starts a new trace, as the specification requires
+    if _TRACE_PARENT.fullmatch(parent):
+        trace = TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
+    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
     scope[_SCOPE_KEY] = ticket
     return ticket
 
 
 def new_request_id() -> str:
     return "req_" + secrets.token_hex(16)
-
-
-def _trace(headers: Headers) -> TraceParent | None:
-    """A malformed header starts a new trace, as the specification requires."""
-    parent = headers.get("traceparent", "")
-    if not _TRACE_PARENT.fullmatch(parent):
-        return None
-    return TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
 
 
 def ticket_of(scope: Scope) -> RequestLog:
@@ -247,9 +242,9 @@ class Caller(msgspec.Struct, frozen=True):
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
-        given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
+        named = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
         best = self.identity.key.max_priority if self.identity.key else Priority.INTERACTIVE
-        return max(next(given, self.default_priority), best)  # the smaller one goes first
+        return max(next(named, self.default_priority), best)  # the smaller one goes first
 
     def announced_priority(self) -> Priority | None:
         """Return the priority before the body is read, or None if the header is invalid."""

@@ -181,16 +181,27 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
         _check(entries)
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        said = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).replace("\n", " ")
-        raise StartupError(f"cannot read the keys of {path}: {said}") from None
-    return tuple(_key(name, entry) for name, entry in entries.items())
+        why = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).replace("\n", " ")
+        raise StartupError(f"cannot read the keys of {path}: {why}") from None
+    return tuple(
+        Key(
+            name=name,
+            digest=bytes.fromhex(entry.sha256),
+            scopes=ALL_SCOPES if entry.admin else frozenset(entry.scopes),
+            priority=_priority(entry.priority) if entry.priority else None,
+            max_priority=_priority(entry.max_priority),
+            models=frozenset(entry.models) if entry.models is not None else None,
+            mcp=entry.mcp,
+            allowance=msgspec.convert(entry, Allowance, from_attributes=True),
+        )
+        for name, entry in entries.items()
+    )
 
 
 def _check(entries: dict[str, _Entry]) -> None:
-    for name in entries:
+    for name, entry in entries.items():
         if not NAME.fullmatch(name):
             raise ValueError(f"{name[:64]!r} is no name for a key")
-    for name, entry in entries.items():
         if entry.priority is not None and _priority(entry.priority) < _priority(entry.max_priority):
             raise ValueError(f"the priority of {name!r} exceeds its max_priority")
     if len({entry.sha256.lower() for entry in entries.values()}) < len(entries):
@@ -199,23 +210,6 @@ def _check(entries: dict[str, _Entry]) -> None:
 
 def _priority(label: Label) -> Priority:
     return Priority[label.upper()]
-
-
-def _key(name: str, entry: _Entry) -> Key:
-    return Key(
-        name=name,
-        digest=bytes.fromhex(entry.sha256),
-        scopes=ALL_SCOPES if entry.admin else frozenset(entry.scopes),
-        priority=_priority(entry.priority) if entry.priority else None,
-        max_priority=_priority(entry.max_priority),
-        models=frozenset(entry.models) if entry.models is not None else None,
-        mcp=entry.mcp,
-        allowance=msgspec.convert(entry, Allowance, from_attributes=True),
-    )
-
-
-_PREFIX = "sk-ocs-"
-_RANDOM_BYTES = 32
 
 
 class NewKey(NamedTuple):
@@ -228,7 +222,7 @@ def new_key(name: str) -> NewKey:
     """Return a random key. Raises StartupError for an invalid name."""
     if not NAME.fullmatch(name):
         raise StartupError(f"{name[:64]!r} is no name for a key: use letters, digits and . _ @ -")
-    key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    key = "sk-ocs-" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).hexdigest()
     return NewKey(key, f'[keys."{name}"]\nsha256 = "{digest}"')
 
@@ -242,7 +236,10 @@ class KeyRing:
     ) -> None:
         """`is_open_to_gateways`: routes for gateways need no key. Raises StartupError."""
         self._is_open_to_gateways = is_open_to_gateways
-        self._own = () if api_key is None else (_shared_key(api_key),)
+        self._own: tuple[Key, ...] = ()
+        if api_key is not None:
+            digest = hashlib.sha256(api_key.encode()).digest()
+            self._own = (Key(name="", digest=digest, scopes=ALL_SCOPES, mcp=ALL_MCP),)
         self._path = path
         self._keys = self._own + (read_keys(path) if path else ())
 
@@ -274,7 +271,3 @@ class KeyRing:
             logger.error("the keys stay as they were: %s", error)
         else:
             logger.info("%d API keys read from %s", len(self._keys) - len(self._own), self._path)
-
-
-def _shared_key(key: str) -> Key:
-    return Key(name="", digest=hashlib.sha256(key.encode()).digest(), scopes=ALL_SCOPES, mcp=ALL_MCP)

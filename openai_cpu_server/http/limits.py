@@ -20,200 +20,6 @@ from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimite
 from openai_cpu_server.http.keys import Allowance, Key
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
-NAMES = tuple(
-    f"x-ratelimit-{what}-{unit}"
-    for unit in ("requests", "tokens")
-    for what in ("limit", "remaining", "reset")
-)
-
-
-def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
-    """`held`: tokens that running calls may still use."""
-    unit = quota.unit.value
-    return {
-        f"x-ratelimit-limit-{unit}": str(quota.limit),
-        f"x-ratelimit-remaining-{unit}": str(max(0, window.remaining(quota.limit) - held)),
-        f"x-ratelimit-reset-{unit}": duration(window.reset_s),
-    }
-
-
-def duration(seconds: float) -> str:
-    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up to milliseconds, or seconds above a minute."""
-    milliseconds = math.ceil(1000 * seconds)
-    if 0 < milliseconds < 1000:
-        return f"{milliseconds}ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:g}s"
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
-
-
-_CONCURRENT_RETRY_S = 1.0
-_UNLIMITED = Allowance()
-
-
-@dataclass
-class _Account:
-    num_running: int = 0
-    held_tokens: int = 0
-    """Output tokens that running calls may still produce."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from checking tokens until they are counted."""
-
-
-class RateLimits:
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._accounts: dict[str, _Account] = {}
-
-    def lease(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
-        """`takes_place`: the request counts in `concurrent`."""
-        name = key.name if key else ""
-        allowance = key.allowance if key else _UNLIMITED
-        if not takes_place:
-            allowance = msgspec.structs.replace(allowance, concurrent=None)
-        account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
-        return Reservation(name, allowance, account, self._meter)
-
-    def row_lease(self, key: Key | None) -> Reservation:
-        """Return a lease for a batch row, which counts only against the limit for rows."""
-        if key is None or key.allowance.batch_tokens_per_day is None:
-            return self.lease(None)
-        name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
-        return Reservation(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
-
-
-class Reservation:
-    """One call's use of its key's limits. The output is counted when the context ends."""
-
-    def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
-        self.output_tokens = 0
-        """Set by the running call before its end."""
-        self.headers: dict[str, str] = {}
-        self._name = name
-        self._allowance = allowance
-        self._account = account
-        self._meter = meter
-        self._is_kept = False
-        self._held_tokens = 0
-        self._taken: dict[Quota, int] = {}
-
-    async def __aenter__(self) -> Reservation:
-        """Count the request. Raises RequestsLimited."""
-        self._begin()
-        try:
-            await self._count_request()
-            await self._show()
-        except BaseException:
-            self._account.num_running -= 1
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if not self._is_kept:
-            await self.end()
-
-    def keep(self) -> None:
-        """Let the call outlive its request. The caller must call `end`."""
-        self._is_kept = True
-
-    async def end(self) -> None:
-        self._account.num_running -= 1
-        await self.settle()
-
-    async def settle(self) -> None:
-        """Count the output so far. The call may go on, and reserve again."""
-        self._account.held_tokens -= self._held_tokens
-        self._held_tokens = 0
-        self._taken.clear()
-        for quota in _quotas(self._allowance, Unit.TOKENS):
-            await self._charge(quota)
-        self.output_tokens = 0
-
-    async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Count the prompt and reserve room for the output. Raises TokensLimited."""
-        quotas = tuple(_quotas(self._allowance, Unit.TOKENS))
-        async with self._account.lock:
-            for quota in quotas:
-                await self._check_tokens(quota, prompt_tokens + output_tokens)
-            for quota in quotas:
-                await self._take(quota, prompt_tokens)
-            self._account.held_tokens += output_tokens
-            self._held_tokens = output_tokens
-        await self._show()
-
-    async def refund(self) -> None:
-        await self._give_back()
-        self.output_tokens = 0
-        self._account.held_tokens -= self._held_tokens
-        self._held_tokens = 0
-        await self._show()
-
-    async def _take(self, quota: Quota, prompt_tokens: int) -> None:
-        """Another server may have been faster. Then nothing is counted. Raises TokensLimited."""
-        if await self._meter.take(quota, self._name, prompt_tokens):
-            self._taken[quota] = prompt_tokens
-            return
-        try:
-            await self._check_tokens(quota, prompt_tokens)
-        except TokensLimited:
-            await self._give_back()
-            raise
-
-    async def _give_back(self) -> None:
-        for quota, tokens in self._taken.items():
-            await self._meter.give_back(quota, self._name, tokens)
-        self._taken.clear()
-
-    def _begin(self) -> None:
-        limit = self._allowance.concurrent
-        if limit is not None and self._account.num_running >= limit:
-            raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
-        self._account.num_running += 1
-
-    async def _count_request(self) -> None:
-        for quota in _quotas(self._allowance, Unit.REQUESTS):
-            if not await self._meter.take(quota, self._name, 1):
-                await self._show()
-                window = await self._meter.window(quota, self._name)
-                said = f"{quota.label}: Limit {quota.limit}, Requested 1"
-                raise RequestsLimited(said, retry_after_s=window.wait_s(1, quota.limit))
-
-    async def _check_tokens(self, quota: Quota, asked: int) -> None:
-        window = await self._meter.window(quota, self._name)
-        held = self._account.held_tokens
-        if asked + held <= window.remaining(quota.limit):
-            return
-        await self._show()
-        used = quota.limit - window.remaining(quota.limit) + held
-        raise TokensLimited(
-            f"{quota.label}: Limit {quota.limit}, Used {used}, Requested {asked}",
-            retry_after_s=window.wait_s(min(asked + held, max(asked, quota.limit)), quota.limit),
-        )
-
-    async def _charge(self, quota: Quota) -> None:
-        if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
-            window = await self._meter.window(quota, self._name)
-            await self._meter.take(quota, self._name, window.remaining(quota.limit))
-
-    async def _show(self) -> None:
-        for unit in Unit:
-            for quota in _quotas(self._allowance, unit):
-                if quota.period is Period.MINUTE:
-                    window = await self._meter.window(quota, self._name)
-                    held = self._account.held_tokens if unit is Unit.TOKENS else 0
-                    self.headers.update(limit_headers(quota, window, held=held))
-
-
-def _quotas(allowance: Allowance, unit: Unit) -> Iterator[Quota]:
-    if unit is Unit.REQUESTS and allowance.requests_per_minute is not None:
-        yield Quota(unit, Period.MINUTE, allowance.requests_per_minute)
-    if unit is Unit.TOKENS and allowance.tokens_per_minute is not None:
-        yield Quota(unit, Period.MINUTE, allowance.tokens_per_minute)
-    if unit is Unit.TOKENS and allowance.tokens_per_day is not None:
-        yield Quota(unit, Period.DAY, allowance.tokens_per_day)
-
 
 class Window(msgspec.Struct, frozen=True):
     """Times in seconds from now."""
@@ -288,11 +94,16 @@ class Meter:
 
     def __init__(self, storage: _Storage) -> None:
         self._storage = storage
-        self._meanwhile = MemoryStorage()
+        self._fallback = MemoryStorage()
         self._breaker = CircuitBreaker(
             fails="the storage of rate limits fails (%s): this server counts alone meanwhile",
             back="the storage of rate limits is back",
-            failure=_failure,
+            # Only the kind, because messages may hold the URL with a password.
+            failure=lambda error: (
+                type(error.__cause__ or error).__name__
+                if isinstance(error, (StorageError, OSError))
+                else None
+            ),
             answer_s=_ANSWER_S,
             pause_s=PAUSE_S,
         )
@@ -323,7 +134,7 @@ class Meter:
         """Count `cost`. Return False, and count nothing, if there is no room."""
         item = quota.item
         key, period_s = item.key_for(name), item.get_expiry()
-        return await self._ask(
+        return await self._call(
             lambda storage: storage.acquire_sliding_window_entry(key, item.amount, period_s, cost)
         )
 
@@ -336,15 +147,204 @@ class Meter:
 
     async def window(self, quota: Quota, name: str) -> Window:
         key, period_s = quota.item.key_for(name), quota.item.get_expiry()
-        return Window(period_s, *await self._ask(lambda storage: storage.get_sliding_window(key, period_s)))
+        return Window(period_s, *await self._call(lambda storage: storage.get_sliding_window(key, period_s)))
 
-    async def _ask(self, ask: Callable[[_Storage], Awaitable[T]]) -> T:
+    async def _call(self, operation: Callable[[_Storage], Awaitable[T]]) -> T:
         try:
-            return await self._breaker.ask(lambda: ask(self._storage))
+            return await self._breaker.ask(lambda: operation(self._storage))
         except NotAnswering:
-            return await ask(self._meanwhile)
+            return await operation(self._fallback)
 
 
-def _failure(error: Exception) -> str | None:
-    """Return only the kind, because messages may hold the URL with a password."""
-    return type(error.__cause__ or error).__name__ if isinstance(error, (StorageError, OSError)) else None
+NAMES = tuple(
+    f"x-ratelimit-{what}-{unit}"
+    for unit in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
+
+
+def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
+    """`held`: tokens that running calls may still use."""
+    unit = quota.unit.value
+    return {
+        f"x-ratelimit-limit-{unit}": str(quota.limit),
+        f"x-ratelimit-remaining-{unit}": str(max(0, window.remaining(quota.limit) - held)),
+        f"x-ratelimit-reset-{unit}": duration(window.reset_s),
+    }
+
+
+def duration(seconds: float) -> str:
+    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up to milliseconds, or seconds above a minute."""
+    milliseconds = math.ceil(1000 * seconds)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
+
+
+_CONCURRENT_RETRY_S = 1.0
+
+
+@dataclass
+class _Account:
+    num_running: int = 0
+    held_tokens: int = 0
+    """Output tokens that running calls may still produce."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from checking tokens until they are counted."""
+
+
+class RateLimits:
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._accounts: dict[str, _Account] = {}
+
+    def lease(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
+        """`takes_place`: the request counts in `concurrent`."""
+        name = key.name if key else ""
+        allowance = key.allowance if key else Allowance()
+        if not takes_place:
+            allowance = msgspec.structs.replace(allowance, concurrent=None)
+        account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
+        return Reservation(name, allowance, account, self._meter)
+
+    def row_lease(self, key: Key | None) -> Reservation:
+        """Return a lease for a batch row, which counts only against the limit for rows."""
+        if key is None or key.allowance.batch_tokens_per_day is None:
+            return self.lease(None)
+        name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
+        return Reservation(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
+
+
+class Reservation:
+    """One call's use of its key's limits. The output is counted when the context ends."""
+
+    def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
+        self.output_tokens = 0
+        """Set by the running call before its end."""
+        self.headers: dict[str, str] = {}
+        self._name = name
+        self._quotas = tuple(_quotas(allowance))
+        self._concurrent = allowance.concurrent
+        self._account = account
+        self._meter = meter
+        self._outlives_request = False
+        self._held_tokens = 0
+        self._taken: dict[Quota, int] = {}
+
+    async def __aenter__(self) -> Reservation:
+        """Count the request. Raises RequestsLimited."""
+        limit = self._concurrent
+        if limit is not None and self._account.num_running >= limit:
+            raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
+        self._account.num_running += 1
+        try:
+            for quota in self._of(Unit.REQUESTS):
+                await self._count_request(quota)
+            await self._show()
+        except BaseException:
+            self._account.num_running -= 1
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._outlives_request:
+            await self.end()
+
+    def keep(self) -> None:
+        """Let the call outlive its request. The caller must call `end`."""
+        self._outlives_request = True
+
+    async def end(self) -> None:
+        self._account.num_running -= 1
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Count the output so far. The call may go on, and reserve again."""
+        self._release()
+        self._taken.clear()
+        for quota in self._of(Unit.TOKENS):
+            if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
+                window = await self._meter.window(quota, self._name)
+                await self._meter.take(quota, self._name, window.remaining(quota.limit))
+        self.output_tokens = 0
+
+    async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
+        """Count the prompt and reserve room for the output. Raises TokensLimited."""
+        quotas = self._of(Unit.TOKENS)
+        async with self._account.lock:
+            for quota in quotas:
+                await self._check_tokens(quota, prompt_tokens + output_tokens)
+            for quota in quotas:
+                await self._take(quota, prompt_tokens)
+            self._account.held_tokens += output_tokens
+            self._held_tokens = output_tokens
+        await self._show()
+
+    async def refund(self) -> None:
+        await self._give_back()
+        self.output_tokens = 0
+        self._release()
+        await self._show()
+
+    def _of(self, unit: Unit) -> list[Quota]:
+        return [quota for quota in self._quotas if quota.unit is unit]
+
+    def _release(self) -> None:
+        self._account.held_tokens -= self._held_tokens
+        self._held_tokens = 0
+
+    async def _take(self, quota: Quota, prompt_tokens: int) -> None:
+        """Another server may have been faster. Then nothing is counted. Raises TokensLimited."""
+        if await self._meter.take(quota, self._name, prompt_tokens):
+            self._taken[quota] = prompt_tokens
+            return
+        try:
+            await self._check_tokens(quota, prompt_tokens)
+        except TokensLimited:
+            await self._give_back()
+            raise
+
+    async def _give_back(self) -> None:
+        for quota, tokens in self._taken.items():
+            await self._meter.give_back(quota, self._name, tokens)
+        self._taken.clear()
+
+    async def _count_request(self, quota: Quota) -> None:
+        if await self._meter.take(quota, self._name, 1):
+            return
+        await self._show()
+        window = await self._meter.window(quota, self._name)
+        message = f"{quota.label}: Limit {quota.limit}, Requested 1"
+        raise RequestsLimited(message, retry_after_s=window.wait_s(1, quota.limit))
+
+    async def _check_tokens(self, quota: Quota, tokens: int) -> None:
+        window = await self._meter.window(quota, self._name)
+        held = self._account.held_tokens
+        if tokens + held <= window.remaining(quota.limit):
+            return
+        await self._show()
+        used = quota.limit - window.remaining(quota.limit) + held
+        raise TokensLimited(
+            f"{quota.label}: Limit {quota.limit}, Used {used}, Requested {tokens}",
+            retry_after_s=window.wait_s(min(tokens + held, max(tokens, quota.limit)), quota.limit),
+        )
+
+    async def _show(self) -> None:
+        for quota in self._quotas:
+            if quota.period is Period.MINUTE:
+                window = await self._meter.window(quota, self._name)
+                held = self._account.held_tokens if quota.unit is Unit.TOKENS else 0
+                self.headers.update(limit_headers(quota, window, held=held))
+
+
+def _quotas(allowance: Allowance) -> Iterator[Quota]:
+    if allowance.requests_per_minute is not None:
+        yield Quota(Unit.REQUESTS, Period.MINUTE, allowance.requests_per_minute)
+    if allowance.tokens_per_minute is not None:
+        yield Quota(Unit.TOKENS, Period.MINUTE, allowance.tokens_per_minute)
+    if allowance.tokens_per_day is not None:
+        yield Quota(Unit.TOKENS, Period.DAY, allowance.tokens_per_day)
