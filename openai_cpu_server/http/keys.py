@@ -1,4 +1,4 @@
-"""API keys as digests, and the access that a route requires."""
+"""API keys as digests, the file that lists them, and the access that a route requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Web server with graceful shutdown, and a number of connections that the limit of open files allows."""
+"""Web server: graceful shutdown, and connections with limits of number, size and pace. Look here first when
+uvicorn's protocol changes, because `LimitedConnection` overrides its internals."""
 
 from __future__ import annotations
 
@@ -136,8 +137,6 @@ def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-logger = logging.getLogger(__name__)
-
 _INTERVAL_S = 10.0
 
 
@@ -145,16 +144,16 @@ class Complaints:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_s = clock()
-        self._num_unsaid = 0
+        self._num_not_logged = 0
 
     def note(self, client: tuple[str, int] | None, what: str) -> None:
         """Log at most one line per interval, with the number of complaints since the last line."""
-        self._num_unsaid += 1
+        self._num_not_logged += 1
         now_s = self._clock()
         if now_s < self._next_s:
             return
-        said, self._num_unsaid, self._next_s = self._num_unsaid, 0, now_s + _INTERVAL_S
-        logger.warning("malformed requests: %d; the last, from %s: %s", said, client and client[0], what)
+        count, self._num_not_logged, self._next_s = self._num_not_logged, 0, now_s + _INTERVAL_S
+        logger.warning("malformed requests: %d; the last, from %s: %s", count, client and client[0], what)
 
 
 class Hangup:
@@ -163,16 +162,17 @@ class Hangup:
 
     def __init__(self) -> None:
         self._has_come = False
-        signal.signal(signal.SIGHUP, self._note)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._has_come = True
+
+        signal.signal(signal.SIGHUP, note)
 
     def call(self, action: Callable[[], None]) -> None:
         """Call `action` in the running loop at each signal, and at once if one has come."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, action)
         if self._has_come:
             action()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._has_come = True
 
 
 _MAX_HEADER_BYTES = 64 * 1024
@@ -252,7 +252,9 @@ class LimitedConnection(HttpToolsProtocol):
         """Bytes since the parser's last callback, which it buffers until the next."""
         self._answered: RequestResponseCycle | None = None
         super().connection_made(transport)
-        _bound_send_buffer(transport)
+        sock = transport.get_extra_info("socket")
+        if _NOT_SENT_LOWAT is not None and sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, _NOT_SENT_LOWAT, _UNSENT_BYTES)
         read_s = self.limits.read_timeout_s
         if len(self.connections) > self.limits.max_connections:
             self.app_state = {**self.app_state, EXCESS_CONNECTION: True}
@@ -275,22 +277,21 @@ class LimitedConnection(HttpToolsProtocol):
             self._reading.start(self.limits.read_timeout_s, self.transport)
         self._silent_bytes += len(data)
         try:
-            self._read(data)
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as stop:
+                    data = self._switched(data[stop.args[0] :])
             if self._silent_bytes > _MAX_HEADER_BYTES:
                 self._refuse(_TOO_LARGE)
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _Full):
-                self._end_after_accepted()
+                self._is_over = True
+                self.cycle.keep_alive = False
+                self.limits.complaints.note(self.client, "too many requests wait on one connection")
             else:
                 self._refuse(self._refusal)
-
-    def _read(self, data: bytes) -> None:
-        while data:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as stop:
-                data = self._switched(data[stop.args[0] :])
 
     def _switched(self, rest: bytes) -> bytes:
         """Return the rest to parse as HTTP, because a server may ignore an Upgrade (RFC 9110, 7.8)."""
@@ -319,7 +320,7 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             self.handle_websocket_upgrade()
 
-    # -- what the parser tells ---------------------------------------------------------------------
+    # -- callbacks of the parser -------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._silent_bytes = 0
@@ -400,11 +401,6 @@ class LimitedConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _end_after_accepted(self) -> None:
-        self._is_over = True
-        self.cycle.keep_alive = False
-        self.limits.complaints.note(self.client, "too many requests wait on one connection")
-
     def _refuse(self, refusal: _Refusal) -> None:
         """Reject a request of which the application sees at most a part, and close."""
         self.limits.complaints.note(self.client, refusal.message)
@@ -417,7 +413,13 @@ class LimitedConnection(HttpToolsProtocol):
             is_answered = self._has_head and self.cycle.response_complete
             if not is_answered:
                 self._answer(refusal)
-            self._hang_up()
+            # Closing at once would reset the connection before the client sees the response.
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+                self._reading.start(_LINGER_S, self.transport)
+            else:
+                self.transport.close()
+                self._writing.start(self.limits.write_timeout_s, self.transport)
 
     def _answer(self, refusal: _Refusal) -> None:
         if self.cycle is not None:
@@ -436,15 +438,6 @@ class LimitedConnection(HttpToolsProtocol):
             b"connection: close",
         )
         self.transport.write(b"\r\n".join((*head, b"", body)))
-
-    def _hang_up(self) -> None:
-        """Closing at once would reset the connection before the client sees the response."""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-            self._reading.start(_LINGER_S, self.transport)
-        else:
-            self.transport.close()
-            self._writing.start(self.limits.write_timeout_s, self.transport)
 
 
 def limited(protocol: type[asyncio.Protocol], limits: ConnectionLimits) -> type[asyncio.Protocol]:
@@ -472,9 +465,3 @@ def _send_unchunked(cycle: RequestResponseCycle) -> None:
 def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.disconnected = True
     cycle.message_event.set()
-
-
-def _bound_send_buffer(transport: asyncio.Transport) -> None:
-    sock = transport.get_extra_info("socket")
-    if _NOT_SENT_LOWAT is not None and sock is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, _NOT_SENT_LOWAT, _UNSENT_BYTES)
