@@ -49,16 +49,16 @@ def infill_ask(body: LlamaInfillBody) -> GenerationParams:
 
 def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     """Convert the shared fields. Raises InvalidRequest."""
-    given = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
+    defaults = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
     biases = body.logit_bias
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
     seed = None if body.seed == ANY_SEED else body.seed
-    told = body.model_copy(update={**given, "logit_bias": ids, "seed": seed})
+    completed = body.model_copy(update={**defaults, "logit_bias": ids, "seed": seed})
     forms = list(shared_forms(body))
     if body.json_schema is not None:
         path = "json_schema"
         forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
-    ask = shared_ask(told, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+    ask = shared_ask(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
     sampling = with_samplers(ask.sampling, body.samplers)
     if not ask.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))

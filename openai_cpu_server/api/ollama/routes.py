@@ -17,7 +17,7 @@ from openai_cpu_server.api.ollama.models import (
     OllamaTags,
     OllamaVersion,
     listed,
-    lying,
+    listed_file,
     running,
     shown,
 )
@@ -29,6 +29,7 @@ from openai_cpu_server.api.ollama.render import (
     OllamaError,
     OllamaLine,
     OllamaRenderer,
+    lines_of,
 )
 from openai_cpu_server.api.ollama.schema import (
     OllamaBody,
@@ -79,7 +80,8 @@ class OllamaGeneration(Generic[B]):
         call = await self._parts.generation.begin(ask, context, CascadeAttempt(watched))
         context.body.release()
         if call.call.stream:
-            return JsonLines(call, self._route.renderer(call))
+            lines = lines_of(call, self._route.renderer(call))
+            return JsonLines(lines, call.call.headers, call)
         whole = await self._route.whole(call, watched)
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
@@ -139,8 +141,8 @@ class OllamaRoutes:
         """List the served models."""
         allowed = context_of(request.scope).identity.allowed_models
         there, names = await shelved(self._models, allowed), self._models.names(allowed)
-        told = [listed(self._models.choose(name, allowed)) for name in names]
-        return json_response(OllamaTags([*told, *map(lying, there)]))
+        served = [listed(self._models.choose(name, allowed)) for name in names]
+        return json_response(OllamaTags([*served, *map(listed_file, there)]))
 
     @_route("GET", f"{OLLAMA}/ps", answer=OllamaProcesses)
     async def running(self, request: Request) -> Response:
@@ -149,8 +151,7 @@ class OllamaRoutes:
         chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         first = {id(each.model): each for each in reversed(chosen) if each.adapter is None}
         ready = [each for each in reversed(first.values()) if each.model.engine.state is EngineState.READY]
-        told = [running(each, each.model.loaded()) for each in ready]
-        return json_response(OllamaProcesses(told))
+        return json_response(OllamaProcesses([running(each, each.model.loaded()) for each in ready]))
 
     @_route("POST", f"{OLLAMA}/show", body=OllamaShowBody, answer=OllamaShown, errors=(404, 503))
     async def show(self, request: Request) -> Response:

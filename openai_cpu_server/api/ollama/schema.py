@@ -32,9 +32,6 @@ from openai_cpu_server.json_size import MOST_TOKENS
 MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's own options decide it, for all requests alike")
-_KEPT = IgnoredParam(
-    "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
-)
 _NO_MIROSTAT = "this sampler is not built"
 
 
@@ -82,15 +79,11 @@ class OllamaOptions(OpenBody):
     logit_bias: dict[str, Bias] | None = None
 
 
-def _switch_or_word(value: object) -> str:
-    return "<switch>" if isinstance(value, bool) else "<word>"
-
-
 Think = Annotated[
     Union[
         Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<word>")]
     ],
-    Discriminator(_switch_or_word),
+    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
 ]
 KeepAlive = Union[str, int, float]
 TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
@@ -99,7 +92,11 @@ TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 class OllamaBody(ProgressBody, OpenBody):
     """Body whose unknown fields are ignored, as in Ollama."""
 
-    hints: ClassVar[Hints] = {"keep_alive": _KEPT}
+    hints: ClassVar[Hints] = {
+        "keep_alive": IgnoredParam(
+            "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
+        )
+    }
     refusals: ClassVar[Refusals] = {
         "shift": UnsupportedParam("an answer ends where the context does", (False,)),
     }
@@ -120,8 +117,8 @@ class OllamaBody(ProgressBody, OpenBody):
 
     @property
     def unloads(self) -> bool:
-        given = self.keep_alive
-        return given == 0 or (isinstance(given, str) and given.rstrip("hmsnu") in ("0", "-0"))
+        time = self.keep_alive
+        return time == 0 or (isinstance(time, str) and time.rstrip("hmsnu") in ("0", "-0"))
 
 
 class OllamaFunction(OpenBody):

@@ -8,30 +8,28 @@ from typing import Annotated, ClassVar, NoReturn
 
 import msgspec
 from pydantic import Field
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import store_for, to_its_end
 from openai_cpu_server.api.generation.body import ListOf, OpenBody
-from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
+from openai_cpu_server.api.generation.route import while_connected
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
-from openai_cpu_server.api.ollama.render import NDJSON, OLLAMA, SHAPE, OllamaError
+from openai_cpu_server.api.ollama.render import NDJSON, OLLAMA, SHAPE, JsonLines, OllamaError
 from openai_cpu_server.api.ollama.schema import OllamaMessage, OllamaOptions
 from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.body import in_thread, unkept_body
-from openai_cpu_server.http.context import ticket_of
-from openai_cpu_server.http.errors import error_object, json_response
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.http.keys import ADMIN
-from openai_cpu_server.http.parse import Ignored, parse
+from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.presets import Preset, PresetMessage
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
-_SHOWN_DIGITS = 12
 _NO_FILES = "this server takes no files; pull a model of the hub, or name its file with --model"
 
 
@@ -42,7 +40,7 @@ class OllamaNamed(OpenBody):
     """Streams if absent."""
 
     @property
-    def asked(self) -> str:
+    def model_name(self) -> str:
         name = self.model or self.name
         if name is None:
             raise missing("model")
@@ -92,7 +90,7 @@ def progress_of(step: PullStep) -> OllamaProgress | None:
         case PullStep(status="asking"):
             return OllamaProgress("pulling manifest")
         case PullStep(status="pulling", digest=str(digest)):
-            shown = digest.removeprefix("sha256:")[:_SHOWN_DIGITS]
+            shown = digest.removeprefix("sha256:")[:12]
             completed = step.completed or 0
             return OllamaProgress(f"pulling {shown}", digest, step.total or 0, completed)
         case PullStep(status="verifying"):
@@ -109,6 +107,10 @@ def preset_of(body: OllamaCreateBody) -> Preset:
     options = body.parameters or OllamaOptions()
     if options.logit_bias:
         raise wrong("'logit_bias' is for requests: it has no place in a model's parameters.", "parameters")
+    messages = body.messages or ()
+    for index, message in enumerate(messages):
+        if message.images or message.tool_calls or message.role == "tool":
+            raise wrong("Messages that are kept have texts only.", f"messages[{index}]")
     sampling = sampling_of(options)
     numbers = {name: getattr(sampling, name) for name in sampling_sent(options) if name != "logit_bias"}
     stop = options.stop or ()
@@ -116,52 +118,17 @@ def preset_of(body: OllamaCreateBody) -> Preset:
         base=body.base,
         system=body.system or "",
         template=body.template or "",
-        messages=tuple(_message(message, index) for index, message in enumerate(body.messages or ())),
+        messages=tuple(PresetMessage(message.role, message.content or "") for message in messages),
         parameters={name: number for name, number in numbers.items() if number is not None},
         max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )
 
 
-def _message(message: OllamaMessage, index: int) -> PresetMessage:
-    if message.images or message.tool_calls or message.role == "tool":
-        raise wrong("Messages that are kept have texts only.", f"messages[{index}]")
-    return PresetMessage(message.role, message.content or "")
-
-
-class ProgressLines:
-    """Response of a streaming pull. The pull ends with it, unless another client follows it."""
-
-    def __init__(self, store: ModelStore, name: str, ignored: Ignored) -> None:
-        self._store = store
-        self._name = name
-        self._ignored = ignored
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await while_connected(receive, partial(self._send, scope, send))
-        except (ClientDisconnect, OSError):
-            ticket_of(scope).client_gone()
-
-    async def _send(self, scope: Scope, send: Send) -> None:
-        headers = {**NO_STORE_HEADERS, **self._ignored.headers, "content-type": NDJSON}
-        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": encoded})
-        async for line in self._lines(scope):
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _lines(self, scope: Scope) -> AsyncIterator[bytes]:
-        """Report an error in the last line, because the status is already sent."""
-        try:
-            async for step in self._store.pull(self._name):
-                if (told := progress_of(step)) is not None:
-                    yield msgspec.json.encode(told) + b"\n"
-        except Exception as error:
-            ticket = ticket_of(scope)
-            ticket.failed(error)
-            said = error_object(error, request_id=ticket.id).error.message
-            yield msgspec.json.encode(OllamaError(said)) + b"\n"
+async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
+    async for step in store.pull(name):
+        if (progress := progress_of(step)) is not None:
+            yield msgspec.json.encode(progress) + b"\n"
 
 
 _route = partial(ApiRoute, access=ADMIN, tag="Ollama", error=OllamaError)
@@ -185,10 +152,10 @@ class OllamaStoreRoutes:
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
         body, ignored = parse(OllamaPullBody, await unkept_body(request), lenient=self._lenient)
-        store = store_for(self._store, body.asked, request)
+        store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
-            return ProgressLines(store, body.asked, ignored)
-        await while_connected(request.receive, partial(to_its_end, store, body.asked))
+            return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
+        await while_connected(request.receive, partial(to_its_end, store, body.model_name))
         return json_response(_DONE, headers=ignored.headers)
 
     @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
@@ -196,7 +163,7 @@ class OllamaStoreRoutes:
         """Create a name for a model with a system prompt, parameters and messages."""
         body, ignored = parse(OllamaCreateBody, await unkept_body(request), lenient=self._lenient)
         preset = preset_of(body)
-        await self._derive(request, body.asked, preset)
+        await self._derive(request, body.model_name, preset)
         if body.stream is False:
             return json_response(_DONE, headers=ignored.headers)
         return Response(msgspec.json.encode(_DONE) + b"\n", media_type=NDJSON, headers=ignored.headers)
@@ -212,7 +179,7 @@ class OllamaStoreRoutes:
     async def delete(self, request: Request) -> Response:
         """Remove a downloaded model and its files, or remove a name."""
         body, _ = parse(OllamaNamed, await unkept_body(request), lenient=self._lenient)
-        await store_for(self._store, body.asked, request).remove(body.asked)
+        await store_for(self._store, body.model_name, request).remove(body.model_name)
         return Response()
 
     @_route("GET", f"{OLLAMA}/blobs/{{digest}}")
