@@ -140,7 +140,7 @@ def create_api(
     guard = AuthMiddleware(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
     app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
-        {route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
+        routes={route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=parts.keys,
         limits=parts.limits,
         storage=jobs.storage if jobs else None,

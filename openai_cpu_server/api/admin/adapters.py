@@ -100,12 +100,11 @@ class AdapterRoutes:
     @_route("DELETE", "/v1/adapters/{id:path}", answer=AdapterDeleted)
     async def unload(self, request: Request) -> Response:
         """Unload the adapter `MODEL:NAME`, or `NAME` of the first model. Running calls keep it."""
-        asked: str = request.path_params["id"]
-        base, colon, name = asked.rpartition(":")
+        base, colon, name = request.path_params["id"].rpartition(":")
         model = await self._model(base if colon else None, request)
         if not model.engine.unload_adapter(name):
-            known = [status.adapter.name for status in model.engine.adapters()]
-            raise AdapterNotFound(name, known, param="id")
+            names = [status.adapter.name for status in model.engine.adapters()]
+            raise AdapterNotFound(name, names, param="id")
         return json_response(AdapterDeleted(f"{model.name}:{name}"))
 
     async def _model(self, name: str | None, request: Request) -> ServedModel:

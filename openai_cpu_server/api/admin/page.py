@@ -37,9 +37,6 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(self), payment=(), usb=()",
 }
-_ALWAYS_ASKED = "no-cache"
-_KEPT_FOR_EVER = "public, max-age=31536000, immutable"
-_NOT_MODIFIED = 304
 
 
 class PageRoutes:
@@ -56,7 +53,7 @@ class PageRoutes:
         if not self._is_served and request.method == "HEAD":
             return Response()  # Ollama's clients see by it if the server runs
         bundle = await self._read()
-        return _response(request, bundle.index, bundle.version, _ALWAYS_ASKED)
+        return _response(request, bundle.index, bundle.version, "no-cache")
 
     @ApiRoute("GET", "/page/{version}/{name}", OPEN, "Page", media="text/javascript")
     async def file(self, request: Request) -> Response:
@@ -65,7 +62,7 @@ class PageRoutes:
         file = bundle.files.get(request.path_params["name"])
         if file is None or request.path_params["version"] != bundle.version:
             raise HTTPException(404)
-        return _response(request, file, bundle.version, _KEPT_FOR_EVER)
+        return _response(request, file, bundle.version, "public, max-age=31536000, immutable")
 
     async def _read(self) -> Bundle:
         if not self._is_served:
@@ -81,7 +78,7 @@ def _response(request: Request, file: PageFile, version: str, caching: str) -> R
     etag = f'"{version}-gzip"' if is_small else f'"{version}"'
     headers = {**SECURITY_HEADERS, "cache-control": caching, "etag": etag, "vary": "accept-encoding"}
     if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=_NOT_MODIFIED, headers=headers)
+        return Response(status_code=304, headers=headers)
     headers["content-type"] = file.media_type
     if is_small:
         headers["content-encoding"] = "gzip"

@@ -22,7 +22,6 @@ from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
 _LISTED, _MAX_LISTED = 100, 1000
 _MOST_NAMES = 100
 _KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _NAMELESS = "-"
 """Stands in ids for the empty name; no key has this name."""
 
@@ -100,17 +99,17 @@ class UsageRoutes:
         listing = UsageList(data=rows, total=_row(page.total, ()), **page_ends(rows), has_more=page.has_more)
         return json_response(listing)
 
-    def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:
-        page = page_of(given, names=_KNOWN, default=_LISTED, most=_MAX_LISTED)
-        by = _groups(given)
-        start, end = _day(given, "start"), _day(given, "end")
+    def _query(self, query: QueryParams, identity: Identity) -> UsageQuery:
+        page = page_of(query, names=_KNOWN, default=_LISTED, most=_MAX_LISTED)
+        by = _groups(query)
+        start, end = _day(query, "start"), _day(query, "end")
         if start is not None and end is not None and end < start:
             raise wrong_value("end", "a day that is not before 'start'")
         return UsageQuery(
             start=start,
             end=end,
-            keys=_keys(given, identity),
-            models=_names(given, "model"),
+            keys=_keys(query, identity),
+            models=_names(query, "model"),
             by=by,
             prices=self._prices,
             page=page,
@@ -118,39 +117,41 @@ class UsageRoutes:
         )
 
 
-def _keys(given: QueryParams, identity: Identity) -> tuple[str, ...] | None:
-    asked = _names(given, "key")
+def _keys(query: QueryParams, identity: Identity) -> tuple[str, ...] | None:
+    names = _names(query, "key")
     if identity.may(Scope.ADMIN):
-        return asked
+        return names
     own = (identity.holder or "",)
-    if asked is not None and asked != own:
+    if names is not None and names != own:
         raise Forbidden(Scope.ADMIN.value)
     return own
 
 
-def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
-    names = tuple(dict.fromkeys(given.getlist(param)))
+def _names(query: QueryParams, param: str) -> tuple[str, ...] | None:
+    names = tuple(dict.fromkeys(query.getlist(param)))
     if len(names) > _MOST_NAMES:
         raise wrong_value(param, f"at most {_MOST_NAMES} of them")
     return tuple(map(storable, names)) or None
 
 
-def _groups(given: QueryParams) -> tuple[str, ...]:
+def _groups(query: QueryParams) -> tuple[str, ...]:
     """Names may be separated by commas or repeated. An empty one sums up everything."""
-    if "group_by" not in given:
+    if "group_by" not in query:
         return GROUPS
-    asked = {name for one in given.getlist("group_by") for name in one.split(",") if name}
-    if not asked <= set(GROUPS):
+    names = {name for one in query.getlist("group_by") for name in one.split(",") if name}
+    if not names <= set(GROUPS):
         raise wrong_value("group_by", f"some of {', '.join(GROUPS)}")
-    return tuple(name for name in GROUPS if name in asked)
+    return tuple(name for name in GROUPS if name in names)
 
 
-def _day(given: QueryParams, param: str) -> str | None:
-    text = given.get(param)
+def _day(query: QueryParams, param: str) -> str | None:
+    text = query.get(param)
     if text is None:
         return None
     try:
-        return date.fromisoformat(text if _DAY.fullmatch(text) else "").isoformat()
+        return date.fromisoformat(
+            text if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text, re.ASCII) else ""
+        ).isoformat()
     except ValueError:
         raise wrong_value(param, "a day in UTC, YYYY-MM-DD") from None
 
@@ -159,8 +160,8 @@ def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
     parts = storable(row_id).split("/", len(by) - 1) if by else []
     if not by or len(parts) != len(by):
         raise wrong_value("after", "the id of a row of the same 'group_by'")
-    told = zip(by, parts, strict=True)
-    return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in told)
+    named = zip(by, parts, strict=True)
+    return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in named)
 
 
 def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -34,7 +35,7 @@ from openai_cpu_server.http.context import (
     new_request_id,
 )
 from openai_cpu_server.http.errors import PAGE_QUERY, error_object, failure_of, json_response, page_of
-from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, Key, KeyRing
+from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, BatchHandler
@@ -44,25 +45,17 @@ from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
+@dataclass(frozen=True, kw_only=True)
 class RowRunner:
     """Implements `jobs.rows.RunRow`. A batch outlives its request, so each row checks the current key.
     Rows do not count against rate limits, as at OpenAI, because they only use spare capacity. Beyond their
     own limit, or that of stored bytes, they wait."""
 
-    def __init__(
-        self,
-        routes: Mapping[str, BatchHandler],
-        *,
-        keys: KeyRing,
-        limits: RateLimits,
-        storage: StorageRoom | None,
-        endings: RequestHistory,
-    ) -> None:
-        self._routes = routes
-        self._limits = limits
-        self._storage = storage
-        self._keys = keys
-        self._endings = endings
+    routes: Mapping[str, BatchHandler]
+    keys: KeyRing
+    limits: RateLimits
+    storage: StorageRoom | None
+    endings: RequestHistory
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
         ticket = RequestLog(
@@ -75,45 +68,37 @@ class RowRunner:
             priority=Priority.BATCH,
             has_headers=False,
         )
-        self._endings.row_begins()
+        self.endings.row_begins()
         is_over = False
         try:
             answer = await self._answer(ticket, body, owner)
             is_over = answer.retry_after_s is None
         finally:
             if is_over:
-                self._endings.end(ticket)
+                self.endings.end(ticket)
             else:  # it is tried again, or a stop has cut it short
-                self._endings.row_put_off()
-            self._endings.row_left()
+                self.endings.row_put_off()
+            self.endings.row_left()
         return answer
 
     async def _answer(self, ticket: RequestLog, body: bytes, owner: str) -> RowAnswer:
         try:
-            key = self._key_of(owner)
-            if self._storage is not None:
+            key = self.keys.named(owner)
+            if key is None and owner and not self.keys.is_open:
+                raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
+            if self.storage is not None:
                 limits = key.allowance.storage if key else NO_LIMITS
-                await self._storage.check(owner, limits, StoredAmount(num_bytes=1))
-            async with self._limits.row_lease(key) as lease:
-                context = RequestContext(ticket, _sender(key), lease)
+                await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
+            async with self.limits.row_lease(key) as lease:
+                # The header overrides the row's body. Nothing records which machine sent a batch without key.
+                identity = Identity(key or VISITOR, key.digest.hex() if key else None)
+                context = RequestContext(ticket, Caller(identity, Priority.BATCH.label), lease)
                 works_for(context.identity)
-                answer = await self._routes[ticket.path](body, context)
+                answer = await self.routes[ticket.path](body, context)
         except Exception as error:
             return _failed(error, ticket)
         ticket.status = 200
         return RowAnswer(status=200, request_id=ticket.id, body=answer)
-
-    def _key_of(self, owner: str) -> Key | None:
-        key = self._keys.named(owner)
-        if key is None and owner and not self._keys.is_open:
-            raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
-        return key
-
-
-def _sender(key: Key | None) -> Caller:
-    """The priority header overrides the row's body."""
-    # On a server without keys nobody knows any more from which machine the batch came.
-    return Caller(Identity(key or VISITOR, key.digest.hex() if key else None), Priority.BATCH.label)
 
 
 def _failed(error: Exception, ticket: RequestLog) -> RowAnswer:
