@@ -179,9 +179,9 @@ class Credentials(msgspec.Struct, frozen=True):
         is_administrator: bool,
     ) -> Credentials:
         """`is_administrator`: has an effect only on a server without keys."""
-        given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
+        key = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
         return cls(
-            key_identity(given),
+            key_identity(key),
             client_address(scope, trusted_proxies),
             access,
             is_visitor=keys.is_open and not is_administrator,

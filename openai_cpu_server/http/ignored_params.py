@@ -174,6 +174,6 @@ MESSAGE_REFUSALS: Refusals = {
 }
 
 
-def is_one_of(value: object, known: Sequence[object]) -> bool:
+def is_one_of(value: object, values: Sequence[object]) -> bool:
     """Compare as JSON does: `0` is not `false`."""
-    return any(type(one) is type(value) and one == value for one in known)
+    return any(type(one) is type(value) and one == value for one in values)

@@ -150,15 +150,15 @@ def _error_name(status: int, row: ApiRoute) -> str:
 
 
 def _error(status: int, row: ApiRoute) -> JsonSchema:
-    said = [
+    lines = [
         f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
         for cls, failure in TABLE.items()
         if failure.status == status
     ]
     if status in HTTP_CODES:
-        said.append(f"`{HTTP_CODES[status]}`: There is no such route.")
+        lines.append(f"`{HTTP_CODES[status]}`: There is no such route.")
     schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.error.__name__)}
-    return {"description": "\n".join(said), "content": {"application/json": {"schema": schema}}}
+    return {"description": "\n".join(lines), "content": {"application/json": {"schema": schema}}}
 
 
 def _body_schemas(rows: Sequence[ApiRoute], *, lenient: bool) -> Mapping[str, object]:

@@ -10,8 +10,7 @@ from openai_cpu_server.api.chat.body import Message
 from openai_cpu_server.api.generation.body import GenerationBody, StreamOptions
 from openai_cpu_server.api.llama_server.schema import LlamaServerBody
 from openai_cpu_server.api.ollama.schema import OllamaBody, OllamaGenerateBody, OllamaOptions
-from openai_cpu_server.api.pooling.ollama import OllamaEmbedBody
-from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
+from openai_cpu_server.api.pooling.schema import EmbeddingBody, OllamaEmbedBody, RerankBody
 from openai_cpu_server.api.transcriptions.routes import RecordingBody
 from openai_cpu_server.http.parse import Body
 

@@ -211,9 +211,9 @@ class ModelRoutes:
         body, ignored = parse(PullBody, await small_body(request), lenient=self._options.lenient)
         store = store_for(self._store, body.model, request)
         if body.stream:
-            told = _pull_events(store, body.model, request)
+            progress = _pull_events(store, body.model, request)
             headers = {**NO_STORE_HEADERS, **ignored.headers}
-            return event_source(told, headers, keep_alive_s=self._options.keep_alive_s)
+            return event_source(progress, headers, keep_alive_s=self._options.keep_alive_s)
         await while_connected(request.receive, partial(to_its_end, store, body.model))
         return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
 

@@ -134,9 +134,9 @@ class LookupBody(Body):
     conversation_ids: Annotated[list[str], Field(max_length=1000, fail_fast=True)]
 
 
-def _check_known(request: Request, *known: str) -> None:
+def _check_known(request: Request, *names: str) -> None:
     for name in request.query_params:
-        if name not in known:
+        if name not in names:
             raise unknown_parameter(name)
 
 

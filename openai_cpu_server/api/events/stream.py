@@ -1,4 +1,5 @@
-"""Stream of `GET /v1/events`: one kind of event at a time, the most overdue first."""
+"""Stream of `GET /v1/events`: one kind of event at a time, the most overdue first, with names for requests
+of the listener's own key and counts for others."""
 
 from __future__ import annotations
 
@@ -415,7 +416,7 @@ class EventListener:
         self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
         self._position = hub.position
         self._wall_s = time.time() - clock()
-        self._told: dict[str, Event] = {}
+        self._sent: dict[str, Event] = {}
         self._restarts: dict[str, int] = {}
         self._due_restarts: deque[Restart] = deque()
         self._past = self._new_restarts()
@@ -448,8 +449,8 @@ class EventListener:
         self._hub.look_for_models()
         for kind in self._agenda.due(self._clock()):
             event = self._makers[kind]()
-            if event is not None and event != self._told.get(kind):
-                self._told[kind] = event
+            if event is not None and event != self._sent.get(kind):
+                self._sent[kind] = event
                 return event
         return None
 
@@ -518,8 +519,8 @@ class EventRoutes:
                 scheduling=parts.options.scheduling,
                 has_usage=parts.jobs is not None,
             )
-            told = self._messages(listener, scope)
-            response = event_source(told, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
+            messages = self._messages(listener, scope)
+            response = event_source(messages, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: AsgiScope) -> AsyncIterator[bytes]:
@@ -534,18 +535,18 @@ class EventRoutes:
                     if context.identity_now(self._parts.keys) != context.identity:
                         return  # its rights are others now: who connects again sees what they allow
                 except ServerError as error:
-                    said = error_object(error, request_id=context.ticket.id)
-                    yield events([Chunk(msgspec.json.encode(said), "error")])
+                    failure = error_object(error, request_id=context.ticket.id)
+                    yield events([Chunk(msgspec.json.encode(failure), "error")])
                     return
             if (event := listener.next()) is not None:
                 yield _encoded(event)
 
 
 def _kinds(request: Request) -> frozenset[str]:
-    asked = request.query_params.get("types")
-    if asked is None:
+    names = request.query_params.get("types")
+    if names is None:
         return frozenset(PERIODS_S)
-    kinds = frozenset(name.strip() for name in asked.split(",") if name.strip())
+    kinds = frozenset(name.strip() for name in names.split(",") if name.strip())
     if not kinds or not kinds <= PERIODS_S.keys():
         raise wrong_value("types", f"some of {', '.join(PERIODS_S)}, with commas")
     return kinds

@@ -26,15 +26,12 @@ from openai_cpu_server.http.body import form_of
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS
-from openai_cpu_server.http.parse import parse
+from openai_cpu_server.http.parse import parse_fields
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FilePurpose, FileRecord, StoredAmount
 
-_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
-_MAX_FIELDS = 16
 _MAX_LISTED = 10_000
-_MAX_NAME_CHARS = 255
 
 
 class FileObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,14 +70,15 @@ async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> byt
     return bytes(data[: most_bytes + 1])
 
 
+_UPLOAD_FIELDS: JsonSchema = {
+    "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+    "purpose": {"const": "batch"},
+    "expires_after[anchor]": {"const": "created_at"},
+    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+}
 _UPLOAD: JsonSchema = {
     "type": "object",
-    "properties": {
-        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-        "purpose": {"const": "batch"},
-        "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
-    },
+    "properties": _UPLOAD_FIELDS,
     "required": ["file", "purpose"],
     "additionalProperties": False,
 }
@@ -100,25 +98,29 @@ class FileRoutes:
         context = context_of(request.scope)
         owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
-        async with form_of(request, most_fields=_MAX_FIELDS) as form:
+        async with form_of(request, most_fields=16) as form:
             purpose = _purpose(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):
                 raise missing("file")
             if not upload.size:
                 raise InvalidRequest("The file is empty.", param="file", code="empty_file")
-            name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
-            # Shielded: a client that leaves must not close the file that the database is reading.
-            adding = self._jobs.add_file(
-                owner,
-                name,
-                upload.file,
-                purpose=purpose,
-                num_bytes=upload.size,
-                limits=limits,
-                lifetime_s=lifetime_s,
+            name = (upload.filename or "upload")[:255]
+            adding = asyncio.ensure_future(
+                self._jobs.add_file(
+                    owner,
+                    name,
+                    upload.file,
+                    purpose=purpose,
+                    num_bytes=upload.size,
+                    limits=limits,
+                    lifetime_s=lifetime_s,
+                )
             )
-            record = await _to_the_end(asyncio.ensure_future(adding))
+            try:
+                record = await asyncio.shield(adding)
+            finally:  # a client that leaves must not close the file that the database is reading
+                await asyncio.wait([adding])
         return json_response(_file_object(record))
 
     @_route(
@@ -132,9 +134,9 @@ class FileRoutes:
         """List the files."""
         names = frozenset({"limit", "after", "order", "purpose"})
         page = page_of(request.query_params, names=names, default=_MAX_LISTED, most=_MAX_LISTED)
-        asked = request.query_params.get("purpose")
-        purpose = next((purpose for purpose in FilePurpose if purpose.value == asked), None)
-        if asked is not None and purpose is None:
+        name = request.query_params.get("purpose")
+        purpose = next((purpose for purpose in FilePurpose if purpose.value == name), None)
+        if name is not None and purpose is None:
             return json_response(_listing([], has_more=False))  # there is no file of another purpose
         records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
@@ -184,24 +186,17 @@ async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIter
         raise JobObjectNotFound(f"The file '{record.id}' was deleted while it was read.")
 
 
-async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:
-    try:
-        return await asyncio.shield(adding)
-    finally:
-        await asyncio.wait([adding])
-
-
 def _purpose(form: FormData) -> FilePurpose:
-    unknown = next((name for name in form if name not in _FIELDS), None)
-    if unknown is not None:
-        raise unknown_parameter(unknown)
+    for name in form:
+        if name not in _UPLOAD_FIELDS:
+            raise unknown_parameter(name)
     purpose = form.get("purpose")
     if purpose is None:
         raise missing("purpose")
     found = next((one for one in _PURPOSES if one.value == purpose), None)
     if found is None:
-        shown, known = purpose[:64] if isinstance(purpose, str) else "a file", [p.value for p in _PURPOSES]
-        message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, {known} are."
+        shown, names = purpose[:64] if isinstance(purpose, str) else "a file", [p.value for p in _PURPOSES]
+        message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, {names} are."
         raise wrong(message, "purpose")
     return found
 
@@ -213,9 +208,9 @@ def _lifetime_s(form: FormData) -> int | None:
         return None
     if not (isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10):
         raise wrong_value("expires_after.seconds", "a number")
-    given = msgspec.json.encode({"anchor": anchor, "seconds": int(seconds)})
+    fields = {"anchor": anchor, "seconds": int(seconds)}
     try:
-        return parse(ExpiresAfter, given, lenient=False)[0].seconds
+        return parse_fields(ExpiresAfter, fields, lenient=False)[0].seconds
     except InvalidRequest as error:
         raise InvalidRequest(
             str(error).replace("'" + str(error.param), f"'expires_after.{error.param}", 1),

@@ -120,10 +120,10 @@ class PoolingRoute(Generic[B]):
         allowed = sender.identity.allowed_models
         await fetch(self._models, body.model, allowed)
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
-        asking = ResolveContext(chosen, chosen.model.loaded(), sender, self._options)
+        context = ResolveContext(chosen, chosen.model.loaded(), sender, self._options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
         is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
-        resolving = partial(self._family.resolve, body, asking)
+        resolving = partial(self._family.resolve, body, context)
         call = await in_thread(resolving, is_slow=is_slow)
         return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
@@ -149,11 +149,11 @@ async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Reque
             vectors = await working.vectors()
         num_done = num_inputs
     finally:
-        told = working.figures
+        figures = working.figures
         ended = EndedCall(
-            figures=msgspec.structs.replace(told, prompt_tokens=call.work.num_tokens),
+            figures=msgspec.structs.replace(figures, prompt_tokens=call.work.num_tokens),
             model=model,
-            submitted_s=time.monotonic() - told.latency_ms / 1000,
+            submitted_s=time.monotonic() - figures.latency_ms / 1000,
             gaps=Distribution(),
             inputs=num_done,
         )

@@ -65,13 +65,16 @@ class InputReader(msgspec.Struct, frozen=True):
     keeps_end: bool = False
 
     @classmethod
-    def of(cls, asking: ResolveContext, cut: Cut | None, *, room: int = 0) -> InputReader:
+    def of(cls, context: ResolveContext, cut: Cut | None, *, room: int = 0) -> InputReader:
         """`room`: tokens reserved for an answer."""
-        asked = None if cut is None or cut.most_tokens is None else cut.most_tokens
-        limits = (asking.info.context_limit - room, asking.options.max_prompt_tokens, asked)
+        most_tokens = None if cut is None else cut.most_tokens
+        limits = (context.info.context_limit - room, context.options.max_prompt_tokens, most_tokens)
         limit = min(limit for limit in limits if limit is not None)
         return cls(
-            asking.chosen.model.tokenizer, limit, cut is not None, keeps_end=cut is not None and cut.keeps_end
+            context.chosen.model.tokenizer,
+            limit,
+            cut is not None,
+            keeps_end=cut is not None and cut.keeps_end,
         )
 
     def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
@@ -97,16 +100,16 @@ class InputReader(msgspec.Struct, frozen=True):
             raise InputTooLong(tokens=length, limit=self.limit, param=param)
         return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
 
-    def mixed(self, given: MixedText, param: str) -> Tokens:
+    def mixed(self, text: MixedText, param: str) -> Tokens:
         """Join tokens and texts, and add missing special tokens around them. Raises as `texts` and `ids`."""
-        if isinstance(given, str):
-            return self.texts([given], [param])[0]
-        marks, strange = self.tokenizer.marks, [one for one in given if isinstance(one, int)]
-        if strange and not 0 <= min(strange) <= max(strange) < self.tokenizer.vocab_size:
+        if isinstance(text, str):
+            return self.texts([text], [param])[0]
+        marks, ids = self.tokenizer.marks, [one for one in text if isinstance(one, int)]
+        if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.vocab_size:
             raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
         tokens = [
             token
-            for one in given
+            for one in text
             for token in ((one,) if isinstance(one, int) else self.plain([one], [param])[0])
         ]
         if tuple(tokens[: len(marks.begin)]) == marks.begin:
@@ -122,8 +125,8 @@ class InputReader(msgspec.Struct, frozen=True):
         return self._read(texts, params, add_special=False)
 
     def _read(self, texts: Sequence[str], params: Sequence[str], *, add_special: bool) -> list[list[int]]:
-        given = [self.readable(*each) for each in zip(texts, params, strict=True)]
-        return self.tokenizer.encode_all(given, add_special=add_special, parse_special=False)
+        readable = [self.readable(*each) for each in zip(texts, params, strict=True)]
+        return self.tokenizer.encode_all(readable, add_special=add_special, parse_special=False)
 
     def readable(self, text: str, param: str) -> str:
         """Cut a text that is certainly too long before it is tokenized. Raises PromptFarTooLong."""
@@ -167,13 +170,13 @@ def _foreign(param: str, tokenizer: Tokenizer) -> str:
     )
 
 
-def resolve_embeddings(body: EmbeddingBody, asking: ResolveContext) -> PoolingCall:
-    dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
-    inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
-    request = embed_request(inputs, body, asking, id_prefix="embd-")
+def resolve_embeddings(body: EmbeddingBody, context: ResolveContext) -> PoolingCall:
+    dimensions = dimensions_of(body.dimensions, context.info.embedding_size)
+    inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
+    request = embed_request(inputs, body, context, id_prefix="embd-")
     writer = partial(
         embedding_list,
-        model=asking.chosen.name,
+        model=context.chosen.name,
         prompt_tokens=request.num_tokens,
         is_base64=body.encoding_format == "base64",
         dimensions=dimensions,
@@ -181,17 +184,17 @@ def resolve_embeddings(body: EmbeddingBody, asking: ResolveContext) -> PoolingCa
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def resolve_llama_embedding(body: LlamaEmbedBody, asking: ResolveContext) -> PoolingCall:
+def resolve_llama_embedding(body: LlamaEmbedBody, context: ResolveContext) -> PoolingCall:
     if (body.content is None) == (body.input is None):
         raise wrong("Give exactly one of 'content' and 'input'.", "content")
-    given, name = (body.input, "input") if body.content is None else (body.content, "content")
-    assert given is not None, "one of them is given"
-    if len(given) > MAX_INPUTS:
+    content, name = (body.input, "input") if body.content is None else (body.content, "content")
+    assert content is not None, "one of them is set"
+    if len(content) > MAX_INPUTS:
         raise wrong(f"Invalid value for '{name}': expected at most {MAX_INPUTS} inputs.", name)
-    reader = InputReader.of(asking, body.cut)
-    params = [name] if len(given) == 1 else [f"{name}[{index}]" for index in range(len(given))]
-    inputs = tuple(reader.mixed(*each) for each in zip(given, params, strict=True))
-    request = embed_request(inputs, body, asking, id_prefix="llama-")
+    reader = InputReader.of(context, body.cut)
+    params = [name] if len(content) == 1 else [f"{name}[{index}]" for index in range(len(content))]
+    inputs = tuple(reader.mixed(*each) for each in zip(content, params, strict=True))
+    request = embed_request(inputs, body, context, id_prefix="llama-")
     render = partial(llama_vectors, is_normalised=body.embd_normalize != -1)
     return PoolingCall(work=request, timeout_s=body.timeout, render=render)
 
@@ -199,36 +202,36 @@ def resolve_llama_embedding(body: LlamaEmbedBody, asking: ResolveContext) -> Poo
 _OLLAMA_CUT = Cut(None, keeps_end=False)
 
 
-def resolve_ollama_embeddings(body: OllamaEmbedBody, asking: ResolveContext) -> PoolingCall:
-    dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
+def resolve_ollama_embeddings(body: OllamaEmbedBody, context: ResolveContext) -> PoolingCall:
+    dimensions = dimensions_of(body.dimensions, context.info.embedding_size)
     if isinstance(body.input, str):
         texts = [body.input] if body.input else []
         params = ["input"] * len(texts)
     else:
         texts, params = body.input, [f"input[{index}]" for index in range(len(body.input))]
-    reader = InputReader.of(asking, None if body.truncate is False else _OLLAMA_CUT)
-    request = embed_request(reader.texts(texts, params), body, asking, id_prefix="ollama-")
+    reader = InputReader.of(context, None if body.truncate is False else _OLLAMA_CUT)
+    request = embed_request(reader.texts(texts, params), body, context, id_prefix="ollama-")
     writer = partial(
-        ollama_vectors, model=asking.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions
+        ollama_vectors, model=context.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions
     )
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def resolve_ollama_embedding(body: OllamaOldEmbedBody, asking: ResolveContext) -> PoolingCall:
+def resolve_ollama_embedding(body: OllamaOldEmbedBody, context: ResolveContext) -> PoolingCall:
     texts = [body.prompt] if body.prompt else []
-    inputs = InputReader.of(asking, _OLLAMA_CUT).texts(texts, ["prompt"] * len(texts))
-    request = embed_request(inputs, body, asking, id_prefix="ollama-")
+    inputs = InputReader.of(context, _OLLAMA_CUT).texts(texts, ["prompt"] * len(texts))
+    request = embed_request(inputs, body, context, id_prefix="ollama-")
     return PoolingCall(work=request, timeout_s=body.timeout, render=ollama_vector)
 
 
 def embed_request(
-    inputs: tuple[Tokens, ...], body: PoolingBody, asking: ResolveContext, *, id_prefix: str
+    inputs: tuple[Tokens, ...], body: PoolingBody, context: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
-    return EmbedRequest(id=call_id, inputs=inputs, **asked_by(body, asking.sender, id_prefix))
+    return EmbedRequest(id=call_id, inputs=inputs, **origin_of(body, context.sender, id_prefix))
 
 
-def asked_by(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any]:
+def origin_of(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any]:
     return {
         "priority": sender.priority(field=body.priority, tier=body.service_tier),
         "client": Client.of(sender.identity, body.user or body.safety_identifier).label,
@@ -238,23 +241,23 @@ def asked_by(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any
     }
 
 
-def read_inputs(given: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
-    if isinstance(given, str):
-        return reader.texts([given], [name])
-    if isinstance(given[0], int):
-        return (reader.ids([token for token in given if isinstance(token, int)], name),)
-    params = [f"{name}[{index}]" for index in range(len(given))]
-    if isinstance(given[0], str):
-        return reader.texts([item for item in given if isinstance(item, str)], params)
-    ids = [item for item in given if isinstance(item, list)]
+def read_inputs(content: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
+    if isinstance(content, str):
+        return reader.texts([content], [name])
+    if isinstance(content[0], int):
+        return (reader.ids([token for token in content if isinstance(token, int)], name),)
+    params = [f"{name}[{index}]" for index in range(len(content))]
+    if isinstance(content[0], str):
+        return reader.texts([item for item in content if isinstance(item, str)], params)
+    ids = [item for item in content if isinstance(item, list)]
     return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
 
 
-def dimensions_of(asked: int | None, size: int) -> int | None:
+def dimensions_of(number: int | None, size: int) -> int | None:
     """Return the checked number of dimensions. Raises InvalidRequest."""
-    if asked is not None and asked > size:
+    if number is not None and number > size:
         raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
-    return asked
+    return number
 
 
 _PREFIX = "rerank-"
@@ -297,11 +300,11 @@ class _Scoring(NamedTuple):
     scores_of: Callable[[Rows], Scores]
 
 
-def resolve_ranking(body: RerankBody, asking: ResolveContext) -> PoolingCall:
+def resolve_ranking(body: RerankBody, context: ResolveContext) -> PoolingCall:
     """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
     name, documents = _documents(body)
     pairs = _Pairs((body.query,), documents, "query", name)
-    work, scores_of = _WAYS[asking.chosen.model.kind](pairs, body, asking)
+    work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
     writer: Writer
     if body.texts is not None:
         writer = partial(
@@ -311,7 +314,7 @@ def resolve_ranking(body: RerankBody, asking: ResolveContext) -> PoolingCall:
         writer = partial(
             ranking,
             id=work.id,
-            model=asking.chosen.name,
+            model=context.chosen.name,
             prompt_tokens=work.num_tokens,
             top_n=body.top_n,
             documents=None if body.return_documents is False else documents,
@@ -333,7 +336,7 @@ def _documents(body: RerankBody) -> tuple[str, tuple[str, ...]]:
     return name, tuple(item if isinstance(item, str) else item.text for item in body.documents or ())
 
 
-def resolve_scores(body: ScoreBody, asking: ResolveContext) -> PoolingCall:
+def resolve_scores(body: ScoreBody, context: ResolveContext) -> PoolingCall:
     """Return the call. Raises as `resolve_ranking`."""
     first, second = (
         (texts,) if isinstance(texts, str) else tuple(texts) for texts in (body.text_1, body.text_2)
@@ -341,57 +344,56 @@ def resolve_scores(body: ScoreBody, asking: ResolveContext) -> PoolingCall:
     if len(first) not in (1, len(second)):
         raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
     pairs = _Pairs(first, second, "text_1", "text_2")
-    work, scores_of = _WAYS[asking.chosen.model.kind](pairs, body, asking)
+    work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
     writer = partial(
-        score_list, id=work.id, model=asking.chosen.name, prompt_tokens=work.num_tokens, scores_of=scores_of
+        score_list, id=work.id, model=context.chosen.name, prompt_tokens=work.num_tokens, scores_of=scores_of
     )
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
-def resolve_classes(body: ClassifyBody, asking: ResolveContext) -> PoolingCall:
+def resolve_classes(body: ClassifyBody, context: ResolveContext) -> PoolingCall:
     """Return the call. Raises as `resolve_ranking`."""
-    inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
-    request = embed_request(inputs, body, asking, id_prefix="classify-")
+    inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
+    request = embed_request(inputs, body, context, id_prefix="classify-")
     writer = partial(
         class_list,
         id=request.id,
-        model=asking.chosen.name,
+        model=context.chosen.name,
         prompt_tokens=request.num_tokens,
-        labels=asking.info.labels,
+        labels=context.info.labels,
         # llama.cpp has made them probabilities already.
-        activates=body.use_activation is not False and asking.info.architecture not in _SOFTMAX,
+        activates=body.use_activation is not False and context.info.architecture not in _SOFTMAX,
     )
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> _Scoring:
-    reader = InputReader.of(asking, body.cut)
+def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+    reader = InputReader.of(context, body.cut)
     read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
-    request = embed_request(read, body, asking, id_prefix=_PREFIX)
+    request = embed_request(read, body, context, id_prefix=_PREFIX)
     return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
 
 
-def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> _Scoring:
-    request = embed_request(_joined(pairs, body, asking), body, asking, id_prefix=_PREFIX)
-    if asking.info.embedding_size > 1 and asking.info.architecture not in _SOFTMAX:
-        message = (
-            f"This model tells {asking.info.embedding_size} classes apart and scores no pairs: see /classify."
-        )
+def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+    request = embed_request(_joined(pairs, body, context), body, context, id_prefix=_PREFIX)
+    num_classes = context.info.embedding_size
+    if num_classes > 1 and context.info.architecture not in _SOFTMAX:
+        message = f"This model tells {num_classes} classes apart and scores no pairs: see /classify."
         raise InvalidRequest(message, param="model", code="wrong_model_kind")
-    squeezes = body.activates and asking.info.architecture not in _SOFTMAX
+    squeezes = body.activates and context.info.architecture not in _SOFTMAX
     return _Scoring(request, probabilities if squeezes else first_numbers)
 
 
-def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> _Scoring:
+def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
     """The prompts of a query share a prefix, which is computed once."""
-    model = asking.chosen.model
+    model = context.chosen.model
     assert model.rerank is not None, "a model without one cannot rerank"
-    if len(pairs.texts) > asking.options.max_sequences:
-        message = f"{len(pairs.texts)} texts: one call may have {asking.options.max_sequences} sequences."
+    if len(pairs.texts) > context.options.max_sequences:
+        message = f"{len(pairs.texts)} texts: one call may have {context.options.max_sequences} sequences."
         raise wrong(message, pairs.texts_at)
-    reader = InputReader.of(asking, body.cut, room=1)
+    reader = InputReader.of(context, body.cut, room=1)
     prompts = _Prompts(reader, model.rerank).about(pairs)
-    work = _questions(prompts, _answers(reader, model.rerank), body, asking)
+    work = _questions(prompts, _answers(reader, model.rerank), body, context)
     return _Scoring(work, probabilities if body.activates else first_numbers)
 
 
@@ -423,9 +425,9 @@ class _Prompts(NamedTuple):
         return tokens
 
 
-def _answers(reader: InputReader, asked: RerankPrompts) -> tuple[int, int]:
+def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
     """The first tokens of yes and no must differ. Raises InvalidRequest."""
-    yes, no = (tokens[:1] for tokens in reader.plain((asked.yes, asked.no), ("model", "model")))
+    yes, no = (tokens[:1] for tokens in reader.plain((template.yes, template.no), ("model", "model")))
     if yes == no:
         message = "This model cannot rerank: its tokens for yes and no begin alike."
         raise InvalidRequest(message, param="model", code="unsupported_parameter")
@@ -433,12 +435,12 @@ def _answers(reader: InputReader, asked: RerankPrompts) -> tuple[int, int]:
 
 
 def _questions(
-    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, asking: ResolveContext
+    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, context: ResolveContext
 ) -> YesOrNo:
-    sender, call_id = asking.sender, _PREFIX + secrets.token_hex(12)
-    key = sender.identity.digest if asking.options.isolate_by_key else None
+    sender, call_id = context.sender, _PREFIX + secrets.token_hex(12)
+    key = sender.identity.digest if context.options.isolate_by_key else None
     yes, no = answers
-    told = asked_by(body, sender, _PREFIX)
+    origin = origin_of(body, sender, _PREFIX)
     requests = tuple(
         GenerationRequest(
             id=f"{call_id}/{index}",
@@ -449,19 +451,19 @@ def _questions(
             ),
             top_logprobs=0,
             cache_namespace=cache_namespace(salt=None, key=key),
-            adapter=asking.chosen.adapter,
-            **told,
+            adapter=context.chosen.adapter,
+            **origin,
         )
         for index, tokens in enumerate(prompts)
     )
     return YesOrNo(requests=requests, yes=yes, no=no)
 
 
-def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ResolveContext) -> tuple[Tokens, ...]:
-    reader = InputReader.of(asking, body.cut)
-    asked = asking.chosen.model.rerank
-    if asked is not None:
-        return tuple(_Prompts(reader, asked).about(pairs))
+def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> tuple[Tokens, ...]:
+    reader = InputReader.of(context, body.cut)
+    template = context.chosen.model.rerank
+    if template is not None:
+        return tuple(_Prompts(reader, template).about(pairs))
     read = reader.plain((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     queries, texts = read[: len(pairs.queries)], read[len(pairs.queries) :]
     alike = queries * len(texts) if len(queries) == 1 else queries
