@@ -17,9 +17,8 @@ from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.chat import routes as chat
 from openai_cpu_server.api.completions import routes as completions
 from openai_cpu_server.api.events import stream as events
-from openai_cpu_server.api.files import batches, files
-from openai_cpu_server.api.files.batches import RowRunner
-from openai_cpu_server.api.files.files import uploaded
+from openai_cpu_server.api.files import routes as files
+from openai_cpu_server.api.files.routes import RowRunner, uploaded
 from openai_cpu_server.api.generate import routes as generate
 from openai_cpu_server.api.generation.answer_lookup import X_CACHE, AnswerLookup
 from openai_cpu_server.api.generation.attachments import AttachmentFinder
@@ -29,21 +28,19 @@ from openai_cpu_server.api.generation.resumable_streams import CONVERSATION_HEAD
 from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
-from openai_cpu_server.api.ollama import store as ollama_store
 from openai_cpu_server.api.parts import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
 from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.contract.mcp import McpServers
-from openai_cpu_server.http.application import application
+from openai_cpu_server.http.application import DOCUMENT, application
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
 from openai_cpu_server.http.context import RequestHistory
 from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import Meter, RateLimits
-from openai_cpu_server.http.openapi import DOCUMENT
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
@@ -59,7 +56,6 @@ ROOMS: Sequence[ApiRouter[AppState]] = (
     messages.ROOM,
     generate.ROOM,
     ollama.ROOM,
-    ollama_store.ROOM,
     llama_server.ROOM,
     pooling.ROOM,
     tokens.ROOM,
@@ -68,7 +64,6 @@ ROOMS: Sequence[ApiRouter[AppState]] = (
     mcp_rooms.ROOM,
     requests.ROOM,
     files.ROOM,
-    batches.ROOM,
     usage.ROOM,
     health.ROOM,
     stats.ROOM,

@@ -8,7 +8,7 @@ from typing import Any
 
 from manual.table import table
 from openai_cpu_server.api.application import ROWS
-from openai_cpu_server.http.openapi import document
+from openai_cpu_server.http.application import document
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute
 
 Json = dict[str, Any]

@@ -30,6 +30,7 @@ from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_conne
 from openai_cpu_server.api.generation.running import RunningCall, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
+from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.context import RequestLog, ticket_of
 from openai_cpu_server.http.errors import (
@@ -254,6 +255,31 @@ class OllamaStream(Renderer):
 
 def _chunk(line: OllamaLine) -> Chunk:
     return Chunk(one_line(msgspec.json.encode(line)))
+
+
+class OllamaProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    status: str
+    digest: str = ""
+    total: int = 0
+    completed: int | msgspec.UnsetType = msgspec.UNSET
+
+
+DONE = OllamaProgress("success")
+
+
+def progress_of(step: PullStep) -> OllamaProgress | None:
+    match step:
+        case PullStep(status="asking"):
+            return OllamaProgress("pulling manifest")
+        case PullStep(status="pulling", digest=str(digest)):
+            shown = digest.removeprefix("sha256:")[:12]
+            completed = step.completed or 0
+            return OllamaProgress(f"pulling {shown}", digest, step.total or 0, completed)
+        case PullStep(status="verifying"):
+            return OllamaProgress("verifying sha256 digest")
+        case PullStep(status="success"):
+            return DONE
+    return None
 
 
 async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[bytes]:

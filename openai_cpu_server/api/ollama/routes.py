@@ -1,14 +1,17 @@
-"""Routes of Ollama's API for answers and models."""
+"""Routes of Ollama's API: answers, models, and changes of the set of models."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from openai_cpu_server.api.admin.models import store_for, to_its_end
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
 from openai_cpu_server.api.ollama.models import (
@@ -22,36 +25,49 @@ from openai_cpu_server.api.ollama.models import (
     shown,
 )
 from openai_cpu_server.api.ollama.render import (
+    DONE,
     NDJSON,
     OLLAMA,
     SHAPE,
     JsonLines,
     OllamaError,
     OllamaLine,
+    OllamaProgress,
     OllamaRenderer,
     lines_of,
+    progress_of,
 )
 from openai_cpu_server.api.ollama.schema import (
+    NO_FILES,
     OllamaBody,
     OllamaChatBody,
+    OllamaCopyBody,
+    OllamaCreateBody,
     OllamaGenerateBody,
+    OllamaNamed,
+    OllamaPullBody,
     OllamaShowBody,
 )
-from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask
-from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask, preset_of
+from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
-from openai_cpu_server.errors import Forbidden, missing
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
+from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import CALLS, INFERENCE, Scope
+from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import shelved
 
 B = TypeVar("B", bound=OllamaBody)
-_API_VERSION = "0.13.0"
-"""Version of Ollama with this API. Clients require a minimum, such as 0.6.4 for VS Code."""
+
+
+async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
+    async for step in store.pull(name):
+        if (progress := progress_of(step)) is not None:
+            yield msgspec.json.encode(progress) + b"\n"
 
 
 class OllamaGeneration(Generic[B]):
@@ -119,11 +135,23 @@ _generation = partial(
 )
 
 
+_admin_route = partial(_route, access=ADMIN)
+_streamed = partial(
+    _admin_route,
+    "POST",
+    answer=OllamaProgress,
+    streams=True,
+    stream_form="Unless `stream` is false: an object on each line; the last one is `success` or an error.",
+    stream_media=NDJSON,
+)
+
+
 class OllamaRoutes:
     def __init__(self, parts: AppState) -> None:
         self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
         self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
         self._models = parts.models
+        self._store = parts.store
         self._lenient = parts.options.lenient
 
     @_generation(f"{OLLAMA}/chat", body=OllamaChatBody)
@@ -166,7 +194,63 @@ class OllamaRoutes:
     @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
     async def version(self, request: Request) -> Response:
         """Return the version of Ollama whose API this is."""
-        return json_response(OllamaVersion(_API_VERSION))
+        return json_response(OllamaVersion("0.13.0"))  # VS Code requires 0.6.4
+
+    @_streamed(f"{OLLAMA}/pull", body=OllamaPullBody, errors=(404, 503))
+    async def pull(self, request: Request) -> ASGIApp:
+        """Download a model from the hub and serve it, under `--allow-pull`."""
+        body, ignored = parse(OllamaPullBody, await unkept_body(request), lenient=self._lenient)
+        store = store_for(self._store, body.model_name, request)
+        if body.stream is not False:
+            return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
+        await while_connected(request.receive, partial(to_its_end, store, body.model_name))
+        return json_response(DONE, headers=ignored.headers)
+
+    @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
+    async def create(self, request: Request) -> Response:
+        """Create a name for a model with a system prompt, parameters and messages."""
+        body, ignored = parse(OllamaCreateBody, await unkept_body(request), lenient=self._lenient)
+        preset = preset_of(body)
+        await self._derive(request, body.model_name, preset)
+        if body.stream is False:
+            return json_response(DONE, headers=ignored.headers)
+        return Response(msgspec.json.encode(DONE) + b"\n", media_type=NDJSON, headers=ignored.headers)
+
+    @_admin_route("POST", f"{OLLAMA}/copy", body=OllamaCopyBody, errors=(404,))
+    async def copy(self, request: Request) -> Response:
+        """Give a model another name."""
+        body, _ = parse(OllamaCopyBody, await unkept_body(request), lenient=self._lenient)
+        await self._derive(request, body.destination, Preset(base=body.source))
+        return Response()
+
+    @_admin_route("DELETE", f"{OLLAMA}/delete", body=OllamaNamed, errors=(404, 409))
+    async def delete(self, request: Request) -> Response:
+        """Remove a downloaded model and its files, or remove a name."""
+        body, _ = parse(OllamaNamed, await unkept_body(request), lenient=self._lenient)
+        await store_for(self._store, body.model_name, request).remove(body.model_name)
+        return Response()
+
+    @_admin_route("GET", f"{OLLAMA}/blobs/{{digest}}")
+    async def has_blob(self, request: Request) -> Response:
+        """Answer 404, because the server stores no blobs."""
+        return json_response(OllamaError(f"There is no blob '{request.path_params['digest']}'."), 404)
+
+    @_admin_route("POST", f"{OLLAMA}/blobs/{{digest}}", errors=(400,))
+    async def take_blob(self, request: Request) -> NoReturn:
+        """Reject uploads of blobs."""
+        raise InvalidRequest(f"{NO_FILES[:1].upper()}{NO_FILES[1:]}.")
+
+    @_admin_route("POST", f"{OLLAMA}/push", errors=(400,))
+    async def push(self, request: Request) -> NoReturn:
+        """Reject uploads of models to a hub."""
+        raise InvalidRequest("This server sends models nowhere.")
+
+    async def _derive(self, request: Request, name: str, preset: Preset) -> None:
+        store = store_for(self._store, name, request)
+        base = (await chosen_model(self._models, request, preset.base)).model
+        if preset.template:
+            await in_thread(partial(base.write_template, preset.template, None, "", 0), is_slow=True)
+        await store.derive(name, preset)
 
 
 ROOM = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)

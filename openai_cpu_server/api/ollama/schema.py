@@ -26,6 +26,7 @@ from openai_cpu_server.api.generation.body import (
     Whole,
 )
 from openai_cpu_server.contract.request import COUNT
+from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.json_size import MOST_TOKENS
 
@@ -175,3 +176,49 @@ class OllamaGenerateBody(OllamaBody):
 class OllamaShowBody(OpenBody):
     model: str | None = None
     name: str | None = None
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+NO_FILES = "this server takes no files; pull a model of the hub, or name its file with --model"
+
+
+class OllamaNamed(OpenBody):
+    model: ModelName | None = None
+    name: ModelName | None = None
+    stream: bool | None = None
+    """Streams if absent."""
+
+    @property
+    def model_name(self) -> str:
+        name = self.model or self.name
+        if name is None:
+            raise missing("model")
+        return name
+
+
+class OllamaPullBody(OllamaNamed):
+    hints: ClassVar[Hints] = {"insecure": IgnoredParam("the hub is the one that HF_ENDPOINT names", (False,))}
+
+
+class OllamaCreateBody(OllamaNamed):
+    hints: ClassVar[Hints] = {"license": IgnoredParam("it is that of the model")}
+    refusals: ClassVar[Refusals] = {
+        "files": UnsupportedParam(NO_FILES, ({},)),
+        "adapters": UnsupportedParam("load it with POST /v1/adapters", ({},)),
+        "quantize": UnsupportedParam("the command `openai-cpu-server quantize` writes smaller files", ("",)),
+        "modelfile": UnsupportedParam(
+            "send 'from', 'system', 'template', 'parameters', 'messages' instead", ("",)
+        ),
+    }
+
+    base: Annotated[ModelName | None, Field(alias="from")] = None
+    system: str | None = None
+    template: str | None = None
+    """Ollama template of prompts, or the model's own if absent."""
+    parameters: OllamaOptions | None = None
+    messages: ListOf[OllamaMessage] | None = None
+
+
+class OllamaCopyBody(OpenBody):
+    source: ModelName
+    destination: ModelName

@@ -26,11 +26,13 @@ from openai_cpu_server.api.generation.to_params import adapted_names, any_object
 from openai_cpu_server.api.ollama.schema import (
     OllamaBody,
     OllamaChatBody,
+    OllamaCreateBody,
     OllamaGenerateBody,
     OllamaMessage,
     OllamaOptions,
 )
-from openai_cpu_server.errors import wrong
+from openai_cpu_server.errors import missing, wrong
+from openai_cpu_server.models.presets import Preset, PresetMessage
 from openai_cpu_server.prompt.template import joined, to_json
 
 _NO_VISION = LACKS["image"]
@@ -195,3 +197,28 @@ def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -
         return f"result_{index}"
     open_calls.remove(found)
     return found[0]
+
+
+def preset_of(body: OllamaCreateBody) -> Preset:
+    """Convert the body to a preset. Raises InvalidRequest."""
+    if body.base is None:
+        raise missing("from")
+    options = body.parameters or OllamaOptions()
+    if options.logit_bias:
+        raise wrong("'logit_bias' is for requests: it has no place in a model's parameters.", "parameters")
+    messages = body.messages or ()
+    for index, message in enumerate(messages):
+        if message.images or message.tool_calls or message.role == "tool":
+            raise wrong("Messages that are kept have texts only.", f"messages[{index}]")
+    sampling = sampling_of(options)
+    numbers = {name: getattr(sampling, name) for name in sampling_sent(options) if name != "logit_bias"}
+    stop = options.stop or ()
+    return Preset(
+        base=body.base,
+        system=body.system or "",
+        template=body.template or "",
+        messages=tuple(PresetMessage(message.role, message.content or "") for message in messages),
+        parameters={name: number for name, number in numbers.items() if number is not None},
+        max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
