@@ -168,16 +168,16 @@ def ticket_of(scope: Scope) -> RequestLog:
     return ticket
 
 
+@dataclass(frozen=True)
 class RequestHistory:
     """Common end of all requests. `end` is called once for each."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    watch: Watch
 
     def end(self, ticket: RequestLog) -> None:
         ended_s = time.monotonic()
         ticket.log(ended_s - ticket.started_s)
-        self._watch.ended(
+        self.watch.ended(
             EndedRequest(
                 id=ticket.id,
                 origin=ticket.origin,
@@ -196,16 +196,6 @@ class RequestHistory:
                 key=ticket.client or "",
             )
         )
-
-    def row_begins(self) -> None:
-        """Count a batch row. `end` or `row_put_off` follows, and `row_left` in any case."""
-        self._watch.metrics.rows_running.inc()
-
-    def row_put_off(self) -> None:
-        self._watch.metrics.row_put_off()
-
-    def row_left(self) -> None:
-        self._watch.metrics.rows_running.dec()
 
 
 PRIORITY_HEADER = "X-Priority"
@@ -324,15 +314,15 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
     return context.limit_headers if isinstance(context, RequestContext) else {}
 
 
+@dataclass
 class ServedRequest:
-    def __init__(self, leases: AsyncExitStack) -> None:
-        self.error: Exception | None = None
-        self._leases = leases
+    leases: AsyncExitStack
+    error: Exception | None = None
 
     async def hold(self, context: RequestContext) -> None:
         """Apply the key's limits until the request ends. Raises RequestsLimited."""
         if context.lease is not None:
-            await self._leases.enter_async_context(context.lease)
+            await self.leases.enter_async_context(context.lease)
 
 
 @asynccontextmanager

@@ -195,9 +195,13 @@ class HostGate:
         shapes: Sequence[ErrorShape],
     ) -> None:
         """`hosts`: accepted names beside addresses, or None for any."""
+
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+            raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
+
         self._app = app
         self._hosts = hosts
-        self._refusing = ErrorMiddleware(self._refuse, endings=endings, shapes=shapes)
+        self._refusing = ErrorMiddleware(refuse, endings=endings, shapes=shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")
@@ -205,9 +209,6 @@ class HostGate:
             await self._refusing(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
 
 
 def _opening_status(message: Message) -> int | None:

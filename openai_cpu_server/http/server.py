@@ -104,7 +104,6 @@ class WebServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._num_signals and self._draining is None:
             self._draining = asyncio.create_task(self._drain())
-            self._draining.add_done_callback(self._drained)
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
@@ -113,12 +112,12 @@ class WebServer(uvicorn.Server):
             self._drain_s,
             len(self._engines.requests()),
         )
-        await asyncio.gather(self._engines.drain(self._drain_s), self._checkpoint())
-
-    def _drained(self, task: asyncio.Task[None]) -> None:
-        self.should_exit = True
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("draining failed", exc_info=error)
+        try:
+            await asyncio.gather(self._engines.drain(self._drain_s), self._checkpoint())
+        except Exception:
+            logger.exception("draining failed")
+        finally:
+            self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._draining is not None:

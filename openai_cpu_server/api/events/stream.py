@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, TypeVar
@@ -69,21 +70,21 @@ L = TypeVar("L", bound=LiveSequence)
 Shown = TypeVar("Shown", ShownPart, ShownHolding)
 
 
+@dataclass(frozen=True)
 class EventFilter:
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+    identity: Identity
 
     @property
     def is_whole(self) -> bool:
-        return self._identity.may(Scope.ADMIN)
+        return self.identity.may(Scope.ADMIN)
 
     @property
     def has_rates(self) -> bool:
-        return self.is_whole or self._identity.may(Scope.METRICS)
+        return self.is_whole or self.identity.may(Scope.METRICS)
 
     def has_model(self, names: Iterable[str]) -> bool:
         """Return True if the key may use the model, with or without an adapter."""
-        allowed = self._identity.allowed_models
+        allowed = self.identity.allowed_models
         if allowed is None:
             return True
         without_adapters = {name.rpartition(":")[0] for name in allowed}
@@ -93,15 +94,15 @@ class EventFilter:
         """Return the name of a step's adapter, or None if the key may not use it."""
         if key is None:
             return None
-        name, allowed = key.partition("@")[0], self._identity.allowed_models
+        name, allowed = key.partition("@")[0], self.identity.allowed_models
         is_known = self.is_whole or allowed is None or any(f"{model}:{name}" in allowed for model in names)
         return name if is_known else None
 
     def owns(self, client: str) -> bool:
-        return Client.of_label(client).is_owned_by(self._identity)
+        return Client.of_label(client).is_owned_by(self.identity)
 
     def name_of(self, client: str) -> str:
-        return Client.of_label(client).shown_to(self._identity)
+        return Client.of_label(client).shown_to(self.identity)
 
     def parts(self, parts: Sequence[ShownPart]) -> list[StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
@@ -217,18 +218,16 @@ _MOST_LISTED = 100
 _NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
 
 
+@dataclass(frozen=True)
 class Snapshots:
-    def __init__(
-        self, models: ModelRegistry, recent: RecentActivity, hub: StepBroadcaster, event_filter: EventFilter
-    ) -> None:
-        self._models = models
-        self._recent = recent
-        self._hub = hub
-        self._filter = event_filter
+    registry: ModelRegistry
+    recent: RecentActivity
+    hub: StepBroadcaster
+    filter: EventFilter
 
     def models(self) -> Models:
         states = [_model_state(model) for model in self.seen_models]
-        return Models(models=states, memory_bytes=self._models.status().rss_bytes)
+        return Models(models=states, memory_bytes=self.registry.status().rss_bytes)
 
     def queue(self) -> Queue:
         seen = [(model, model.engine.status()) for model in self.seen_models]
@@ -258,11 +257,11 @@ class Snapshots:
 
     def caches(self) -> Caches:
         models = [
-            _cache(model, kv, self._hub.state_of(model) or _NO_STATE, self._filter)
+            _cache(model, kv, self.hub.state_of(model) or _NO_STATE, self.filter)
             for model in self.seen_models
             if (kv := model.engine.kv_stats()) is not None
         ]
-        return Caches(models=models, answers=self._answers() if self._filter.is_whole else None)
+        return Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
 
     def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
         """Yield remembered restarts after the first `after` ones."""
@@ -275,15 +274,15 @@ class Snapshots:
 
     @property
     def seen_models(self) -> list[ServedModel]:
-        return [model for model in self._models.current if self._filter.has_model(model.names)]
+        return [model for model in self.registry.current if self.filter.has_model(model.names)]
 
     def _own_requests(self, model: ServedModel, state: RequestState) -> list[LiveRequest]:
-        live = self._hub.requests_of(model)
-        return [one for one in live if one.state is state and self._filter.owns(one.client)]
+        live = self.hub.requests_of(model)
+        return [one for one in live if one.state is state and self.filter.owns(one.client)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
         """Requests with a position come first, then the oldest."""
-        state = self._hub.state_of(model) or _NO_STATE
+        state = self.hub.state_of(model) or _NO_STATE
         whys = {wait.id: wait.why for wait in state.waits}
         is_ready = status.state is EngineState.READY
         found = self._own_requests(model, RequestState.WAITING)
@@ -305,13 +304,13 @@ class Snapshots:
             live,
             model=model.name,
             priority=live.priority.label,
-            client=self._filter.name_of(live.client),
+            client=self.filter.name_of(live.client),
             age_s=round(live.age_s, 2),
             **others,
         )
 
     def _answers(self) -> Answers | None:
-        counts = self._recent.answers
+        counts = self.recent.answers
         if not counts:
             return None
         hits, misses = counts[AnswerUse.EXACT] + counts[AnswerUse.SEMANTIC], counts[AnswerUse.MISS]

@@ -86,7 +86,8 @@ class RowRunner:
             priority=Priority.BATCH,
             has_headers=False,
         )
-        self.endings.row_begins()
+        metrics = self.endings.watch.metrics
+        metrics.rows_running.inc()
         is_over = False
         try:
             answer = await self._answer(ticket, body, owner)
@@ -95,8 +96,8 @@ class RowRunner:
             if is_over:
                 self.endings.end(ticket)
             else:  # it is tried again, or a stop has cut it short
-                self.endings.row_put_off()
-            self.endings.row_left()
+                metrics.row_put_off()
+            metrics.rows_running.dec()
         return answer
 
     async def _answer(self, ticket: RequestLog, body: bytes, owner: str) -> RowAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -83,11 +84,11 @@ OLLAMA = PoolingFamily(OllamaEmbedBody, Ability.EMBED, resolve_ollama_embeddings
 OLLAMA_OLD = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, resolve_ollama_embedding)
 
 
+@dataclass(frozen=True)
 class PoolingRoute(Generic[B]):
-    def __init__(self, family: PoolingFamily[B], models: ModelRegistry, options: ApiOptions) -> None:
-        self._family = family
-        self._models = models
-        self._options = options
+    family: PoolingFamily[B]
+    models: ModelRegistry
+    options: ApiOptions
 
     async def create(self, request: Request) -> Response:
         data, context = await unkept_body(request), context_of(request.scope)
@@ -115,15 +116,15 @@ class PoolingRoute(Generic[B]):
         return await _written(call, rows, working.figures)
 
     async def _resolved(self, data: bytes, sender: Caller) -> tuple[PoolingCall, ChosenModel]:
-        reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
+        reading = partial(parse, self.family.schema, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
-        await fetch(self._models, body.model, allowed)
-        chosen = choose_able(self._models, body.model, allowed, self._family.ability)
-        context = ResolveContext(chosen, chosen.model.loaded(), sender, self._options)
+        await fetch(self.models, body.model, allowed)
+        chosen = choose_able(self.models, body.model, allowed, self.family.ability)
+        context = ResolveContext(chosen, chosen.model.loaded(), sender, self.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
-        is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
-        resolving = partial(self._family.resolve, body, context)
+        is_slow = self.family.ability is not Ability.EMBED or len(data) > LONG_BODY
+        resolving = partial(self.family.resolve, body, context)
         call = await in_thread(resolving, is_slow=is_slow)
         return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
@@ -138,7 +139,7 @@ class PoolingRoute(Generic[B]):
                 return call, submit(call, chosen.model.engine), chosen
             except ServerError:
                 await context.refund()
-                if self._models.is_current(chosen.model):
+                if self.models.is_current(chosen.model):
                     raise
 
 
@@ -177,13 +178,14 @@ _ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
 
 class PoolingRoutes:
     def __init__(self, parts: AppState) -> None:
-        self.embedding = PoolingRoute(EMBEDDINGS, parts.models, parts.options)
-        self.reranking = PoolingRoute(RERANKING, parts.models, parts.options)
-        self._scoring = PoolingRoute(SCORING, parts.models, parts.options)
-        self._classifying = PoolingRoute(CLASSIFYING, parts.models, parts.options)
-        self._llama_server = PoolingRoute(LLAMA_SERVER, parts.models, parts.options)
-        self._ollama = PoolingRoute(OLLAMA, parts.models, parts.options)
-        self._ollama_old = PoolingRoute(OLLAMA_OLD, parts.models, parts.options)
+        route = partial(PoolingRoute, models=parts.models, options=parts.options)
+        self.embedding = route(EMBEDDINGS)
+        self.reranking = route(RERANKING)
+        self._scoring = route(SCORING)
+        self._classifying = route(CLASSIFYING)
+        self._llama_server = route(LLAMA_SERVER)
+        self._ollama = route(OLLAMA)
+        self._ollama_old = route(OLLAMA_OLD)
 
     @_route(
         "/v1/embeddings",
