@@ -90,7 +90,7 @@ ALLOWED = {
     "cli": ". errors",
     "cli.main": ". cli config.folders errors kernels.library reader.child",
     "cli.serve": "config reader.child server",
-    "cli.key": "errors http.key_file",
+    "cli.key": "errors http.keys",
     "cli.grammar": "contract.grammar errors llama.grammar.grammar_check structured",
     "cli.batch": "config contract errors jobs observe.logs server storage.private_files",
     "cli.ray": "config errors replicas.ray",

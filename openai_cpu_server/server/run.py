@@ -27,19 +27,19 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.body import BodyQuota
-from openai_cpu_server.http.connection import (
+from openai_cpu_server.http.frames import LimitedSocket
+from openai_cpu_server.http.keys import KeyRing
+from openai_cpu_server.http.limits import Meter, RateLimits
+from openai_cpu_server.http.server import (
     Complaints,
     ConnectionLimits,
     Hangup,
     LimitedConnection,
+    WebServer,
     authority,
     limited,
+    room_for_connections,
 )
-from openai_cpu_server.http.frames import LimitedSocket
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
-from openai_cpu_server.http.server import WebServer, room_for_connections
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database

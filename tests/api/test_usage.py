@@ -18,7 +18,7 @@ from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.contract.figures import Amounts, Price
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database

@@ -91,8 +91,8 @@ class StoredResponses:
         return _json(encoded(ended))
 
     async def input_items(self, request: Request) -> Response:
-        known = frozenset({"limit", "after", "order", "include", "include[]"})
-        page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
+        names = frozenset({"limit", "after", "order", "include", "include[]"})
+        page = page_of(request.query_params, names=names, default=_LISTED, most=_MAX_LISTED)
         items, has_more = await self._there().inputs(*_named(request), page)
         told = [msgspec.Raw(item.content) for item in items]
         listed = ItemList(data=told, **page_ends(items), has_more=has_more)

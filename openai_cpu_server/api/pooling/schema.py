@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union
 
 import msgspec
@@ -27,11 +28,11 @@ from openai_cpu_server.contract.engine import Embedding, Engine, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError, wrong
 from openai_cpu_server.http.ignored_params import (
     EMBEDDING_HINTS,
     EMBEDDING_REFUSALS,
+    OLLAMA_EMBED_HINTS,
     RERANK_HINTS,
     RERANK_REFUSALS,
     Hints,
@@ -56,25 +57,21 @@ Input = Annotated[
 ]
 
 
-_TRUNCATE = {"END": True, "NONE": False}
-
-
-def _as_switch(value: object) -> object:
-    """Cohere and NVIDIA use words, in any case."""
-    return _TRUNCATE.get(value.upper(), value) if isinstance(value, str) else value
-
-
 Truncate = Annotated[
-    bool, BeforeValidator(_as_switch, json_schema_input_type=Union[bool, Literal["END", "NONE"]])
+    bool,
+    BeforeValidator(
+        lambda value: (
+            {"END": True, "NONE": False}.get(value.upper(), value) if isinstance(value, str) else value
+        ),
+        json_schema_input_type=Union[bool, Literal["END", "NONE"]],
+    ),
 ]
-
-
-def _as_side(value: object) -> object:
-    """TEI writes `Left` and `Right`."""
-    return value.lower() if isinstance(value, str) else value
-
-
-Side = Annotated[Literal["left", "right"], BeforeValidator(_as_side)]
+"""Cohere and NVIDIA use words, in any case."""
+Side = Annotated[
+    Literal["left", "right"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+]
+"""TEI writes `Left` and `Right`."""
 
 
 class Cut(NamedTuple):
@@ -205,6 +202,31 @@ class ClassifyBody(PoolingBody):
     """False for the model's own numbers instead of probabilities."""
 
 
+class OllamaEmbedBody(PoolingBody):
+    """`truncate` is true by default, and unknown fields are ignored, as in Ollama."""
+
+    is_open: ClassVar[bool] = True
+    hints: ClassVar[Hints] = OLLAMA_EMBED_HINTS
+
+    input: Annotated[
+        Union[
+            Annotated[str, Tag("<text>")],
+            Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
+        ],
+        TEXT_OR_LIST,
+    ]
+    """An empty text or list has no vector, as in Ollama."""
+    dimensions: Several | None = None
+
+
+class OllamaOldEmbedBody(PoolingBody):
+    is_open: ClassVar[bool] = True
+    hints: ClassVar[Hints] = OLLAMA_EMBED_HINTS
+
+    prompt: str
+    """An empty text has no vector, as in Ollama."""
+
+
 Rows = npt.NDArray[np.float32]
 """Shape: inputs x numbers."""
 Writer = Callable[[Rows, Figures], bytes]
@@ -270,46 +292,43 @@ class NoVectors:
     def fail_in(self, seconds: float, error: ServerError) -> None: ...
 
 
+@dataclass
 class YesOrNoScores:
     """`Embedding` with one number per prompt: log odds of yes against no."""
 
-    def __init__(self, generation: Generation, asked: YesOrNo) -> None:
-        self._generation = generation
-        self._asked = asked
+    generation: Generation
+    prompts: YesOrNo
 
     async def __aenter__(self) -> YesOrNoScores:
-        await self._generation.__aenter__()
+        await self.generation.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        await self._generation.__aexit__(*error)
+        await self.generation.__aexit__(*error)
 
     async def vectors(self) -> bytes:
         scores: dict[str, float] = {}
-        async for event in self._generation:
+        async for event in self.generation:
             if event.logprobs:
-                scores[event.id] = self._score(event.logprobs[0])
+                logprobs = dict(event.logprobs[0].top)
+                scores[event.id] = logprobs[self.prompts.yes] - logprobs[self.prompts.no]
             if event.finish is not None and event.finish.reason is FinishReason.CANCELLED:
                 raise GenerationFailed("The server ended the request before its end.")
-        missing = [request.id for request in self._asked.requests if request.id not in scores]
-        if missing:
+        ids = [request.id for request in self.prompts.requests]
+        if not scores.keys() >= set(ids):
             raise GenerationFailed("The model has answered neither yes nor no.")
-        return np.array([scores[request.id] for request in self._asked.requests], np.float32).tobytes()
+        return np.array([scores[request_id] for request_id in ids], np.float32).tobytes()
 
     @property
     def figures(self) -> Figures:
-        told = self._generation.figures
-        compute_ms = told.latency_ms - told.queue_ms
+        figures = self.generation.figures
+        compute_ms = figures.latency_ms - figures.queue_ms
         return Figures(
-            queue_ms=told.queue_ms,
+            queue_ms=figures.queue_ms,
             prefill_ms=compute_ms,
-            latency_ms=told.latency_ms,
-            tokens_per_second=1000 * self._asked.num_tokens / compute_ms if compute_ms > 0 else 0.0,
+            latency_ms=figures.latency_ms,
+            tokens_per_second=1000 * self.prompts.num_tokens / compute_ms if compute_ms > 0 else 0.0,
         )
 
     def fail_in(self, seconds: float, error: ServerError) -> None:
-        self._generation.fail_in(seconds, error)
-
-    def _score(self, told: TokenLogprob) -> float:
-        known = dict(told.top)
-        return known[self._asked.yes] - known[self._asked.no]
+        self.generation.fail_in(seconds, error)

@@ -26,15 +26,13 @@ from openai_cpu_server.api.generation.body import (
     Whole,
 )
 from openai_cpu_server.contract.request import COUNT
+from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's own options decide it, for all requests alike")
-_KEPT = IgnoredParam(
-    "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
-)
 _NO_MIROSTAT = "this sampler is not built"
 
 
@@ -82,15 +80,11 @@ class OllamaOptions(OpenBody):
     logit_bias: dict[str, Bias] | None = None
 
 
-def _switch_or_word(value: object) -> str:
-    return "<switch>" if isinstance(value, bool) else "<word>"
-
-
 Think = Annotated[
     Union[
         Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<word>")]
     ],
-    Discriminator(_switch_or_word),
+    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
 ]
 KeepAlive = Union[str, int, float]
 TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
@@ -99,7 +93,11 @@ TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 class OllamaBody(ProgressBody, OpenBody):
     """Body whose unknown fields are ignored, as in Ollama."""
 
-    hints: ClassVar[Hints] = {"keep_alive": _KEPT}
+    hints: ClassVar[Hints] = {
+        "keep_alive": IgnoredParam(
+            "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
+        )
+    }
     refusals: ClassVar[Refusals] = {
         "shift": UnsupportedParam("an answer ends where the context does", (False,)),
     }
@@ -120,8 +118,8 @@ class OllamaBody(ProgressBody, OpenBody):
 
     @property
     def unloads(self) -> bool:
-        given = self.keep_alive
-        return given == 0 or (isinstance(given, str) and given.rstrip("hmsnu") in ("0", "-0"))
+        time = self.keep_alive
+        return time == 0 or (isinstance(time, str) and time.rstrip("hmsnu") in ("0", "-0"))
 
 
 class OllamaFunction(OpenBody):
@@ -178,3 +176,49 @@ class OllamaGenerateBody(OllamaBody):
 class OllamaShowBody(OpenBody):
     model: str | None = None
     name: str | None = None
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+NO_FILES = "this server takes no files; pull a model of the hub, or name its file with --model"
+
+
+class OllamaNamed(OpenBody):
+    model: ModelName | None = None
+    name: ModelName | None = None
+    stream: bool | None = None
+    """Streams if absent."""
+
+    @property
+    def model_name(self) -> str:
+        name = self.model or self.name
+        if name is None:
+            raise missing("model")
+        return name
+
+
+class OllamaPullBody(OllamaNamed):
+    hints: ClassVar[Hints] = {"insecure": IgnoredParam("the hub is the one that HF_ENDPOINT names", (False,))}
+
+
+class OllamaCreateBody(OllamaNamed):
+    hints: ClassVar[Hints] = {"license": IgnoredParam("it is that of the model")}
+    refusals: ClassVar[Refusals] = {
+        "files": UnsupportedParam(NO_FILES, ({},)),
+        "adapters": UnsupportedParam("load it with POST /v1/adapters", ({},)),
+        "quantize": UnsupportedParam("the command `openai-cpu-server quantize` writes smaller files", ("",)),
+        "modelfile": UnsupportedParam(
+            "send 'from', 'system', 'template', 'parameters', 'messages' instead", ("",)
+        ),
+    }
+
+    base: Annotated[ModelName | None, Field(alias="from")] = None
+    system: str | None = None
+    template: str | None = None
+    """Ollama template of prompts, or the model's own if absent."""
+    parameters: OllamaOptions | None = None
+    messages: ListOf[OllamaMessage] | None = None
+
+
+class OllamaCopyBody(OpenBody):
+    source: ModelName
+    destination: ModelName

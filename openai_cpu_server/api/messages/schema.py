@@ -119,14 +119,13 @@ class CustomTool(Cacheable):
     """Ignored, because arguments are always streamed as they come."""
 
 
-def _tool_kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<custom>" if kind is None or kind == "custom" else "<other>"
-
-
 AnyTool = Annotated[
     Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ForeignKind, Tag("<other>")]],
-    Discriminator(_tool_kind),
+    Discriminator(
+        lambda value: (
+            "<custom>" if not isinstance(value, dict) or value.get("type") in (None, "custom") else "<other>"
+        )
+    ),
 ]
 """Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
 

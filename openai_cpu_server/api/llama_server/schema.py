@@ -34,7 +34,6 @@ from openai_cpu_server.http.ignored_params import (
 )
 from openai_cpu_server.json_size import MOST_TOKENS
 
-_LONGEST_ID = 10
 MOST_PROBS = 100
 """Log-probabilities per token. Editors and studios show ten."""
 MOST_FILES = 256
@@ -49,18 +48,16 @@ class Biases(NamedTuple):
 def _biases(value: object) -> Biases:
     """Read `{token: bias}` or `[[token, bias]]`, where a text means each of its tokens and `false` forbids
     it."""
-    pairs: list[object] = list(value.items()) if isinstance(value, Mapping) else []
-    pairs = value if isinstance(value, list) else pairs
     if not isinstance(value, (list, Mapping)):
         raise _wrong_bias()
     ids: dict[int, float] = {}
     texts: list[LogitBiasParam] = []
-    for pair in pairs:
-        asked = _bias(pair)
-        if isinstance(asked.token, int) and asked.amount is not None:
-            ids[asked.token] = asked.amount
+    for pair in value.items() if isinstance(value, Mapping) else value:
+        bias = _bias(pair)
+        if isinstance(bias.token, int) and bias.amount is not None:
+            ids[bias.token] = bias.amount
         else:
-            texts.append(asked)
+            texts.append(bias)
     return Biases(ids, tuple(texts))
 
 
@@ -71,7 +68,7 @@ def _bias(pair: object) -> LogitBiasParam:
     is_number = isinstance(amount, (int, float)) and amount is not True and not math.isnan(amount)
     if not (is_token_id(token) or isinstance(token, str)) or not is_number:
         raise _wrong_bias()
-    is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= _LONGEST_ID)
+    is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= 10)
     return LogitBiasParam(
         int(token) if is_id else token, None if amount is False else float(LOGIT_BIAS.nearest(amount))
     )
@@ -82,16 +79,14 @@ def _wrong_bias() -> PydanticCustomError:
     return PydanticCustomError("logit_bias", message)
 
 
-def _with_texts_only(value: object) -> object:
-    """Drop empty stop strings, which llama-server ignores."""
-    return [each for each in value if each != ""] if isinstance(value, list) else value or None
-
-
 TokenBias = Annotated[
     Biases,
     PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]]),
 ]
-_NothingAsNone = BeforeValidator(lambda value: value or None)
+_NonEmptyStops = BeforeValidator(
+    lambda value: [each for each in value if each != ""] if isinstance(value, list) else value or None
+)
+"""llama-server ignores empty stop strings."""
 WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
 
 
@@ -123,7 +118,7 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     max_completion_tokens: Prediction | None = None
     n_cmpl: Annotated[Several, Whole] | None = None
     n: Annotated[Several, Whole] | None = None
-    stop: Annotated[Stop | None, BeforeValidator(_with_texts_only)] = None
+    stop: Annotated[Stop | None, _NonEmptyStops] = None
     n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), Whole] | None = None
     logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
     seed: Annotated[Seed, Whole] | None = None
@@ -131,7 +126,7 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     repeat_last_n: Annotated[LastN, Whole] | None = None
     dry_allowed_length: WholeCount | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole] | None = None
-    grammar: Annotated[str | None, _NothingAsNone] = None
+    grammar: Annotated[str | None, BeforeValidator(lambda value: value or None)] = None
     json_schema: JsonObject | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
@@ -141,8 +136,8 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     def limit(self) -> tuple[str, int] | None:
         """Field name and value of the client's token limit, or None."""
         names = ("n_predict", "max_completion_tokens", "max_tokens")
-        given = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
-        return given[0] if given and given[0][1] >= 0 else None
+        limits = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+        return limits[0] if limits and limits[0][1] >= 0 else None
 
 
 class LlamaCompletionBody(LlamaServerBody):

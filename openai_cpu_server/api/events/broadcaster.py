@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from openai_cpu_server.api.events.objects import Latency, Quantiles, Rates
+from openai_cpu_server.api.events.schema import Latency, Quantiles, Rates
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
@@ -175,10 +175,10 @@ class StepBroadcaster:
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
         """Return live requests, cached briefly for all listeners."""
-        now_s, known = self._clock(), self._live.get(model.name)
-        if known is None or known.model is not model or now_s - known.at_s >= _LOOK_S:
-            known = self._live[model.name] = _LiveRequests(model, now_s, model.engine.requests())
-        return known.requests
+        now_s, cached = self._clock(), self._live.get(model.name)
+        if cached is None or cached.model is not model or now_s - cached.at_s >= _LOOK_S:
+            cached = self._live[model.name] = _LiveRequests(model, now_s, model.engine.requests())
+        return cached.requests
 
     def look_for_models(self) -> None:
         """Watch the successors of replaced models."""

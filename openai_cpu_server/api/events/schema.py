@@ -7,6 +7,7 @@ from typing import Union
 
 import msgspec
 
+from openai_cpu_server.api.admin.health import QueueSizes
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.http.options import SchedulingOptions
 
@@ -127,13 +128,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="st
     """Steps lost since the last event, because the reader was too slow."""
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    running: int
-    waiting: int
-
-
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting sequence; a call with several choices has several."""
+class LiveSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Live sequence; a call with several choices has several."""
 
     id: str
     model: str
@@ -141,8 +137,12 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     prompt_tokens: int
     output_tokens: int
-    """Output before a preemption or a crash of the engine."""
     age_s: float
+
+
+class Waiting(LiveSequence, frozen=True, kw_only=True):
+    """Waiting sequence. It has output after a preemption or a crash of the engine."""
+
     position: int | None
     """Position from 1, or None far from the head or while the engine is not ready."""
     first_token_ms: float | None
@@ -152,19 +152,12 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="queue"):
-    sizes: dict[str, Sizes]
+    sizes: dict[str, QueueSizes]
     waiting: list[Waiting]
     """First hundred in order for each model, without those of other keys."""
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    model: str
-    priority: str
-    client: str
-    prompt_tokens: int
-    output_tokens: int
-    age_s: float
+class Running(LiveSequence, frozen=True, kw_only=True):
     inputs: int | None
     """Texts to embed or score, or None if it generates."""
     inputs_done: int | None
