@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import TokenizeBody
-from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
+from openai_cpu_server.api.chat.schema import ChatBody, attached_in, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.generation.params import PictureParam
 from openai_cpu_server.api.llama_server.body import LlamaCompletionBody

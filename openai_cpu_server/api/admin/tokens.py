@@ -12,14 +12,14 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
 from openai_cpu_server.api.chat.routes import chat_ask
-from openai_cpu_server.api.generation.body import TEXT_OR_LIST
+from openai_cpu_server.api.chat.schema import ChatBody, Messages, Tools
 from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
 from openai_cpu_server.api.generation.prompts import PromptEnds
 from openai_cpu_server.api.generation.resolve import tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
+from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import wrong

@@ -7,7 +7,8 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.chat.body import (
+from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
+from openai_cpu_server.api.chat.schema import (
     AllowedChoice,
     ChatBody,
     ChatTextTool,
@@ -22,9 +23,7 @@ from openai_cpu_server.api.chat.body import (
     checked_messages,
     told_in_words,
 )
-from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
@@ -43,6 +42,7 @@ from openai_cpu_server.api.generation.route import (
     InputTokens,
 )
 from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.thinking import thinking_of
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,

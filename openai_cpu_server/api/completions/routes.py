@@ -9,10 +9,10 @@ import msgspec
 from pydantic import Field
 
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
-from openai_cpu_server.api.generation.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
 from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.schema import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.generation.to_params import (
     LastTokens,
     PredictionBody,

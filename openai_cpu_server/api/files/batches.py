@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.generation.body import Notes
+from openai_cpu_server.api.generation.schema import Notes
 from openai_cpu_server.api.parts import AppState, ListPage, page_ends
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (

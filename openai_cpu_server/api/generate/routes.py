@@ -23,7 +23,6 @@ from openai_cpu_server.api.generate.render import (
     batch_bytes,
     refused,
 )
-from openai_cpu_server.api.generation.body import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.generation.params import FormParam, GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import (
     ApiAdapter,
@@ -32,6 +31,7 @@ from openai_cpu_server.api.generation.route import (
     not_in_batches,
     while_connected,
 )
+from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.generation.to_params import any_object, generation_ask
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import BodyTooLarge, wrong

@@ -9,8 +9,14 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import Discriminator, Field, Tag
 
-from openai_cpu_server.api.generation.body import Breaker, JsonObject, NonEmptyList, TagStructure, TextOrList
 from openai_cpu_server.api.generation.params import FormParam
+from openai_cpu_server.api.generation.schema import (
+    Breaker,
+    JsonObject,
+    NonEmptyList,
+    TagStructure,
+    TextOrList,
+)
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars

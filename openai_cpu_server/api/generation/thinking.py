@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from pydantic import Field
 
-from openai_cpu_server.api.generation.body import Budget, Count, Effort, JsonObject, OpenBody
 from openai_cpu_server.api.generation.call import CallThinking
 from openai_cpu_server.api.generation.output import PlannedOutput
 from openai_cpu_server.api.generation.params import ReasoningParam
+from openai_cpu_server.api.generation.schema import Budget, Count, Effort, JsonObject, OpenBody
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint, Thinking
 from openai_cpu_server.errors import wrong

@@ -10,16 +10,6 @@ import pydantic_core
 from pydantic import AfterValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
-    GenerationBody,
-    JsonObject,
-    ProgressBody,
-    ResponseFormat,
-    SharedBody,
-    StructuredOutputs,
-    Syntax,
-    Whole,
-)
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
     DetailsParam,
@@ -32,6 +22,16 @@ from openai_cpu_server.api.generation.params import (
     TextParam,
 )
 from openai_cpu_server.api.generation.sampling import Samplers, is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.schema import (
+    GenerationBody,
+    JsonObject,
+    ProgressBody,
+    ResponseFormat,
+    SharedBody,
+    StructuredOutputs,
+    Syntax,
+    Whole,
+)
 from openai_cpu_server.api.generation.structural_tags import format_tag, outputs_tag
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.request import COUNT

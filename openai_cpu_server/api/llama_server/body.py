@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.params import LogitBiasParam
+from openai_cpu_server.api.generation.schema import (
     JsonObject,
     LastN,
     NonEmpty,
@@ -21,7 +22,6 @@ from openai_cpu_server.api.generation.body import (
     TopK,
     Whole,
 )
-from openai_cpu_server.api.generation.params import LogitBiasParam
 from openai_cpu_server.api.generation.to_params import Prediction, PredictionBody, Prompts, is_token_id
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http.ignored_params import (

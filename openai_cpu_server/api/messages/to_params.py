@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     Attached,
@@ -28,6 +27,7 @@ from openai_cpu_server.api.generation.params import (
     ToolUse,
 )
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
 from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
 from openai_cpu_server.api.messages.body import (

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.api.admin.store import store_for, to_its_end
-from openai_cpu_server.api.generation.body import ListOf, OpenBody
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
+from openai_cpu_server.api.generation.schema import ListOf, OpenBody
 from openai_cpu_server.api.ollama.body import OllamaMessage, OllamaOptions
 from openai_cpu_server.api.ollama.render import NDJSON, OLLAMA, SHAPE, OllamaError
 from openai_cpu_server.api.parts import AppState, ModelStore

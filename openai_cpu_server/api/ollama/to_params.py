@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from openai_cpu_server.api.generation.body import LACKS
 from openai_cpu_server.api.generation.params import (
     AS_IT_IS,
     ConversationParam,
@@ -21,6 +20,7 @@ from openai_cpu_server.api.generation.params import (
     mark_of,
 )
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.generation.thinking import asked_thinking
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
 from openai_cpu_server.api.ollama.body import (

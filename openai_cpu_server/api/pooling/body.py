@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, Tag
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.schema import (
     DOCUMENT_KIND,
     PROMPT_KIND,
     TEXT_OR_LIST,

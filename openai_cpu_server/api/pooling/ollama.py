@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Union
 import msgspec
 from pydantic import Field, Tag
 
-from openai_cpu_server.api.generation.body import TEXT_OR_LIST, NonEmpty, Several
 from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.generation.schema import TEXT_OR_LIST, NonEmpty, Several
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.pooling.body import MAX_INPUTS, Cut, PoolingBody, PoolingCall, Rows
 from openai_cpu_server.api.pooling.embed import InputReader, dimensions_of, embed_request

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.body import LACKS
 from openai_cpu_server.api.generation.params import (
     Attached,
     DocumentParam,
@@ -19,6 +18,7 @@ from openai_cpu_server.api.generation.params import (
     PictureParam,
     SoundParam,
 )
+from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal, Union
 from msgspec import UNSET
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from openai_cpu_server.api.generation.body import ForeignKind, JsonObject, ListOf, TextOrList, words_in
 from openai_cpu_server.api.generation.params import DocumentSource, PictureSource, SoundSource
+from openai_cpu_server.api.generation.schema import ForeignKind, JsonObject, ListOf, TextOrList, words_in
 from openai_cpu_server.api.responses.conversation import trigger_item
 from openai_cpu_server.api.responses.items import (
     OWN_SUMMARY,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from pydantic import JsonValue
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
@@ -20,6 +19,7 @@ from openai_cpu_server.api.generation.params import (
     ToolsParam,
     ToolUse,
 )
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
 from openai_cpu_server.api.generation.to_params import (
     any_object,

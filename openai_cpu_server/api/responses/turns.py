@@ -8,7 +8,6 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.params import (
     Attached,
     EarlierAnswer,
@@ -16,6 +15,7 @@ from openai_cpu_server.api.generation.params import (
     GenerationParams,
     MessageParam,
 )
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import adapted_names
 from openai_cpu_server.api.responses.body import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.conversation import (

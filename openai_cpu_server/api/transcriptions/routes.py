@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.generation.body import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
@@ -25,6 +24,7 @@ from openai_cpu_server.api.generation.params import (
     mark_of,
 )
 from openai_cpu_server.api.generation.route import EventStream, while_connected
+from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.to_params import one_form, shared_ask, shared_forms
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.transcriptions.render import (

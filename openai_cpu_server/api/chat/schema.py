@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.params import Attached
+from openai_cpu_server.api.generation.schema import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
     AnyText,
@@ -27,7 +28,6 @@ from openai_cpu_server.api.generation.body import (
     text_or_object,
     words_in,
 )
-from openai_cpu_server.api.generation.params import Attached
 from openai_cpu_server.api.generation.thinking import ReasoningBody
 from openai_cpu_server.api.generation.to_params import LastTokens, PredictionBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
