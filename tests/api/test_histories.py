@@ -13,7 +13,7 @@ import pytest
 
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.api.generation.attachments import untaken
+from openai_cpu_server.api.generation.attachments import without_unsupported
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.api.generation.output import tool_plan
 from openai_cpu_server.api.generation.params import ConversationParam, GenerationParams
@@ -95,7 +95,9 @@ HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": re
 def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
     data = json.dumps(body).encode()
     if family != "responses":
-        return untaken((CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False))
+        return without_unsupported(
+            (CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False)
+        )
     parsed, _ = parse(ResponsesBody, data, lenient=False)
     messages = with_instructions(turns(new_items(parsed.input, {})), parsed.instructions)
     return response_ask(parsed, messages)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.generation.attachments import untaken
+from openai_cpu_server.api.generation.attachments import without_unsupported
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
     GenerationParams,
@@ -52,7 +52,7 @@ def assistant(*blocks: object) -> Json:
 def read(**fields: object) -> GenerationParams:
     """As it is for a model without eyes."""
     body = {"max_tokens": 9, "messages": [HI], **fields}
-    return untaken(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
+    return without_unsupported(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
 
 
 def ignored(**fields: object) -> str | None:

@@ -139,7 +139,7 @@ class TokenRoutes:
         limit = info.context_limit if info else None
         ask = None if body.messages is None else _ask(body, body.messages)
         if ask is not None:
-            ask = await self._attachments.taken(ask, model, context_of(request.scope).owner)
+            ask = await self._attachments.resolve(ask, model, context_of(request.scope).owner)
         is_slow = len(data) > LONG_BODY
         answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=is_slow)
         return Response(answer, media_type="application/json", headers=ignored.headers)
@@ -156,7 +156,7 @@ class TokenRoutes:
         body, ignored = await self._read(ApplyTemplateBody, data)
         model = await self._model(body.model, request)
         asked = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
-        ask = await self._attachments.taken(asked, model, context_of(request.scope).owner)
+        ask = await self._attachments.resolve(asked, model, context_of(request.scope).owner)
         told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
         return json_response(told, headers=ignored.headers)
 

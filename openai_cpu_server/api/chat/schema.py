@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.params import Attached
+from openai_cpu_server.api.generation.params import Attachment
 from openai_cpu_server.api.generation.schema import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
@@ -267,16 +267,16 @@ def told_in_words(messages: Sequence[Message]) -> list[str]:
     ]
 
 
-def attached_in(messages: Sequence[Message]) -> list[Attached]:
+def attached_in(messages: Sequence[Message]) -> list[Attachment]:
     """Return all attachments. Images in the last message carry a refusal for models without vision."""
-    found: list[Attached] = []
+    found: list[Attachment] = []
     for index, message in enumerate(messages):
-        is_asked = index == len(messages) - 1 and message.role == "user"
+        is_latest = index == len(messages) - 1 and message.role == "user"
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, ForeignKind):
                 at = f"messages[{index}].content[{number}]"
-                refusal = _unseen(part, f"{at}.type") if is_asked else None
-                attached = part.attached(at, is_asked=is_asked, refusal=refusal)
+                refusal = _unseen(part, f"{at}.type") if is_latest else None
+                attached = part.attached(at, is_latest=is_latest, refusal=refusal)
                 found += [attached] if attached is not None else []
     return found
 

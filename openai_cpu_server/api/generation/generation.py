@@ -177,7 +177,7 @@ class GenerationService:
     ) -> CountedPrompt:
         """Count the prompt's tokens. Raises InvalidRequest, EngineUnavailable."""
         ask, model = _of_chosen(ask, chosen), chosen.model
-        ask = await self.attachments.taken(ask, model, context.owner)
+        ask = await self.attachments.resolve(ask, model, context.owner)
         tokens = await in_thread(partial(tokens_of, ask, model), is_slow=ask.is_slow)
         return CountedPrompt(len(tokens), ask.ignored)
 
@@ -290,7 +290,7 @@ class _GenerationPipeline:
         asking = ResolveContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         ask = _of_chosen(self._ask, goal.chosen)
         if ask.attached or ask.recording is not None:
-            ask = await self._attachments.taken(ask, goal.chosen.model, self._context.owner)
+            ask = await self._attachments.resolve(ask, goal.chosen.model, self._context.owner)
         call = await in_thread(partial(resolve, ask, asking), is_slow=ask.is_slow)
         if goal.routed is None:
             return call

@@ -17,18 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.params import (
-    Attached,
-    DocumentParam,
-    DocumentSource,
-    PictureParam,
-    PictureSource,
-    SoundParam,
-    SoundSource,
-    document_source,
-    picture_source,
-    sound_source,
-)
+from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
 from openai_cpu_server.contract.request import (
     COLDEST,
     COUNT,
@@ -185,40 +174,28 @@ class ForeignKind(Body):
         return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
     @property
-    def picture(self) -> PictureSource | None:
-        return picture_source(self.type, self.fields)
-
-    @property
-    def sound(self) -> SoundSource | None:
-        return sound_source(self.type, self.fields)
-
-    @property
-    def document(self) -> DocumentSource | None:
-        return document_source(self.type, self.fields)
+    def attachment(self) -> AttachmentSource | None:
+        return attachment_source(self.type, self.fields)
 
     @property
     def is_attached(self) -> bool:
         source = self.fields.get("source") if self.type == "document" else None
         has_text = isinstance(source, dict) and source.get("type") == "text"
-        return has_text or (self.picture or self.sound or self.document) is not None
+        return has_text or self.attachment is not None
 
-    def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
-        name, refused_at = self.named(at), f"{at}.type"
-        if (document := self.document) is not None:
-            return DocumentParam(document.mark, *document, at, name, is_asked)
-        if (picture := self.picture) is not None:
-            return PictureParam(picture.mark, *picture, at, name, self.lack, refusal, refused_at)
-        if (sound := self.sound) is not None:
-            return SoundParam(sound.mark, sound.source, at, name, self.lack, refusal, refused_at)
-        return None
+    def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Attachment | None:
+        """Return the attachment, if there is one. `refusal`: error for a model that cannot see or hear."""
+        if (source := self.attachment) is None:
+            return None
+        return Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
 
     @property
     def words(self) -> str:
-        if (attached := self.picture or self.sound or self.document) is not None:
-            return attached.mark
-        asked = self.fields.get("input")
-        told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
-        return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"
+        if (source := self.attachment) is not None:
+            return source.mark
+        arguments, name = self.fields.get("input"), self.fields.get("name", self.type)
+        call = f"{name}: {to_json(arguments)}" if isinstance(arguments, dict) else ""
+        return "\n".join(filter(None, (call, words_in(self.fields)))) or f"[{self.lack}]"
 
     def named(self, at: str) -> str:
         return f"{at} ({header_safe(self.type)})"

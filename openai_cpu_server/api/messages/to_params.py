@@ -13,7 +13,7 @@ import msgspec
 
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
-    Attached,
+    Attachment,
     ConversationParam,
     DetailsParam,
     FormParam,
@@ -116,14 +116,14 @@ def _foreign(blocks: Sequence[PlacedBlock]) -> Iterator[str]:
     return (block.named(at) for block, at in found if not block.is_attached)
 
 
-def _attached(turns: Sequence[_Turn]) -> Iterator[Attached]:
+def _attached(turns: Sequence[_Turn]) -> Iterator[Attachment]:
     for turn in turns:
         for placed in turn.blocks:
             within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
             for block, at in [*_placed(within or "", placed.at), placed]:
                 if not isinstance(block, ForeignKind):
                     continue
-                if (attached := block.attached(at, is_asked=turn is turns[-1])) is not None:
+                if (attached := block.attached(at, is_latest=turn is turns[-1])) is not None:
                     yield attached
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from openai_cpu_server.api.generation.params import (
-    AS_IT_IS,
+    AUTO_DETAIL,
+    Attachment,
+    AttachmentKind,
+    AttachmentSource,
     ConversationParam,
     DetailsParam,
     FormParam,
@@ -13,11 +16,9 @@ from openai_cpu_server.api.generation.params import (
     GenerationParams,
     LimitParam,
     MessageParam,
-    PictureParam,
     PromptsParam,
     ReasoningParam,
     ToolsParam,
-    mark_of,
 )
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import LACKS
@@ -88,7 +89,7 @@ def _ask(
     prompt: ConversationParam | PromptsParam,
     *,
     tools: ToolsParam | None = None,
-    pictures: Sequence[PictureParam] = (),
+    pictures: Sequence[Attachment] = (),
     tells_context: bool = False,
 ) -> GenerationParams:
     options = body.options or OllamaOptions()
@@ -167,20 +168,21 @@ def _content(message: OllamaMessage) -> str:
 
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     """Put images before the text, as Ollama does."""
-    marks = [mark_of(_source(image)) for image in images or ()]
+    marks = [_source(image).mark for image in images or ()]
     return joined(filter(None, (*marks, text)))
 
 
-def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[PictureParam]:
+def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[Attachment]:
     refusal = f"Invalid value for '{at}': {_NO_EYES}." if is_asked else None
     for number, image in enumerate(images or ()):
         source = _source(image)
-        yield PictureParam(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_EYES, refusal, at)
+        yield Attachment(source, f"{at}[{number}]", at, is_asked, _NO_EYES, refusal, at)
 
 
-def _source(image: str) -> str:
+def _source(image: str) -> AttachmentSource:
     """Accept base64 alone, as Ollama's clients send it, and data URIs."""
-    return image if image[:5].lower() == "data:" else f"data:;base64,{image}"
+    url = image if image[:5].lower() == "data:" else f"data:;base64,{image}"
+    return AttachmentSource(AttachmentKind.PICTURE, url, AUTO_DETAIL)
 
 
 def _calls(message: OllamaMessage, index: int, open_calls: list[tuple[str, str]]) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from openai_cpu_server.api.generation.params import (
-    Attached,
+    Attachment,
     EarlierAnswer,
     FunctionParam,
     GenerationParams,
@@ -58,7 +58,7 @@ class ResponseParams(msgspec.Struct, frozen=True):
     earlier: tuple[ItemWithSource, ...]
     items: tuple[ItemWithSource, ...]
     approved: tuple[ApprovedCall, ...]
-    attached: tuple[Attached, ...]
+    attached: tuple[Attachment, ...]
     ignored: Ignored
     num_bytes: int
     owner: str
@@ -263,7 +263,7 @@ class ResponseReader:
 def _conversation(
     body: ResponsesBody, earlier: Sequence[ItemWithSource], found: dict[str, Item]
 ) -> tuple[
-    tuple[MessageParam, ...], tuple[ItemWithSource, ...], tuple[Attached, ...], tuple[ApprovedCall, ...]
+    tuple[MessageParam, ...], tuple[ItemWithSource, ...], tuple[Attachment, ...], tuple[ApprovedCall, ...]
 ]:
     items = new_items(body.input, found)
     everything = current([*earlier, *items])

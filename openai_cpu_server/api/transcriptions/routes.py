@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.params import (
+    AttachmentKind,
     ConversationParam,
     GenerationParams,
     LimitParam,
@@ -112,7 +113,7 @@ class RecordingBody(SharedBody):
 def recording_ask(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
     """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
-    mark = mark_of(f"{len(data)} {body.file}", "sound")
+    mark = mark_of(f"{len(data)} {body.file}", AttachmentKind.SOUND)
     known = _known(body)
     prompt = ConversationParam([_message("user", mark, "\n".join((_WORDS[task], *known)))], "file")
     trained = {
