@@ -95,9 +95,8 @@ HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": re
 def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
     data = json.dumps(body).encode()
     if family != "responses":
-        return without_unsupported(
-            (CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False)
-        )
+        reader = (CHAT if family == "chat" else MESSAGES_API).reader
+        return without_unsupported(reader.read(data, lenient=False))
     parsed, _ = parse(ResponsesBody, data, lenient=False)
     messages = with_instructions(turns(new_items(parsed.input, {})), parsed.instructions)
     return response_ask(parsed, messages)

@@ -269,12 +269,12 @@ def told_in_words(given: str | Sequence[InputItem] | None) -> list[str]:
         kinds = [(one, f"input[{index}]")]
         kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
         foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
-        names += [
-            kind.named(at)
-            for kind, at in foreign
-            if kind.attachment is None or kind.attachment.kind is AttachmentKind.DOCUMENT
-        ]
+        names += [part.named(at) for part, at in foreign if not _is_medium(part.attachment)]
     return names
+
+
+def _is_medium(source: AttachmentSource | None) -> bool:
+    return source is not None and source.kind is not AttachmentKind.DOCUMENT
 
 
 def references(given: str | Sequence[InputItem] | None) -> list[str]:
