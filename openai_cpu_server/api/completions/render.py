@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
+from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
 from openai_cpu_server.api.generation.renderer import (
-    ChunkStream,
-    Completion,
     GatheredAnswer,
-    completion,
     finish_reason,
     json_text,
     shown,

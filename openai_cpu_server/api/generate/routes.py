@@ -123,7 +123,7 @@ class PromptBatch(NamedTuple):
         if fields.get("stream") is True:
             raise not_in_batches("stream")
         size = self.shared_size + len(str(self.items[index].get("prompt", "")))
-        return GENERATE.reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+        return GENERATE.reader.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
 class GenerateBatchRoute:

@@ -24,7 +24,7 @@ from openai_cpu_server.api.generation.params import (
     RecordingParam,
     mark_of,
 )
-from openai_cpu_server.api.generation.route import EventStream, while_connected
+from openai_cpu_server.api.generation.route import EventStream, while_connected, whole_answer
 from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.to_params import one_form, shared_ask, shared_forms
 from openai_cpu_server.api.parts import AppState
@@ -37,7 +37,7 @@ from openai_cpu_server.api.transcriptions.render import (
     VerboseTranscript,
 )
 from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_value
-from openai_cpu_server.http.body import form_of, off_loop
+from openai_cpu_server.http.body import form_of
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.ignored_params import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
 from openai_cpu_server.http.keys import CALLS
@@ -177,19 +177,15 @@ class RecordingRoutes:
         return await self._answered(request, "translate")
 
     async def _answered(self, request: Request, task: str) -> ASGIApp:
-        ask, renderer = await self._read(request, task)
-        context, do = context_of(request.scope), partial(while_connected, request.receive)
-        running = await self._service.begin(ask, context, CascadeAttempt(do))
-        del ask
+        params, renderer = await self._read(request, task)
+        context, watching = context_of(request.scope), partial(while_connected, request.receive)
+        running = await self._service.begin(params, context, CascadeAttempt(watching))
+        del params
         context.body.release()
         if running.call.stream:
             stream = renderer.stream(running.call, running.model.pieces)
             return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
-        async with running:
-            answers = await do(running.gather)
-        figures = running.figures
-        render = partial(renderer.whole, running.call, running.model.pieces, answers, figures)
-        body = await off_loop(64 * figures.output_tokens, render)
+        body = await whole_answer(running, renderer, watching)
         return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
