@@ -232,16 +232,16 @@ def test_who_only_counts_names_no_limit() -> None:
 
 
 EFFORT = ("output_config.effort",)
-BUDGET = ReasoningParam(is_on=True, budget=1024, said=("thinking.budget_tokens",))
+BUDGET = ReasoningParam(is_on=True, budget=1024, paths=("thinking.budget_tokens",))
 
 
 @pytest.mark.parametrize(
     ("thinking", "effort", "said"),
     [
         ({"type": "enabled", "budget_tokens": 1024}, None, BUDGET),
-        ({"type": "adaptive"}, "max", ReasoningParam(is_on=True, effort="xhigh", said=EFFORT)),
+        ({"type": "adaptive"}, "max", ReasoningParam(is_on=True, effort="xhigh", paths=EFFORT)),
         ({"type": "disabled"}, "low", ReasoningParam(is_on=False)),
-        (None, "low", ReasoningParam(is_on=True, effort="low", said=EFFORT)),
+        (None, "low", ReasoningParam(is_on=True, effort="low", paths=EFFORT)),
         ({"type": "adaptive", "display": "omitted"}, None, ReasoningParam(is_hidden=True)),
         ({"type": "adaptive", "display": "summarized"}, None, ReasoningParam()),
         (None, None, ReasoningParam()),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.generation.call import ResolveContext, fingerprint
 from openai_cpu_server.api.generation.params import (
     AttachmentKind,
     ConversationParam,
@@ -18,7 +18,7 @@ from openai_cpu_server.api.generation.params import (
     mark_of,
 )
 from openai_cpu_server.api.generation.prompts import last_turn
-from openai_cpu_server.api.generation.resolve import fingerprint, resolve
+from openai_cpu_server.api.generation.resolve import resolve
 from openai_cpu_server.contract.media import MediaEmbeddings, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong

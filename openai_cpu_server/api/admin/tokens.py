@@ -16,8 +16,7 @@ from openai_cpu_server.api.chat.routes import chat_ask
 from openai_cpu_server.api.chat.schema import ChatBody, Messages, Tools
 from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
-from openai_cpu_server.api.generation.prompts import PromptEnds
-from openai_cpu_server.api.generation.resolve import tokens_of
+from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
 from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
 from openai_cpu_server.api.parts import AppState

@@ -94,7 +94,7 @@ class AnswerLookup:
         self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext
     ) -> AnswerKey | None:
         turn, key = _turn(call, context.ticket), context.identity.key
-        if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
+        if not call.is_cached or (turn is None and not call.is_repeatable):
             return None
         file, info = await self._files.of(chosen.model), chosen.model.engine.info
         if file is None or info is None:
@@ -108,8 +108,8 @@ class AnswerLookup:
                 version=__version__,
             ),
             requests=call.requests,
-            is_repeatable=call.reuse.is_repeatable,
-            asked_tokens=call.reuse.asked_tokens,
+            is_repeatable=call.is_repeatable,
+            asked_tokens=0 if call.context_ends_it else call.max_output_tokens,
             turn=turn,
         )
 

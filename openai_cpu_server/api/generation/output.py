@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from openai_cpu_server.api.generation.call import CallThinking, ToolCallStyle
 from openai_cpu_server.api.generation.params import (
+    CustomGrammar,
     FormParam,
     FunctionParam,
     GenerationParams,
     JsonObject,
-    TextParam,
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest, wrong
@@ -26,61 +25,27 @@ from openai_cpu_server.prompt.tool_formats import INPUT, Callee, Parameter, Spel
 from openai_cpu_server.prompt.tool_formats.text_calls import OBJECT_HEAD, OBJECT_TAIL
 
 
-class ToolPlan(msgspec.Struct, frozen=True):
-    shown: Sequence[Mapping[str, object]]
-    callable: tuple[FunctionParam, ...]
-    use: ToolUse | None
-    """Tools are only shown if None."""
-    several: bool
-    path: str
-    is_legacy: bool
-
-
-def tool_plan(asked: ToolsParam | None) -> ToolPlan | None:
+def usable_tools(tools: ToolsParam | None) -> ToolsParam | None:
     """Return None if no tool may be called or shown. Raises InvalidRequest."""
-    if asked is None:
+    if tools is None:
         return None
-    _check_names(asked.functions)
-    chosen = asked.chosen
-    if chosen is not None:
-        _check_known(chosen, {function.name for function in asked.functions}, asked.choice_path)
-    if asked.use is None and not asked.is_shown:
-        return None
-    return ToolPlan(
-        shown=[_shown(function) for function in asked.functions],
-        callable=tuple(each for each in asked.functions if chosen is None or each.name in chosen),
-        use=asked.use,
-        several=asked.several and asked.use is not ToolUse.NAMED,
-        path=asked.path,
-        is_legacy=asked.is_legacy,
-    )
+    names: set[str] = set()
+    for function in tools.functions:
+        if function.name in names:
+            message = f"There are several functions of the name '{function.name}'."
+            raise wrong(message, f"{function.path}.name")
+        names.add(function.name)
+    path = tools.choice_path
+    for name in tools.chosen or ():
+        if name not in names:
+            raise wrong(f"'{path}' names '{name[:64]}', which is none of the functions given.", path)
+    return None if tools.use is None and not tools.is_shown else tools
 
 
 def check_no_choice(choice: object, *, without: str, path: str) -> None:
     """Reject a choice between functions without functions. Raises InvalidRequest."""
     if choice not in (None, "none", "auto"):
         raise wrong(f"'{path}' is only allowed together with '{without}'.", path)
-
-
-def _shown(function: FunctionParam) -> dict[str, object]:
-    described = {"name": function.name, "description": function.description or ""}
-    parameters = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {**described, "parameters": parameters}}
-
-
-def _check_names(functions: Sequence[FunctionParam]) -> None:
-    seen: set[str] = set()
-    for function in functions:
-        if function.name in seen:
-            message = f"There are several functions of the name '{function.name}'."
-            raise wrong(message, f"{function.path}.name")
-        seen.add(function.name)
-
-
-def _check_known(names: Sequence[str], known: Collection[str], path: str) -> None:
-    for name in names:
-        if name not in known:
-            raise wrong(f"'{path}' names '{name[:64]}', which is none of the functions given.", path)
 
 
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
@@ -148,15 +113,16 @@ class SplitParameters:
     def _parameter(self, name: str, schema: object, rule: str, *, is_required: bool) -> Parameter:
         choices = _choices(schema)
         self.parts[rule] = self._value(name).rules
+        is_boolean = (
+            isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
+        )
         return Parameter(
             name,
             is_required=is_required,
             rule=rule,
             is_text=choices is not None,
             choices=choices or (),
-            is_boolean=isinstance(schema, dict)
-            and schema.keys() - _NOTES == {"type"}
-            and schema["type"] == "boolean",
+            is_boolean=is_boolean,
         )
 
     def _value(self, name: str) -> CheckedGrammar:
@@ -198,42 +164,35 @@ _BLANKS = r"[ \t\n\r]{0,40}"
 class PlannedOutput(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     unenforced: tuple[str, ...] = ()
+    """Paths of the schemas' keywords that are not enforced."""
     tool_calls: ToolCallStyle | None = None
     is_free: bool = False
     """True if text outside of tool calls is free, so that a stop string cannot break it."""
     thinking: CallThinking | None = None
     shows_marks: bool = False
     """True if marks of reasoning are control tokens."""
+    ignored: tuple[str, ...] = ()
+    """Paths of fields without meaning for the model."""
 
 
-class AnswerForm(msgspec.Struct, frozen=True):
-    grammar: CheckedGrammar
-    field: str
-
-    @classmethod
-    def of(cls, asked: FormParam | None, grammars: ModelGrammars) -> AnswerForm | None:
-        """Compile the grammar. Raises InvalidRequest."""
-        return None if asked is None else cls(asked.make(grammars, asked.path), asked.field)
-
-
-def of_answer(answer: AnswerForm | None) -> PlannedOutput:
-    if answer is None:
+def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOutput:
+    """Compile the answer's grammar. Raises InvalidRequest."""
+    if form is None:
         return PlannedOutput()
-    return PlannedOutput(Constraint(grammar=answer.grammar.lark), answer.grammar.unenforced)
+    grammar = form.make(grammars, form.path)
+    return PlannedOutput(Constraint(grammar=grammar.lark), grammar.unenforced)
 
 
-def check_ends(ask: GenerationParams, output: PlannedOutput) -> None:
+def check_ends(params: GenerationParams, output: PlannedOutput) -> None:
     """Reject options that cut the output, or prevent its end. Raises InvalidRequest."""
     if output.constraint is None or output.constraint.grammar is None:
         return
-    if ask.sampling.ignore_eos:
-        raise _no_company("ignore_eos", "the output ends where its grammar ends")
-    if ask.stop and not output.is_free:
-        raise _no_company(ask.stop_path, "it could cut the output short")
-
-
-def _no_company(path: str, why: str) -> InvalidRequest:
-    return wrong(f"'{path}' cannot be combined with structured output or tools: {why}.", path)
+    path, reason = "ignore_eos", "the output ends where its grammar ends"
+    if not params.sampling.ignore_eos:
+        if not params.stop or output.is_free:
+            return
+        path, reason = params.stop_path, "it could cut the output short"
+    raise wrong(f"'{path}' cannot be combined with structured output or tools: {reason}.", path)
 
 
 class ToolOutputs:
@@ -243,28 +202,46 @@ class ToolOutputs:
         blanks = _BLANKS if grammars.is_flexible else ""
         self._spelling = Spelling(blanks, partial(_control_token, tokenizer))
 
-    def of_plan(self, plan: ToolPlan, answer: AnswerForm | None) -> PlannedOutput:
-        """`answer`: form of text, where there is text. Raises InvalidRequest."""
-        offers = self._offers(plan, 0.0 if answer is None else answer.grammar.share)
+    def plan(self, tools: ToolsParam, use: ToolUse, form: FormParam | None) -> PlannedOutput:
+        """`form`: that of text, where there is text. Raises InvalidRequest."""
+        answer = None if form is None else form.make(self._grammars, form.path)
+        offers = self._offers(tools, 0.0 if answer is None else answer.share)
+        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
-        constraint = self._constraint(plan, offers, answer)
-        is_auto = plan.use is ToolUse.AUTO
-        if answer is not None and is_auto:
-            unenforced = answer.grammar.unenforced + unenforced
+        callees = [offer.callee for offer in offers]
+        several = tools.several and use is not ToolUse.NAMED
+        whole = partial(self._form.whole, callees, self._spelling, several=several)
+        field, triggers, is_free = tools.path, tuple[str, ...](), False
+        if use is not ToolUse.AUTO:
+            root = whole(answer=None)
+        elif answer is not None and form is not None:
+            self._check_beside(answer, form.field)
+            root, field = whole(answer="answer"), form.field
+            parts = {**parts, "answer": answer.rules}
+            unenforced = answer.unenforced + unenforced
+        elif marker := self._form.marker:
+            root = self._form.behind_marker(callees, self._spelling, several=several)
+            triggers, is_free = (marker,), True
+        else:
+            root, is_free = whole(answer=""), True
+        grammar = self._grammars.composed(root, parts, field)
+        # A call that was demanded by name ends with `stop`, as at OpenAI.
+        reason = "stop" if use is ToolUse.NAMED else "function_call" if tools.is_legacy else "tool_calls"
         style = ToolCallStyle(
             self._form,
-            _reason(plan),
-            plan.is_legacy,
-            at_start=is_auto and answer is not None,
-            functions={each.callee.name: self._form.raw_parameters(each.callee) for each in offers},
-            custom=frozenset(each.name for each in plan.callable if each.text is not None),
+            reason,
+            tools.is_legacy,
+            at_start=use is ToolUse.AUTO and answer is not None,
+            functions={callee.name: self._form.raw_parameters(callee) for callee in callees},
+            custom=frozenset(each.name for each in tools.callable if each.is_custom),
         )
-        return PlannedOutput(constraint, unenforced, style, is_free=is_auto and answer is None)
+        constraint = Constraint(grammar=grammar, triggers=triggers)
+        return PlannedOutput(constraint, unenforced, style, is_free=is_free)
 
-    def _offers(self, plan: ToolPlan, spent: float) -> list[_OfferedFunction]:
+    def _offers(self, tools: ToolsParam, spent: float) -> list[_OfferedFunction]:
         offers: list[_OfferedFunction] = []
-        for index, function in enumerate(plan.callable):
-            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(plan.callable))))
+        for index, function in enumerate(tools.callable):
+            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(tools.callable))))
             spent += offers[-1].share
             if spent > _MOST_SHARES:
                 message = (
@@ -274,38 +251,18 @@ class ToolOutputs:
                 raise wrong(message, function.schema_path)
         return offers
 
-    def _constraint(
-        self, plan: ToolPlan, offers: Sequence[_OfferedFunction], answer: AnswerForm | None
-    ) -> Constraint:
-        form, several = self._form, plan.several
-        callees = [offer.callee for offer in offers]
-        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
-        whole = partial(form.whole, callees, self._spelling, several=several)
-        if plan.use is not ToolUse.AUTO:
-            return Constraint(grammar=self._grammars.composed(whole(answer=None), parts, plan.path))
-        if answer is not None:
-            self._check_beside(answer)
-            parts = {**parts, "answer": answer.grammar.rules}
-            root = whole(answer="answer")
-            return Constraint(grammar=self._grammars.composed(root, parts, answer.field))
-        if form.marker:
-            root = form.behind_marker(callees, self._spelling, several=several)
-            grammar = self._grammars.composed(root, parts, plan.path)
-            return Constraint(grammar=grammar, triggers=(form.marker,))
-        return Constraint(grammar=self._grammars.composed(whole(answer=""), parts, plan.path))
-
-    def _check_beside(self, answer: AnswerForm) -> None:
-        if not (answer.grammar.is_json or self._form.announces(self._spelling)):
+    def _check_beside(self, answer: CheckedGrammar, field: str) -> None:
+        if not (answer.is_json or self._form.announces(self._spelling)):
             message = (
                 "An answer of a given form that is not JSON cannot be combined with tools that the model may "
                 f"or may not call (tool format '{self._form.name}'); set 'tool_choice' to 'none' or "
                 "'required'."
             )
-            raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
+            raise InvalidRequest(message, param=field, code="unsupported_parameter")
 
     def _offer(self, index: int, function: FunctionParam, most_sets: int) -> _OfferedFunction:
-        if function.text is not None and function.text.source is not None:
-            return self._text_offer(f"f{index}", function, function.text, function.text.source)
+        if function.grammar is not None:
+            return self._custom_offer(f"f{index}", function.name, function.grammar)
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
@@ -323,16 +280,15 @@ class ToolOutputs:
             Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share
         )
 
-    def _text_offer(
-        self, rule: str, function: FunctionParam, text: TextParam, source: GrammarSource
-    ) -> _OfferedFunction:
-        form = self._form
-        grammar = self._grammars.of_tool_text(source, text.definition, text.path, text_end=form.text_end)
+    def _custom_offer(self, rule: str, name: str, custom: CustomGrammar) -> _OfferedFunction:
+        grammar = self._grammars.of_tool_text(
+            custom.syntax, custom.definition, custom.path, text_end=self._form.text_end
+        )
         head, tail = self._spelling.gbnf(OBJECT_HEAD), self._spelling.gbnf(OBJECT_TAIL)
         parameter = Parameter(
             INPUT, is_required=True, rule=rule, is_text=grammar.is_raw, is_ruled=grammar.is_raw
         )
-        callee = Callee(function.name, f"({head} {rule} {tail})", (parameter,))
+        callee = Callee(name, f"({head} {rule} {tail})", (parameter,))
         return _OfferedFunction(callee, {rule: grammar.rules}, (), grammar.share)
 
 
@@ -346,10 +302,3 @@ class _OfferedFunction(msgspec.Struct, frozen=True):
 def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
     tokens = tokenizer.encode(name, add_special=False, parse_special=True)
     return tokens[0] if len(tokens) == 1 and not tokenizer.piece(tokens[0]) else None
-
-
-def _reason(plan: ToolPlan) -> str:
-    """Return `stop` for a call that was demanded by name, as OpenAI does."""
-    if plan.use is ToolUse.NAMED:
-        return "stop"
-    return "function_call" if plan.is_legacy else "tool_calls"

@@ -52,11 +52,10 @@ class ToolUse(enum.Enum):
     """Exactly one call of one function."""
 
 
-class TextParam(msgspec.Struct, frozen=True):
-    source: GrammarSource | None = None
-    """Syntax of the grammar, or None for any text."""
-    definition: str = ""
-    path: str = ""
+class CustomGrammar(msgspec.Struct, frozen=True):
+    syntax: GrammarSource
+    definition: str
+    path: str
 
 
 class FunctionParam(msgspec.Struct, frozen=True):
@@ -65,9 +64,11 @@ class FunctionParam(msgspec.Struct, frozen=True):
     schema_path: str
     description: str | None = None
     parameters: JsonObject | None = None
+    """JSON Schema. That of a custom tool describes its text as the only parameter."""
     is_strict: bool = False
-    text: TextParam | None = None
-    """Set for a custom tool, whose `parameters` describe it as a function."""
+    is_custom: bool = False
+    grammar: CustomGrammar | None = None
+    """Grammar of a custom tool's text, or None for any text."""
 
 
 class ToolsParam(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,25 @@ class ToolsParam(msgspec.Struct, frozen=True, kw_only=True):
     is_legacy: bool = False
     """True for `functions`, which are answered with `function_call`."""
 
+    @property
+    def callable(self) -> tuple[FunctionParam, ...]:
+        return tuple(each for each in self.functions if self.chosen is None or each.name in self.chosen)
+
+    @property
+    def shown(self) -> list[dict[str, object]]:
+        """Descriptions for the chat template."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": function.name,
+                    "description": function.description or "",
+                    "parameters": function.parameters or {"type": "object", "properties": {}},
+                },
+            }
+            for function in self.functions
+        ]
+
 
 class ReasoningParam(msgspec.Struct, frozen=True, kw_only=True):
     is_on: bool | None = None
@@ -92,7 +112,7 @@ class ReasoningParam(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens, -1 for no limit, or None if unspecified."""
     is_hidden: bool = False
     variables: Mapping[str, object] = {}
-    said: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     """Paths of fields without meaning for a model that does not reason."""
 
 

@@ -102,7 +102,7 @@ def asked_thinking(
         budget=_one(budgets),
         is_hidden=is_hidden,
         variables=known,
-        said=tuple(path for path, _ in (*efforts, *budgets)),
+        paths=tuple(path for path, _ in (*efforts, *budgets)),
     )
 
 
@@ -170,7 +170,7 @@ class ThinkingOutputs:
         self._form = form
         self._tokenizer = tokenizer
 
-    def of(
+    def plan(
         self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
     ) -> PlannedOutput:
         """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""

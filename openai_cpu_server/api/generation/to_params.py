@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
+    CustomGrammar,
     DetailsParam,
     FormParam,
     FunctionParam,
@@ -19,7 +20,6 @@ from openai_cpu_server.api.generation.params import (
     LimitParam,
     MessageParam,
     PromptsParam,
-    TextParam,
 )
 from openai_cpu_server.api.generation.sampling import Samplers, is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import (
@@ -50,19 +50,20 @@ _FOLLOWS = {
 
 
 def custom_tool(
-    name: str, description: str | None, given: Syntax | None, path: str, grammar_path: str
+    name: str, description: str | None, syntax: Syntax | None, path: str, grammar_path: str
 ) -> FunctionParam:
     """Build a tool that models see as a function with one parameter, described by the grammar."""
-    told = "Any text." if given is None else f"{_FOLLOWS[given.syntax]}\n{given.definition}"
+    content, grammar, at = "Any text.", None, f"{grammar_path}.definition"
+    if syntax is not None:
+        content = f"{_FOLLOWS[syntax.syntax]}\n{syntax.definition}"
+        grammar = CustomGrammar(_SYNTAXES[syntax.syntax], syntax.definition, at)
     parameters: JsonObject = {
         "type": "object",
-        "properties": {INPUT: {"type": "string", "description": told}},
+        "properties": {INPUT: {"type": "string", "description": content}},
         "required": [INPUT],
         "additionalProperties": False,
     }
-    at = f"{grammar_path}.definition"
-    text = TextParam() if given is None else TextParam(_SYNTAXES[given.syntax], given.definition, at)
-    return FunctionParam(name, path, at, description, parameters, text=text)
+    return FunctionParam(name, path, at, description, parameters, is_custom=True, grammar=grammar)
 
 
 Make = Callable[[ModelGrammars, str], CheckedGrammar]
