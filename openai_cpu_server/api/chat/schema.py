@@ -21,6 +21,7 @@ from openai_cpu_server.api.generation.schema import (
     NonEmptyList,
     OpenBody,
     OutputLimit,
+    ReasoningBody,
     Syntax,
     TextOrList,
     TopLogprobs,
@@ -28,7 +29,6 @@ from openai_cpu_server.api.generation.schema import (
     text_or_object,
     words_in,
 )
-from openai_cpu_server.api.generation.thinking import ReasoningBody
 from openai_cpu_server.api.generation.to_params import LastTokens, PredictionBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals

@@ -424,3 +424,34 @@ class GenerationBody(SharedBody):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class OpenRouterReasoning(OpenBody):
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ThinkingSwitch(OpenBody):
+    """Anthropic's object, also of DeepSeek, GLM and Kimi in chat completions."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Count | None = None
+
+
+class ReasoningBody(Body):
+    """Fields about reasoning. Those with one meaning must agree."""
+
+    reasoning_effort: Effort | None = None
+    reasoning: OpenRouterReasoning | None = None
+    thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    """vLLM's name."""
+    thinking_budget_tokens: Budget | None = None
+    """llama-server's name, like the next."""
+    reasoning_budget_tokens: Budget | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None

@@ -28,7 +28,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import ForeignKind
-from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.thinking import reasoning_param, sent_fields
 from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
 from openai_cpu_server.api.messages.body import (
     Block,
@@ -129,18 +129,18 @@ def _attached(turns: Sequence[_Turn]) -> Iterator[Attachment]:
 
 def _thinking(body: CountBody) -> ReasoningParam:
     """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
-    efforts = said_by(body, "output_config.effort")
+    efforts = sent_fields(body, "output_config.effort")
     if body.thinking is None:
-        return asked_thinking(efforts=efforts)
+        return reasoning_param(efforts=efforts)
     is_hidden = body.thinking.display == "omitted"
     if body.thinking.type not in _SWITCHES:
-        return asked_thinking(efforts=efforts, is_hidden=is_hidden)
+        return reasoning_param(efforts=efforts, is_hidden=is_hidden)
     if not _SWITCHES[body.thinking.type]:
-        return asked_thinking(switches=[("thinking.type", False)])
-    return asked_thinking(
+        return reasoning_param(switches=[("thinking.type", False)])
+    return reasoning_param(
         efforts=efforts,
         switches=[("thinking.type", True)],
-        budgets=said_by(body, "thinking.budget_tokens"),
+        budgets=sent_fields(body, "thinking.budget_tokens"),
         is_hidden=is_hidden,
     )
 

@@ -22,7 +22,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import LACKS
-from openai_cpu_server.api.generation.thinking import asked_thinking
+from openai_cpu_server.api.generation.thinking import reasoning_param
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
 from openai_cpu_server.api.ollama.body import (
     OllamaBody,
@@ -131,9 +131,9 @@ def _thinking(body: OllamaBody) -> ReasoningParam:
         case None:
             return ReasoningParam()
         case bool(is_on):
-            return asked_thinking(switches=[("think", is_on)])
+            return reasoning_param(switches=[("think", is_on)])
         case effort:
-            return asked_thinking(efforts=[("think", effort)])
+            return reasoning_param(efforts=[("think", effort)])
 
 
 def _tools(given: Sequence[OllamaTool]) -> ToolsParam | None:

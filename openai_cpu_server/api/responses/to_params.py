@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.params import (
     ToolUse,
 )
 from openai_cpu_server.api.generation.schema import ForeignKind
-from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.thinking import reasoning_param, sent_fields
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
@@ -111,10 +111,10 @@ def response_ask(
 
 
 def _thinking(body: ResponsesBody) -> ReasoningParam:
-    return asked_thinking(
-        efforts=said_by(body, "reasoning.effort"),
-        switches=said_by(body, "enable_thinking"),
-        budgets=said_by(body, "thinking_budget"),
+    return reasoning_param(
+        efforts=sent_fields(body, "reasoning.effort"),
+        switches=sent_fields(body, "enable_thinking"),
+        budgets=sent_fields(body, "thinking_budget"),
         variables=body.chat_template_kwargs,
     )
 

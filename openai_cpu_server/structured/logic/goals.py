@@ -303,7 +303,7 @@ class Goals:
         if isinstance(node, Required):
             return marked.require(node.names)
         if isinstance(node, Properties):
-            return all(marked.add(mark) for mark in self._marks.said_by(node))
+            return all(marked.add(mark) for mark in self._marks.sent_fields(node))
         return True
 
     def _complement(self, number: int, node: Node) -> int:

@@ -292,7 +292,7 @@ class MarkReader:
         self._look_up = look_up
         self._listed: dict[int, Values | None] = {}
         self._required: dict[int, dict[str, Values]] = {}
-        self.said_by = cache(self._said_by)
+        self.sent_fields = cache(self._said_by)
 
     def _said_by(self, node: Properties) -> tuple[PropertyMark, ...]:
         marks = [PropertyMark(name, self._values(v), self._banned(v)) for name, v in node.named]
@@ -345,7 +345,7 @@ class MarkReader:
     def _of_all(self, node: AllOf, items: list[dict[str, Values]]) -> dict[str, Values]:
         parts = [self._table[x] for x in node.items]
         names = {n for part in parts if isinstance(part, Required) for n in part.names}
-        marks = [m for part in parts if isinstance(part, Properties) for m in self.said_by(part)]
+        marks = [m for part in parts if isinstance(part, Properties) for m in self.sent_fields(part)]
         found = {m.name: m.listed for m in marks if m.name in names and m.listed is not None}
         for item in items:
             for name, values in item.items():
