@@ -12,7 +12,7 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.chat.routes import chat_ask
+from openai_cpu_server.api.chat.routes import chat_params
 from openai_cpu_server.api.chat.schema import ChatBody, Messages, Tools
 from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
@@ -154,7 +154,7 @@ class TokenRoutes:
         data = await unkept_body(request)
         body, ignored = await self._read(ApplyTemplateBody, data)
         model = await self._model(body.model, request)
-        asked = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
+        asked = chat_params(body.model_copy(update={"add_generation_prompt": None}))
         ask = await self._attachments.resolve(asked, model, context_of(request.scope).owner)
         told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
         return json_response(told, headers=ignored.headers)
@@ -230,7 +230,7 @@ def _tokens_of_text(
 
 
 def _ask(body: TokenizeBody, messages: Messages) -> GenerationParams:
-    return chat_ask(
+    return chat_params(
         ChatBody(
             messages=messages,
             tools=body.tools,

@@ -46,10 +46,10 @@ from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.thinking import thinking_of
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,
-    asked_details,
     custom_tool,
-    generation_ask,
-    prediction,
+    details_param,
+    generation_params,
+    prediction_limit,
 )
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import InvalidRequest, wrong
@@ -59,11 +59,11 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute
 from openai_cpu_server.http.sockets import SocketServer
 
 
-def chat_ask(body: ChatBody) -> GenerationParams:
+def chat_params(body: ChatBody) -> GenerationParams:
     _check_continues(body)
     told = enumerate(checked_messages(body.messages))
     messages = [MessageParam(fields, path=f"messages[{index}]") for index, fields in told]
-    ask = generation_ask(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
+    ask = generation_params(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
     return msgspec.structs.replace(
         ask,
         ignored=adapted_names(
@@ -71,7 +71,7 @@ def chat_ask(body: ChatBody) -> GenerationParams:
         ),
         sampling=with_samplers(ask.sampling, body.samplers),
         logprobs=_logprobs(body),
-        details=asked_details(body),
+        details=details_param(body),
         last_tokens=body.truncate_prompt_tokens,
         tools=_tools(body),
         thinking=thinking_of(body),
@@ -107,7 +107,7 @@ def _max_tokens(body: ChatBody) -> LimitParam | None:
         raise wrong(message, "max_tokens")
     if new is not None:
         return LimitParam(new, "max_completion_tokens")
-    return prediction(body) if old is None else LimitParam(old, "max_tokens")
+    return prediction_limit(body) if old is None else LimitParam(old, "max_tokens")
 
 
 def _tools(body: ChatBody) -> ToolsParam | None:
@@ -198,7 +198,7 @@ def _asked(function: LegacyFunction, path: str) -> FunctionParam:
     )
 
 
-CHAT = ApiAdapter(BodyReader(ChatBody, chat_ask), ChatRenderer())
+CHAT = ApiAdapter(BodyReader(ChatBody, chat_params), ChatRenderer())
 
 
 class ChatRoutes:

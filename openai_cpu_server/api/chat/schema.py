@@ -16,11 +16,13 @@ from openai_cpu_server.api.generation.schema import (
     ForeignKind,
     GenerationBody,
     JsonObject,
+    LastTokens,
     ListOf,
     Name,
     NonEmptyList,
     OpenBody,
     OutputLimit,
+    PredictionBody,
     ReasoningBody,
     Syntax,
     TextOrList,
@@ -29,7 +31,6 @@ from openai_cpu_server.api.generation.schema import (
     text_or_object,
     words_in,
 )
-from openai_cpu_server.api.generation.to_params import LastTokens, PredictionBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.http.parse import Body

@@ -32,7 +32,7 @@ from openai_cpu_server.api.generation.route import (
     while_connected,
 )
 from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
-from openai_cpu_server.api.generation.to_params import any_object, generation_ask
+from openai_cpu_server.api.generation.to_params import any_object, generation_params
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
@@ -75,10 +75,10 @@ class GenerateBatchBody(GenerateFields):
     ) = None
 
 
-def generate_ask(body: GenerateBody) -> GenerationParams:
+def generate_params(body: GenerateBody) -> GenerationParams:
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
-    ask = generation_ask(body, PromptsParam([body.prompt], is_said=not body.raw), id_prefix="gen-")
+    ask = generation_params(body, PromptsParam([body.prompt], is_said=not body.raw), id_prefix="gen-")
     return msgspec.structs.replace(
         ask,
         form=_form(body, ask.form),
@@ -215,7 +215,7 @@ def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     return PromptBatch(shared, items, ignored, len(data), shared_size)
 
 
-GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
+GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_params), GenerateRenderer())
 
 
 class GenerateRoutes:

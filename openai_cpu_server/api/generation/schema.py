@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
+from openai_cpu_server.api.generation.sampling import Samplers
 from openai_cpu_server.contract.request import (
     COLDEST,
     COUNT,
@@ -455,3 +456,69 @@ class ReasoningBody(Body):
     reasoning_budget_tokens: Budget | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+
+
+def _not_zero(number: int) -> int:
+    if number == 0:
+        raise PydanticCustomError("zero", "Input should be -1, or 1 at least")
+    return number
+
+
+LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_not_zero)]
+Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
+"""Negative values allow all that the context leaves."""
+
+
+class PredictionBody(ProgressBody):
+    n_predict: Prediction | None = None
+    timings_per_token: bool | None = None
+    samplers: Samplers | None = None
+
+
+Item = Union[int, str]
+MixedText = Union[str, tuple[Item, ...]]
+
+
+def _wrong_prompt() -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt_kind",
+        "Input should be a string, a list of token ids and strings, an object with 'prompt_string', or a "
+        "list of these",
+    )
+
+
+def _prompts(value: object) -> tuple[MixedText, ...]:
+    """Read one prompt from a list with token ids, and several from any other list."""
+    if not isinstance(value, list):
+        return (_one_prompt(value),)
+    if not value:
+        raise _wrong_prompt()
+    if any(is_token_id(item) for item in value):
+        return (_mixed(value),)
+    return tuple(_mixed(item) if isinstance(item, list) else _one_prompt(item) for item in value)
+
+
+def _one_prompt(value: object) -> str:
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            message = "pictures belong to the messages of '/v1/chat/completions'"
+            raise PydanticCustomError("multimodal_data", message)
+        value = value.get("prompt_string")
+    if not isinstance(value, str):
+        raise _wrong_prompt()
+    return value
+
+
+def _mixed(value: list[object]) -> tuple[Item, ...]:
+    items = tuple(item for item in value if isinstance(item, str) or is_token_id(item))
+    if not items or len(items) < len(value):
+        raise _wrong_prompt()
+    return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
+
+
+def is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_SentPrompts = Union[str, list[Union[int, str, list[Union[int, str]], JsonObject]], JsonObject]
+Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_SentPrompts)]

@@ -15,14 +15,17 @@ from openai_cpu_server.api.generation.schema import (
     LastN,
     NonEmpty,
     OpenBody,
+    Prediction,
+    PredictionBody,
+    Prompts,
     Seed,
     Several,
     SharedBody,
     Stop,
     TopK,
     Whole,
+    is_token_id,
 )
-from openai_cpu_server.api.generation.to_params import Prediction, PredictionBody, Prompts, is_token_id
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http.ignored_params import (
     LLAMA_SERVER_HINTS,

@@ -19,11 +19,11 @@ from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, Gener
 from openai_cpu_server.api.generation.sampling import left_out, sampling_sent, with_samplers
 from openai_cpu_server.api.generation.to_params import (
     any_object,
-    asked_details,
+    details_param,
     one_form,
     schema_form,
-    shared_ask,
     shared_forms,
+    shared_params,
 )
 from openai_cpu_server.api.llama_server.body import (
     ANY_SEED,
@@ -45,7 +45,7 @@ _NO_NAME = "tmp"
 _ANSWER_ROOM = 256
 
 
-def completion_ask(body: LlamaCompletionBody) -> GenerationParams:
+def completion_params(body: LlamaCompletionBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     return llama_ask(body, PromptsParam(body.prompt, echo=True))
 
@@ -73,7 +73,7 @@ def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
     seed = None if body.seed == ANY_SEED else body.seed
     told = body.model_copy(update={**given, "logit_bias": ids, "seed": seed})
-    ask = shared_ask(told, prompt, id_prefix="llama-", form=one_form(_forms(body)))
+    ask = shared_params(told, prompt, id_prefix="llama-", form=one_form(_forms(body)))
     sampling = with_samplers(ask.sampling, body.samplers)
     if not ask.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
@@ -89,7 +89,7 @@ def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
         max_tokens=None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True),
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
-            asked_details(body),
+            details_param(body),
             tokens=bool(body.return_tokens),
             fields=tuple(body.response_fields or ()),
         ),
@@ -103,7 +103,7 @@ def _forms(body: LlamaServerBody) -> Iterator[FormParam]:
 
 
 _RENDERER = LlamaRenderer()
-_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
+_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_params), _RENDERER)
 _INFILL = ApiAdapter(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolveContext
-from openai_cpu_server.api.generation.to_params import MixedText
+from openai_cpu_server.api.generation.schema import MixedText
 from openai_cpu_server.api.pooling.body import (
     MAX_INPUTS,
     Cut,

@@ -27,8 +27,8 @@ from openai_cpu_server.api.generation.to_params import (
     custom_tool,
     one_form,
     schema_form,
-    shared_ask,
     shared_forms,
+    shared_params,
 )
 from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
@@ -94,7 +94,7 @@ def response_ask(
     if not messages:
         raise missing(_PATH)
     conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
-    ask = shared_ask(
+    ask = shared_params(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
     )
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)

@@ -26,7 +26,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.route import EventStream, while_connected, whole_answer
 from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
-from openai_cpu_server.api.generation.to_params import one_form, shared_ask, shared_forms
+from openai_cpu_server.api.generation.to_params import one_form, shared_forms, shared_params
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.transcriptions.render import (
     Transcript,
@@ -110,7 +110,7 @@ class RecordingBody(SharedBody):
         return self.response_format or "json"
 
 
-def recording_ask(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
+def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
     """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
     mark = mark_of(f"{len(data)} {body.file}", AttachmentKind.SOUND)
@@ -121,7 +121,7 @@ def recording_ask(body: RecordingBody, data: bytes, task: str) -> GenerationPara
         for architecture, words in _TRAINED.items()
         if task == "transcribe"
     }
-    ask = shared_ask(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
+    ask = shared_params(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
     limit = body.max_completion_tokens or body.max_tokens
     is_scored = body.form == "verbose_json" or bool(body.include)
     return msgspec.structs.replace(
@@ -203,7 +203,7 @@ class RecordingRoutes:
             fields.append(("file", upload.filename or "file"))
             data = await upload.read()
         body, ignored = parse_form(RecordingBody, fields, lenient=self._options.lenient)
-        ask = msgspec.structs.replace(recording_ask(body, data, task), ignored=ignored)
+        ask = msgspec.structs.replace(recording_params(body, data, task), ignored=ignored)
         told = TranscriptForm(
             body.form, task, body.language, body.temperature or 0.0, tells_logprobs=bool(body.include)
         )
