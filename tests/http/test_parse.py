@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import TokenizeBody
-from openai_cpu_server.api.chat.schema import ChatBody, attached_in, checked_messages, told_in_words
+from openai_cpu_server.api.chat.schema import ChatBody
+from openai_cpu_server.api.chat.to_params import attached_in, checked_messages, unsupported_parts
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.llama_server.body import LlamaCompletionBody
 from openai_cpu_server.api.ollama.body import OllamaChatBody
@@ -187,7 +188,7 @@ def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str,
     assert (error.param, error.code) == (param, "unsupported_content")
     assert str(error) == f"Invalid value for '{param}': {lack}; only parts of type 'text' are taken."
     earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
-    assert told_in_words(earlier.messages) == [f"messages[0].content[1] ({kind})"]
+    assert unsupported_parts(earlier.messages) == [f"messages[0].content[1] ({kind})"]
     (asked, _) = checked_messages(earlier.messages)
     assert asked["content"] == [parts[0], {"type": "text", "text": f"[{lack}]"}]
 
