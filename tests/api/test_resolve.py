@@ -17,8 +17,7 @@ from openai_cpu_server.api.generation.params import (
     TakenMedia,
     mark_of,
 )
-from openai_cpu_server.api.generation.prompts import last_turn
-from openai_cpu_server.api.generation.resolve import resolve
+from openai_cpu_server.api.generation.resolve import last_turn, resolve
 from openai_cpu_server.contract.media import MediaEmbeddings, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong

@@ -34,13 +34,13 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.sampling import left_out, with_samplers
 from openai_cpu_server.api.generation.schema import ForeignKind, words_in
-from openai_cpu_server.api.generation.thinking import thinking_of
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,
     custom_tool,
     details_param,
     generation_params,
     prediction_limit,
+    thinking_of,
 )
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.prompt.template import to_json

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pydantic_core
@@ -18,12 +19,14 @@ from openai_cpu_server.api.generation.params import (
     LimitParam,
     MessageParam,
     PromptsParam,
+    ReasoningParam,
 )
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import (
     GenerationBody,
     JsonObject,
     PredictionBody,
+    ReasoningBody,
     ResponseFormat,
     SharedBody,
     StructuredOutputs,
@@ -234,3 +237,92 @@ def check_stream_options(options: object, *, stream: bool | None) -> None:
     """Reject options without a stream. Raises InvalidRequest."""
     if options is not None and not stream:
         raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
+
+
+# -- reasoning ---------------------------------------------------------------------------------------------
+
+_EFFORT_NAMES = {"max": "xhigh"}
+_SWITCHES = ("enable_thinking", "thinking")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_OURS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+    | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
+)
+"""Template variables that a request cannot set."""
+T = TypeVar("T")
+
+
+Sent = tuple[str, T]
+"""Path and value of a field that the client has sent."""
+
+
+def reasoning_param(
+    *,
+    efforts: Sequence[Sent[str]] = (),
+    switches: Sequence[Sent[bool]] = (),
+    budgets: Sequence[Sent[int]] = (),
+    variables: Mapping[str, object] | None = None,
+    is_hidden: bool = False,
+) -> ReasoningParam:
+    """Combine fields, which must agree; an effort also switches. Raises InvalidRequest."""
+    variables = dict(variables or {})
+    for name in variables:
+        if name in _OURS or not _VARIABLE.fullmatch(name):
+            shown = name[:64]
+            message = f"'{shown}' is no variable of a chat template that a request can set."
+            raise wrong(message, f"chat_template_kwargs.{shown}")
+    efforts = [(path, _EFFORT_NAMES.get(effort, effort)) for path, effort in efforts]
+    by_effort = [(path, effort != "none") for path, effort in efforts]
+    by_variable = [
+        (f"chat_template_kwargs.{name}", value)
+        for name in _SWITCHES
+        if isinstance(value := variables.get(name), bool)
+    ]
+    return ReasoningParam(
+        effort=_one(efforts),
+        is_on=_one([*by_effort, *switches, *by_variable]),
+        budget=_one(budgets),
+        is_hidden=is_hidden,
+        variables=variables,
+        paths=tuple(path for path, _ in (*efforts, *budgets)),
+    )
+
+
+def thinking_of(body: ReasoningBody) -> ReasoningParam:
+    """Read the fields of a body. Raises InvalidRequest for contradictions."""
+    by_budget = [(path, budget > 0) for path, budget in sent_fields(body, "reasoning.max_tokens")]
+    by_type = [
+        (path, kind == "enabled")
+        for path, kind in sent_fields(body, "thinking.type")
+        if kind in ("enabled", "disabled")
+    ]
+    names = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
+    is_excluded = body.reasoning is not None and body.reasoning.exclude is True
+    return reasoning_param(
+        efforts=sent_fields(body, "reasoning_effort", "reasoning.effort"),
+        switches=[*sent_fields(body, "enable_thinking", "reasoning.enabled"), *by_budget, *by_type],
+        budgets=sent_fields(body, *names, "reasoning.max_tokens", "thinking.budget_tokens"),
+        variables=body.chat_template_kwargs,
+        is_hidden=is_excluded or body.include_reasoning is False,
+    )
+
+
+def sent_fields(body: Body, *paths: str) -> list[Sent[Any]]:
+    values = []
+    for path in paths:
+        value: Any = body
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        if value is not None:
+            values.append((path, value))
+    return values
+
+
+def _one(sent: Sequence[Sent[T]]) -> T | None:
+    if not sent:
+        return None
+    path, value = sent[0]
+    for other, contrary in sent[1:]:
+        if contrary != value:
+            raise wrong(f"'{path}' and '{other}' say different things about the model's thinking.", other)
+    return value

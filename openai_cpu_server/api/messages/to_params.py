@@ -28,8 +28,12 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import ForeignKind
-from openai_cpu_server.api.generation.thinking import reasoning_param, sent_fields
-from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
+from openai_cpu_server.api.generation.to_params import (
+    adapted_names,
+    reasoning_param,
+    schema_form,
+    sent_fields,
+)
 from openai_cpu_server.api.messages.body import (
     Block,
     CountBody,

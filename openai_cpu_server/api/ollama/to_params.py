@@ -22,8 +22,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import LACKS
-from openai_cpu_server.api.generation.thinking import reasoning_param
-from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
+from openai_cpu_server.api.generation.to_params import adapted_names, any_object, reasoning_param, schema_form
 from openai_cpu_server.api.ollama.body import (
     OllamaBody,
     OllamaChatBody,

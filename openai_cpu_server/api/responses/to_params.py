@@ -20,13 +20,14 @@ from openai_cpu_server.api.generation.params import (
     ToolUse,
 )
 from openai_cpu_server.api.generation.schema import ForeignKind
-from openai_cpu_server.api.generation.thinking import reasoning_param, sent_fields
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
     custom_tool,
     one_form,
+    reasoning_param,
     schema_form,
+    sent_fields,
     shared_forms,
     shared_params,
 )
