@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from openai_cpu_server.api.generate.render import (
     batch_bytes,
     refused,
 )
-from openai_cpu_server.api.generation.params import FormParam, GenerationParams, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import (
     ApiAdapter,
     BodyReader,
@@ -78,30 +79,25 @@ class GenerateBatchBody(GenerateFields):
 def generate_params(body: GenerateBody) -> GenerationParams:
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
-    ask = generation_params(body, PromptsParam([body.prompt], is_said=not body.raw), id_prefix="gen-")
-    return msgspec.structs.replace(
-        ask,
-        form=_form(body, ask.form),
-        details=msgspec.structs.replace(ask.details, as_json=body.format == "json" or _names_schema(body)),
-        max_tokens=None if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
-    )
-
-
-def _form(body: GenerateBody, given: FormParam | None) -> FormParam | None:
-    names_schema = _names_schema(body)
+    prompt = PromptsParam([body.prompt], is_said=not body.raw)
+    params = generation_params(body, prompt, id_prefix="gen-")
+    response_format = body.response_format
+    has_format = response_format is not None and response_format.type != "text"
+    names_schema = has_format or body.json_schema is not None or body.guided_json is not None
+    form = params.form
     if body.format == "text" and names_schema:
         raise wrong("'format' is 'text', but a JSON schema is given.", "format")
-    if body.format != "json" or names_schema:
-        return given
-    if given is not None:
-        raise wrong(f"'format' and '{given.path}' cannot be combined: ask for one structure.", given.path)
-    return any_object("format")
-
-
-def _names_schema(body: GenerateBody) -> bool:
-    wanted = body.response_format
-    other = wanted is not None and wanted.type != "text"
-    return body.json_schema is not None or body.guided_json is not None or other
+    if body.format == "json" and not names_schema:
+        if form is not None:
+            raise wrong(f"'format' and '{form.path}' cannot be combined: ask for one structure.", form.path)
+        form = any_object("format")
+    as_json = body.format == "json" or names_schema
+    return msgspec.structs.replace(
+        params,
+        form=form,
+        details=msgspec.structs.replace(params.details, as_json=as_json),
+        max_tokens=None if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
+    )
 
 
 _AT_ONCE = 64
@@ -117,7 +113,7 @@ class PromptBatch(NamedTuple):
     size: int
     shared_size: int
 
-    def ask(self, index: int, *, lenient: bool) -> GenerationParams:
+    def params(self, index: int, *, lenient: bool) -> GenerationParams:
         """Convert one request as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
@@ -126,18 +122,18 @@ class PromptBatch(NamedTuple):
         return GENERATE.reader.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
+@dataclass(frozen=True)
 class GenerateBatchRoute:
     """Route of `POST /v1/generate/batch`. Each request has its own limits and its own end."""
 
-    def __init__(self, one: GenerationRoute, parts: AppState) -> None:
-        self._one = one
-        self._parts = parts
+    one: GenerationRoute
+    parts: AppState
 
     async def create(self, request: Request) -> Response:
         data = await unkept_body(request)
-        batch = await off_loop(len(data), partial(_batch, data, self._parts.options))
+        batch = await off_loop(len(data), partial(_batch, data, self.parts.options))
         del data
-        work = _RunningBatch(self._one, self._parts, context_of(request.scope), batch)
+        work = _RunningBatch(self.one, self.parts, context_of(request.scope), batch)
         await while_connected(request.receive, work.run)
         return Response(
             batch_bytes(work.results, work.num_failed),
@@ -185,16 +181,13 @@ class _RunningBatch:
             sender, timeout_s = self._outer.sender, self._outer.timeout_s
             context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
             await request.hold(context)
-            answer = await self._answer(index, context)
+            reading = partial(self._batch.params, index, lenient=self._parts.options.lenient)
+            params = await off_loop(self._batch.size, reading)
+            answer = await self._one.whole(await self._parts.generation.begin(params, context))
         if request.error is None:
             return answered(answer)
         self.num_failed += 1
         return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
-
-    async def _answer(self, index: int, context: RequestContext) -> bytes:
-        reading = partial(self._batch.ask, index, lenient=self._parts.options.lenient)
-        ask = await off_loop(self._batch.size, reading)
-        return await self._one.whole(await self._parts.generation.begin(ask, context))
 
 
 def _batch(data: bytes, options: ApiOptions) -> PromptBatch:

@@ -32,7 +32,6 @@ from openai_cpu_server.api.transcriptions.render import (
     Transcript,
     TranscriptDelta,
     TranscriptDone,
-    TranscriptForm,
     TranscriptRenderer,
     VerboseTranscript,
 )
@@ -65,8 +64,7 @@ def _no_words(granularities: list[str]) -> list[str]:
 
 
 def _no_tuning(strategy: object) -> object:
-    given = [name for name in strategy if name != "type"] if isinstance(strategy, dict) else []
-    if given:
+    if isinstance(strategy, dict) and strategy.keys() - {"type"}:
         raise PydanticCustomError(
             "tuning", "Input should be 'auto': a recording is always cut where it is quiet, and not otherwise"
         )
@@ -114,25 +112,29 @@ def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationP
     """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
     mark = mark_of(f"{len(data)} {body.file}", AttachmentKind.SOUND)
-    known = _known(body)
-    prompt = ConversationParam([_message("user", mark, "\n".join((_WORDS[task], *known)))], "file")
+    languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
+    hints = [
+        *([f"Language: {languages}."] if languages else ()),
+        *([f"Words that may occur: {', '.join(body.keywords)}."] if body.keywords else ()),
+        *([f"What was said before, or is known about it: {body.prompt}"] if body.prompt else ()),
+    ]
+    prompt = ConversationParam([_message("user", mark, "\n".join((_WORDS[task], *hints)))], "file")
     trained = {
-        architecture: (_message("system", words), _message("user", mark, *known))
+        architecture: (_message("system", words), _message("user", mark, *hints))
         for architecture, words in _TRAINED.items()
         if task == "transcribe"
     }
-    ask = shared_params(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
+    params = shared_params(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
     limit = body.max_completion_tokens or body.max_tokens
-    is_scored = body.form == "verbose_json" or bool(body.include)
     return msgspec.structs.replace(
-        ask,
-        sampling=msgspec.structs.replace(ask.sampling, temperature=body.temperature or 0.0),
+        params,
+        sampling=msgspec.structs.replace(params.sampling, temperature=body.temperature or 0.0),
         recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
         max_tokens=LimitParam(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
         ),
         thinking=ReasoningParam(is_on=False, is_hidden=True),
-        logprobs=0 if is_scored else None,
+        logprobs=0 if body.form == "verbose_json" or body.include else None,
         num_bytes=len(data),
     )
 
@@ -153,16 +155,6 @@ def _check_together(body: RecordingBody) -> None:
 def _message(role: str, *texts: str) -> MessageParam:
     content = [{"type": "text", "text": text} for text in texts]
     return MessageParam({"role": role, "content": content}, path="prompt")
-
-
-def _known(body: RecordingBody) -> list[str]:
-    languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
-    told = [
-        f"Language: {languages}." if languages else "",
-        f"Words that may occur: {', '.join(body.keywords)}." if body.keywords else "",
-        f"What was said before, or is known about it: {body.prompt}" if body.prompt else "",
-    ]
-    return [line for line in told if line]
 
 
 class RecordingRoutes:
@@ -203,11 +195,11 @@ class RecordingRoutes:
             fields.append(("file", upload.filename or "file"))
             data = await upload.read()
         body, ignored = parse_form(RecordingBody, fields, lenient=self._options.lenient)
-        ask = msgspec.structs.replace(recording_params(body, data, task), ignored=ignored)
-        told = TranscriptForm(
-            body.form, task, body.language, body.temperature or 0.0, tells_logprobs=bool(body.include)
+        params = msgspec.structs.replace(recording_params(body, data, task), ignored=ignored)
+        renderer = TranscriptRenderer(
+            body.form, task, body.language, body.temperature or 0.0, shows_logprobs=bool(body.include)
         )
-        return ask, TranscriptRenderer(told)
+        return params, renderer
 
 
 _EVENTS = (
