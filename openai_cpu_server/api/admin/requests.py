@@ -22,7 +22,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
     StreamState,
     events_lost,
 )
-from openai_cpu_server.api.generation.route import kept_stream
+from openai_cpu_server.api.generation.route import resumable_response
 from openai_cpu_server.api.generation.running import ControllableCall
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import LiveRequest
@@ -230,7 +230,7 @@ class RequestRoutes:
 
     def _told(self, kept: ResumableStream, told: AsyncIterator[bytes]) -> ASGIApp:
         self._metrics.taken_up()
-        return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
+        return resumable_response(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
 
     def _conversation(self, request: Request) -> str:
         name = request.query_params.get("conv_id")

@@ -26,7 +26,7 @@ from openai_cpu_server.api.generation.schema import (
     TextOrList,
     TopLogprobs,
     by_type,
-    text_or_object,
+    by_value,
 )
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.http.parse import Body
@@ -145,10 +145,11 @@ ToolChoice = Annotated[
 
 FunctionCall = Annotated[
     Union[Annotated[Literal["none", "auto"], Tag("<text>")], Annotated[FunctionName, Tag("<object>")]],
-    Discriminator(
-        text_or_object,
-        custom_error_type="function_call",
-        custom_error_message="Input should be 'none', 'auto' or an object with a 'name'",
+    by_value(
+        "function_call",
+        "Input should be 'none', 'auto' or an object with a 'name'",
+        text=str,
+        object=dict,
     ),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -115,11 +115,11 @@ class EventStream:
         renderer: Renderer,
         *,
         keep_alive_s: float,
-        told: AsyncIterator[StreamItem] | None = None,
+        items: AsyncIterator[StreamItem] | None = None,
     ) -> None:
-        """`told`: items to send, or None for the call's own."""
+        """`items`: items to send, or None for the call's own."""
         self._running = running
-        self._items = running.tell(renderer) if told is None else told
+        self._items = running.tell(renderer) if items is None else items
         self._renderer = renderer
         self._keep_alive_s = keep_alive_s
 
@@ -184,14 +184,14 @@ def not_in_batches(param: str) -> InvalidRequest:
     return InvalidRequest(message, param=param, code="unsupported_value")
 
 
-def kept_stream(
-    streams: ResumableStreams, kept: ResumableStream, told: AsyncIterator[bytes], *, keep_alive_s: float
+def resumable_response(
+    streams: ResumableStreams, stream: ResumableStream, events: AsyncIterator[bytes], *, keep_alive_s: float
 ) -> ASGIApp:
-    headers = {**NO_STORE_HEADERS, **kept.headers}
-    source = event_source(told, headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
+    headers = {**NO_STORE_HEADERS, **stream.headers}
+    source = event_source(events, headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        with streams.reading(kept):
+        with streams.reading(stream):
             await source(scope, receive, send)
 
     return respond
@@ -249,10 +249,11 @@ class GenerationRoute:
         context = RequestContext(ticket, outer.sender, outer.lease, timeout_s=outer.timeout_s)
         running = await self.service.begin(params, context)
         outer.body.release()
-        kept = streams.begin(
+        stream = streams.begin(
             conversation, identity, running, self.renderer(running), ticket=ticket, lease=outer.lease
         )
-        return kept_stream(streams, kept, kept.log.read(0), keep_alive_s=self.options.keep_alive_s)
+        keep_alive_s = self.options.keep_alive_s
+        return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
 
     async def begin(
         self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED

@@ -52,42 +52,32 @@ def _or_no_limit(value: object, info: ValidationInfo) -> object:
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
-def _text_or_list(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<list>" if isinstance(value, list) else None
+def by_value(error: str, message: str, **kinds: type) -> Discriminator:
+    """Choose by the type of the value: with `text=str` a string has the tag `<text>`."""
 
+    def tag(value: object) -> str | None:
+        return next((f"<{name}>" for name, kind in kinds.items() if isinstance(value, kind)), None)
 
-def text_or_object(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<object>" if isinstance(value, dict) else None
+    return Discriminator(tag, custom_error_type=error, custom_error_message=message)
 
 
 def _prompt_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
     if not isinstance(value, list):
-        return None
+        return "<text>" if isinstance(value, str) else None
     if not value or isinstance(value[0], str):
         return "<texts>"
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-def by_type(*known: str, tag: str | None = None) -> Discriminator:
+def by_type(*types: str, tag: str | None = None) -> Discriminator:
     def kind(value: object) -> str:
         name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"<{tag or name}>" if name in known else "<other>"
+        return f"<{tag or name}>" if name in types else "<other>"
 
     return Discriminator(kind)
 
 
-TEXT_OR_LIST = Discriminator(
-    _text_or_list,
-    custom_error_type="text_or_list",
-    custom_error_message="Input should be a string or an array",
-)
-
+TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array", text=str, list=list)
 TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
@@ -99,12 +89,9 @@ PROMPT_KIND = Discriminator(
     "or a list of lists of token ids",
 )
 
-DOCUMENT_KIND = Discriminator(
-    text_or_object,
-    custom_error_type="text_or_object",
-    custom_error_message="Input should be a string, or an object with 'text'",
+DOCUMENT_KIND = by_value(
+    "text_or_object", "Input should be a string, or an object with 'text'", text=str, object=dict
 )
-
 NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = NonEmptyList[int]
 
@@ -217,15 +204,11 @@ Temperature = Annotated[
     AfterValidator(lambda temperature: 0.0 if temperature < COLDEST else temperature),
 ]
 Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
-_Raised = AfterValidator(lambda number: max(number, TYPICAL_P.least))
-TopNSigma = Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)]
-"""Off up to 0."""
-DryMultiplier = Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)]
-DryBase = Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)]
-MAX_BAD_WORDS = 256
-BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
+_BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 Breaker = Annotated[str, Field(min_length=1, max_length=64)]
-TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), _Raised]
+TypicalP = Annotated[
+    float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(lambda number: max(number, TYPICAL_P.least))
+]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
 Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
@@ -257,10 +240,8 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 SchemaOrText = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[JsonObject, Tag("<object>")]],
-    Discriminator(
-        text_or_object,
-        custom_error_type="text_or_object",
-        custom_error_message="Input should be a JSON Schema, as an object or as text",
+    by_value(
+        "text_or_object", "Input should be a JSON Schema, as an object or as text", text=str, object=dict
     ),
 ]
 Choices = NonEmptyList[str]
@@ -335,7 +316,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
-LogitBias = Annotated[dict[str, Bias], Field(fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -371,7 +351,7 @@ class SharedBody(ProgressBody):
     top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(fail_fast=True)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     metadata: Notes | None = None
@@ -383,17 +363,18 @@ class SharedBody(ProgressBody):
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: LastN | None = None
-    top_n_sigma: TopNSigma | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)] | None = None
+    """Off up to 0."""
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
-    dry_multiplier: DryMultiplier | None = None
-    dry_base: DryBase | None = None
+    dry_multiplier: Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)] | None = None
+    dry_base: Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)] | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most)] | None = None
     dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=64, fail_fast=True)] | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[_BadWord], Field(max_length=256, fail_fast=True)] | None = None
     """Only the usual tokens of a text are forbidden, as in vLLM."""
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
@@ -475,8 +456,7 @@ class PredictionBody(ProgressBody):
     samplers: Samplers | None = None
 
 
-Item = Union[int, str]
-MixedText = Union[str, tuple[Item, ...]]
+MixedText = Union[str, tuple[Union[int, str], ...]]
 
 
 def _wrong_prompt() -> PydanticCustomError:
@@ -489,16 +469,19 @@ def _wrong_prompt() -> PydanticCustomError:
 
 def _prompts(value: object) -> tuple[MixedText, ...]:
     """Read one prompt from a list with token ids, and several from any other list."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or any(is_token_id(item) for item in value):
         return (_one_prompt(value),)
     if not value:
         raise _wrong_prompt()
-    if any(is_token_id(item) for item in value):
-        return (_mixed(value),)
-    return tuple(_mixed(item) if isinstance(item, list) else _one_prompt(item) for item in value)
+    return tuple(map(_one_prompt, value))
 
 
-def _one_prompt(value: object) -> str:
+def _one_prompt(value: object) -> MixedText:
+    if isinstance(value, list):
+        items = tuple(item for item in value if isinstance(item, str) or is_token_id(item))
+        if not items or len(items) < len(value):
+            raise _wrong_prompt()
+        return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
     if isinstance(value, dict):
         if value.get("multimodal_data"):
             message = "pictures belong to the messages of '/v1/chat/completions'"
@@ -507,13 +490,6 @@ def _one_prompt(value: object) -> str:
     if not isinstance(value, str):
         raise _wrong_prompt()
     return value
-
-
-def _mixed(value: list[object]) -> tuple[Item, ...]:
-    items = tuple(item for item in value if isinstance(item, str) or is_token_id(item))
-    if not items or len(items) < len(value):
-        raise _wrong_prompt()
-    return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
 
 
 def is_token_id(value: object) -> bool:
