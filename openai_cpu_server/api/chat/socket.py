@@ -32,7 +32,7 @@ from openai_cpu_server.json_size import MOST_TOKENS, check_size
 _MAX_NAME_CHARS = 64
 
 
-class SocketAsk(msgspec.Struct, frozen=True):
+class SocketRequest(msgspec.Struct, frozen=True):
     name: str | None
     """Client's own `request_id`."""
     body: bytes
@@ -82,14 +82,14 @@ class SocketFailed(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
-    """Parse a message. Anything but an object is a `SocketAsk`, rejected like all bodies. Raises
+def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
+    """Parse a message. Anything but an object is a `SocketRequest`, rejected like all bodies. Raises
     InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return SocketAsk(None, data)
+        return SocketRequest(None, data)
     if "cancel" in fields:
         name = _name(fields["cancel"], "cancel")
         if name is None or len(fields) > 1:
@@ -99,7 +99,7 @@ def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
     name = _name(fields.pop("request_id", msgspec.Raw(b"null")), "request_id")
     if bytes(fields.get("stream", b"null")).strip() == b"null":
         fields["stream"] = msgspec.Raw(b"true")
-    return SocketAsk(name, msgspec.json.encode(fields))
+    return SocketRequest(name, msgspec.json.encode(fields))
 
 
 def _name(value: msgspec.Raw, field: str) -> str | None:
@@ -191,16 +191,16 @@ class ChatExchange:
         for request in requests:
             request.cancel()
 
-    def _begin(self, ask: SocketAsk, quota: BodyQuota) -> None:
+    def _begin(self, message: SocketRequest, quota: BodyQuota) -> None:
         """Start a request, which then releases `quota`. Raises InvalidRequest, RequestsLimited."""
         limit = self._socket.options.max_socket_requests
         if len(self._running) >= limit:
             raise too_many("requests at once", limit)
-        if ask.name in self._running:
-            message = f"A request with the request_id '{ask.name}' is running on this socket."
-            raise wrong(message, "request_id")
+        name = message.name
+        if name in self._running:
+            raise wrong(f"A request with the request_id '{name}' is running on this socket.", "request_id")
         ticket = self._socket.ticket(has_headers=True)
-        request = _Request(ask.name or ticket.id, ticket, BufferedBody(ask.body, quota))
+        request = _Request(name or ticket.id, ticket, BufferedBody(message.body, quota))
         self._running[request.name] = request
         self._socket.start(partial(self._serve, request))
 

@@ -48,10 +48,10 @@ def completion_params(body: CompletionBody) -> GenerationParams:
         raise wrong(message, "truncate_prompt_tokens")
     prompt = PromptsParam(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
     limit = body.max_tokens
-    ask = generation_params(body, prompt, id_prefix="cmpl-")
+    params = generation_params(body, prompt, id_prefix="cmpl-")
     return msgspec.structs.replace(
-        ask,
-        sampling=with_samplers(ask.sampling, body.samplers),
+        params,
+        sampling=with_samplers(params.sampling, body.samplers),
         ignored=Ignored(left_out(body.samplers)),
         best_of=body.best_of,
         details=details_param(body),

@@ -42,40 +42,33 @@ class EventLog:
     """Events of one stream, numbered from 0. With a limit the oldest are dropped."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
-        self._events: deque[bytes] = deque()
+        self.events: deque[bytes] = deque()
+        self.held_bytes = 0
+        self.first = 0
+        """Number of the first event that is still held."""
+        self.has_ended = False
         self._most_bytes = most_bytes
-        self._num_bytes = 0
         self._dropped_bytes = 0
         self._news = anyio.Event()
-        self.first = 0
-        self.has_ended = False
-
-    @property
-    def events(self) -> Sequence[bytes]:
-        return self._events
 
     @property
     def end_number(self) -> int:
-        return self.first + len(self._events)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._num_bytes
+        return self.first + len(self.events)
 
     @property
     def total_bytes(self) -> int:
-        return self._dropped_bytes + self._num_bytes
+        return self._dropped_bytes + self.held_bytes
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             self.append(events([chunk]))
 
     def append(self, event: bytes) -> None:
-        self._events.append(event)
-        self._num_bytes += len(event)
-        while self._most_bytes is not None and self._num_bytes > self._most_bytes:
-            num_bytes = len(self._events.popleft())
-            self._num_bytes -= num_bytes
+        self.events.append(event)
+        self.held_bytes += len(event)
+        while self._most_bytes is not None and self.held_bytes > self._most_bytes:
+            num_bytes = len(self.events.popleft())
+            self.held_bytes -= num_bytes
             self._dropped_bytes += num_bytes
             self.first += 1
         self._wake()
@@ -92,7 +85,7 @@ class EventLog:
         """Yield all events from this number to the last, or until one that was dropped."""
         while True:
             while self.first <= number < self.end_number:
-                yield self._events[number - self.first]
+                yield self.events[number - self.first]
                 number += 1
             if self.has_ended or number < self.first:
                 return
@@ -101,8 +94,8 @@ class EventLog:
     async def read_bytes(self, start: int) -> AsyncIterator[bytes]:
         """Yield the rest from this byte, as llama-server's clients count."""
         number, at = self.first, self._dropped_bytes
-        while number < self.end_number and at + len(self._events[number - self.first]) <= start:
-            at += len(self._events[number - self.first])
+        while number < self.end_number and at + len(self.events[number - self.first]) <= start:
+            at += len(self.events[number - self.first])
             number += 1
         skipped = start - at
         async for event in self.read(number):
@@ -119,6 +112,8 @@ class EventLog:
 
 @dataclass(eq=False)
 class ResumableStream:
+    """Stream of one call, which owns the call's log entry and its reservation."""
+
     conversation: str
     owner: str
     running: RunningCall
@@ -200,42 +195,31 @@ class ResumableStreams:
 
     def check(self, conversation: str, identity: Identity) -> None:
         """Check for room for a new stream of this key. Raises RequestsLimited."""
-        owner = _owner(identity)
+        owner = stream_owner(identity)
         others = [one for one in self._of(owner) if one.conversation != conversation]
         if len(others) >= _MOST_STREAMS and not any(one.log.has_ended for one in others):
             limit = f"streams that are kept for one key: Limit {_MOST_STREAMS}"
             raise RequestsLimited(limit, retry_after_s=1.0)
 
-    def begin(
-        self,
-        conversation: str,
-        identity: Identity,
-        running: RunningCall,
-        renderer: Renderer,
-        *,
-        ticket: RequestLog,
-        lease: Reservation | None,
-    ) -> ResumableStream:
-        """Start a stream in place of the conversation's former one. The stream owns `ticket` and `lease`."""
-        owner = _owner(identity)
+    def begin(self, stream: ResumableStream) -> None:
+        """Start a stream in place of the conversation's former one."""
+        owner, conversation = stream.owner, stream.conversation
         if (former := self._streams.get((owner, conversation))) is not None:
             self.forget(former)
         ended = [one for one in self._of(owner) if one.log.has_ended]
         if len(self._of(owner)) >= _MOST_STREAMS and ended:
             self.forget(ended[0])
-        stream = ResumableStream(conversation, owner, running, renderer, ticket, lease)
         self._streams[owner, conversation] = stream
         self._forget_later(stream)
-        if lease is not None:
-            lease.keep()
+        if stream.lease is not None:
+            stream.lease.keep()
         task = asyncio.create_task(self._see_through(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return stream
 
     def find(self, name: str, identity: Identity) -> ResumableStream:
         """Return the stream of a conversation, or of an id in its chunks. Raises RequestNotFound."""
-        for stream in self._of(_owner(identity)):
+        for stream in self._of(stream_owner(identity)):
             if name in (stream.conversation, *stream.running.names):
                 return stream
         raise RequestNotFound(name)
@@ -247,7 +231,7 @@ class ResumableStreams:
 
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
         """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""
-        streams = self._of(_owner(identity))
+        streams = self._of(stream_owner(identity))
         return [
             StreamState.of(one)
             for name in names
@@ -318,6 +302,6 @@ class ResumableStreams:
         return [one for one in self._streams.values() if one.owner == owner]
 
 
-def _owner(identity: Identity) -> str:
+def stream_owner(identity: Identity) -> str:
     """Identify streams by key. Without keys the conversation's name is enough."""
     return identity.digest or ""

@@ -21,6 +21,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
     ResumableStream,
     ResumableStreams,
     conversation_of,
+    stream_owner,
 )
 from openai_cpu_server.api.generation.running import (
     AnswerStream,
@@ -249,9 +250,9 @@ class GenerationRoute:
         context = RequestContext(ticket, outer.sender, outer.lease, timeout_s=outer.timeout_s)
         running = await self.service.begin(params, context)
         outer.body.release()
-        stream = streams.begin(
-            conversation, identity, running, self.renderer(running), ticket=ticket, lease=outer.lease
-        )
+        owner, renderer = stream_owner(identity), self.renderer(running)
+        stream = ResumableStream(conversation, owner, running, renderer, ticket, outer.lease)
+        streams.begin(stream)
         keep_alive_s = self.options.keep_alive_s
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
 
