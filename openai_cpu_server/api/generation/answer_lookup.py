@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison, is_good
 from openai_cpu_server.answers.store import AnswerKey, AnswerScope, StoreSize, direction
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.running import AnswerRecorder, ReplayedGeneration, TimedEvent
+from openai_cpu_server.api.generation.running import CachedAnswer, ReplayedGeneration, TimedEvent
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
@@ -33,20 +33,6 @@ _EMBED_S = 3.0
 class SimilarAnswers(NamedTuple):
     model: str
     least: float
-
-
-class CachedAnswer(NamedTuple):
-    call: ResolvedRequest
-    held: ReplayedGeneration | None = None
-    keep: Keeping | None = None
-    """Callback that stores a new answer, or None to store nothing."""
-
-    @property
-    def recorder(self) -> AnswerRecorder | None:
-        return None if self.keep is None else AnswerRecorder(len(self.call.requests), self.keep)
-
-
-Keeping = Callable[[Sequence[TokenEvent]], None]
 
 
 class AnswerLookup:

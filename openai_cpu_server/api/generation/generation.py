@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, CachedAnswer
+from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.api.generation.attachments import AttachmentFinder
 from openai_cpu_server.api.generation.call import ResolveContext, ResolvedRequest
 from openai_cpu_server.api.generation.params import (
@@ -23,6 +23,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.resolve import caller_of, resolve, tokens_of
 from openai_cpu_server.api.generation.resumable_streams import ResumableStreams
 from openai_cpu_server.api.generation.running import (
+    CachedAnswer,
     ReplayedGeneration,
     RunningCall,
     RunningCalls,

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -27,15 +26,6 @@ from openai_cpu_server.observe.metrics import KeptAmounts
 CONVERSATION_HEADER = "X-Conversation-Id"
 """llama-server's header with the client's name of the conversation."""
 LAST_EVENT_HEADER = "Last-Event-ID"
-_SANE_NAME = re.compile(r"[!-~]{1,256}")
-
-
-def conversation_of(headers: Mapping[str, str]) -> str | None:
-    """Return None if the stream ends with its connection. Raises InvalidRequest for an invalid name."""
-    name = headers.get(CONVERSATION_HEADER) or None
-    if name is not None and not _SANE_NAME.fullmatch(name):
-        raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
-    return name
 
 
 class EventLog:

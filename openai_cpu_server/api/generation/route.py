@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -18,9 +19,9 @@ from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttemp
 from openai_cpu_server.api.generation.params import GenerationParams
 from openai_cpu_server.api.generation.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
 from openai_cpu_server.api.generation.resumable_streams import (
+    CONVERSATION_HEADER,
     ResumableStream,
     ResumableStreams,
-    conversation_of,
     stream_owner,
 )
 from openai_cpu_server.api.generation.running import (
@@ -31,7 +32,7 @@ from openai_cpu_server.api.generation.running import (
     chunks_of,
 )
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of, ticket_of
 from openai_cpu_server.http.errors import json_response
@@ -218,6 +219,14 @@ class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
 
     reader: BodyReader[B]
     renderer: AnswerRenderer
+
+
+def conversation_of(headers: Mapping[str, str]) -> str | None:
+    """Return None if the stream ends with its connection. Raises InvalidRequest for an invalid name."""
+    name = headers.get(CONVERSATION_HEADER) or None
+    if name is not None and not re.fullmatch(r"[!-~]{1,256}", name):
+        raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
+    return name
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,19 @@ class AnswerRecorder:
             self._events = None
 
 
+class CachedAnswer(NamedTuple):
+    """Earlier answer in `held`, or else the way to store the new one."""
+
+    call: ResolvedRequest
+    held: ReplayedGeneration | None = None
+    keep: Callable[[Sequence[TokenEvent]], None] | None = None
+    """Callback that stores a new answer, or None to store nothing."""
+
+    @property
+    def recorder(self) -> AnswerRecorder | None:
+        return None if self.keep is None else AnswerRecorder(len(self.call.requests), self.keep)
+
+
 NEWS_INTERVAL_S = 1.0
 SETTLING_S = 0.25
 """Delay of the first queue place, because even on an idle server a request waits for a step."""
@@ -412,7 +425,7 @@ class Tally:
         return self._released[request_id] if finish is None else finish.output_tokens
 
     def _cached_tokens(self) -> int:
-        """Of a prompt's choices the least counts, because later ones share what the first has computed."""
+        """Count the least of a prompt's choices, because later ones share what the first has computed."""
         least: dict[int, int] = {}
         for index, request in enumerate(self._call.requests):
             if (finish := self._finishes.get(request.id)) is not None:
