@@ -328,7 +328,7 @@ class PromptMaker:
     tools: ToolsParam | None
     model: ServedModel
     info: ModelInfo | None
-    """None if the model is not loaded."""
+    """Facts of the model, or None if it is not loaded."""
     ends: PromptEnds = _WHOLE
 
     def __post_init__(self) -> None:
