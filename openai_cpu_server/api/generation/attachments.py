@@ -33,13 +33,7 @@ from openai_cpu_server.api.generation.params import (
     mark_of,
 )
 from openai_cpu_server.contract.media import DEAF, MediaItem, Picture, Sound
-from openai_cpu_server.errors import (
-    DeadlyInput,
-    EngineUnavailable,
-    InvalidRequest,
-    JobObjectNotFound,
-    wrong,
-)
+from openai_cpu_server.errors import DeadlyInput, EngineUnavailable, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch
 from openai_cpu_server.http.options import MediaOptions

@@ -63,24 +63,20 @@ _MOST_CHOICES = 200
 _WAYS = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
+@dataclass
 class SplitParameters:
     """Grammars of one function's parameters. Additional ones are never written."""
 
-    def __init__(
-        self,
-        function: FunctionParam,
-        schema: JsonObject,
-        grammars: ModelGrammars,
-        stem: str,
-        can_name: Callable[[str], bool],
-    ) -> None:
-        self._can_name = can_name
-        self._function = function
-        self._grammars = grammars
-        self._schema = schema
-        self.parts: dict[str, bytes] = {}
-        self.unenforced: tuple[str, ...] = self._left_out(schema)
-        self.share = 0.0
+    function: FunctionParam
+    schema: JsonObject
+    grammars: ModelGrammars
+    stem: str
+    can_name: Callable[[str], bool]
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        schema, self.parts = self.schema, dict[str, bytes]()
+        self.unenforced = self._left_out(schema)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict):
             raise self._invalid("properties", "an object")
@@ -89,34 +85,36 @@ class SplitParameters:
         needed = [str(name) for name in required]
         names = [name for name in dict.fromkeys([*properties, *needed]) if self._is_written(name, needed)]
         self.parameters = tuple(
-            self._parameter(name, properties.get(name, {}), f"{stem}p{index}", is_required=name in needed)
+            self._parameter(
+                name, properties.get(name, {}), f"{self.stem}p{index}", is_required=name in needed
+            )
             for index, name in enumerate(names)
         )
 
     def _invalid(self, keyword: str, expected: str) -> InvalidRequest:
-        message = f"Invalid schema for function '{self._function.name}': '{keyword}' must be {expected}."
-        return InvalidRequest(message, param=f"{self._function.schema_path}.{keyword}", code="invalid_schema")
+        message = f"Invalid schema for function '{self.function.name}': '{keyword}' must be {expected}."
+        return InvalidRequest(message, param=f"{self.function.schema_path}.{keyword}", code="invalid_schema")
 
     def _left_out(self, schema: JsonObject) -> tuple[str, ...]:
         others = sorted(schema.keys() - _SPLIT)
         is_lost = bool(_WAYS & schema.keys()) and not schema.get("properties")
-        if others and (self._function.is_strict or is_lost):
+        if others and (self.function.is_strict or is_lost):
             message = f"'{others[0]}' cannot be enforced: this model writes each parameter by itself."
-            path = f"{self._function.schema_path}.{others[0]}"
+            path = f"{self.function.schema_path}.{others[0]}"
             raise InvalidRequest(message, param=path, code="unsupported_schema")
-        return tuple(f"{self._function.schema_path}.{each}" for each in others)
+        return tuple(f"{self.function.schema_path}.{each}" for each in others)
 
     def _is_written(self, name: str, required: list[str]) -> bool:
-        if self._can_name(name):
+        if self.can_name(name):
             return True
         if name in required:
             message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
-            path = f"{self._function.schema_path}.required"
+            path = f"{self.function.schema_path}.required"
             raise InvalidRequest(message, param=path, code="invalid_function_parameters")
         return False
 
-    def _parameter(self, name: str, schema: object, rule: str, *, is_required: bool) -> Parameter:
-        choices = _choices(schema)
+    def _parameter(self, name: str, schema: object, index: int, *, is_required: bool) -> Parameter:
+        choices, rule = _choices(schema), f"{self.stem}p{index}"
         self.parts[rule] = self._value(name).rules
         is_boolean = (
             isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
@@ -132,12 +130,12 @@ class SplitParameters:
 
     def _value(self, name: str) -> CheckedGrammar:
         """Compile the parameter as a place in the whole schema, so that its references resolve."""
-        properties = self._schema.get("properties", {})
+        properties = self.schema.get("properties", {})
         is_described = isinstance(properties, dict) and name in properties
-        grammar = self._grammars.of_schema(
-            self._schema if is_described else {},
-            self._function.schema_path,
-            strict=self._function.is_strict,
+        grammar = self.grammars.of_schema(
+            self.schema if is_described else {},
+            self.function.schema_path,
+            strict=self.function.is_strict,
             pointer="/properties/" + name.replace("~", "~0").replace("/", "~1") if is_described else "",
         )
         self.unenforced += grammar.unenforced
@@ -245,8 +243,9 @@ class ToolOutputs:
 
     def _offers(self, tools: ToolsParam, spent: float) -> list[_OfferedFunction]:
         offers: list[_OfferedFunction] = []
-        for index, function in enumerate(tools.callable):
-            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(tools.callable))))
+        functions = tools.callable
+        for index, function in enumerate(functions):
+            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(functions))))
             spent += offers[-1].share
             if spent > _MOST_SHARES:
                 message = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -452,25 +453,16 @@ def shortened(
 ) -> Sequence[MessageParam] | None:
     """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
     question and the model's last step stay."""
-    ways = _ways(list(conversation.messages))
-    low, high = 0, len(ways)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(ways[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return ways[low] if low < len(ways) else None
-
-
-def _ways(messages: list[MessageParam]) -> list[list[MessageParam]]:
+    messages = list(conversation.messages)
     head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
     exchanges = _split(messages[len(head) :], "user")
     last = _split(exchanges[-1], "assistant") if exchanges else []
     strides = range(_STRIDE, len(exchanges) - _STRIDE, _STRIDE)
     single = range(max(strides.stop if strides else 1, 1), len(exchanges))
     ways = [[*head, *chain(*exchanges[count:])] for count in sorted({*strides, *single})]
-    return ways + [[*head, *last[0], *chain(*last[count:])] for count in range(2, len(last))]
+    ways += [[*head, *last[0], *chain(*last[count:])] for count in range(2, len(last))]
+    place = bisect_left(ways, True, key=fits)
+    return ways[place] if place < len(ways) else None
 
 
 def _split(messages: Sequence[MessageParam], role: str) -> list[list[MessageParam]]:
