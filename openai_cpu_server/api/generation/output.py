@@ -85,9 +85,7 @@ class SplitParameters:
         needed = [str(name) for name in required]
         names = [name for name in dict.fromkeys([*properties, *needed]) if self._is_written(name, needed)]
         self.parameters = tuple(
-            self._parameter(
-                name, properties.get(name, {}), f"{self.stem}p{index}", is_required=name in needed
-            )
+            self._parameter(name, properties.get(name, {}), index, is_required=name in needed)
             for index, name in enumerate(names)
         )
 
