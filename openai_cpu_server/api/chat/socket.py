@@ -25,7 +25,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, RequestLog
-from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
+from openai_cpu_server.http.errors import error_object, failure_of, headers_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import MOST_TOKENS, check_size
 
@@ -41,45 +41,6 @@ class SocketRequest(msgspec.Struct, frozen=True):
 class SocketCancel(msgspec.Struct, frozen=True):
     name: str
     """Client's `request_id`, or the id in the chunks."""
-
-
-class SocketQueued(msgspec.Struct, frozen=True):
-    """Streamed request that waits in the queue, sent only before its first chunk."""
-
-    request_id: str
-    id: str
-    position: int
-    """Place in the queue, from 1."""
-    first_token_ms: int
-    object: str = "queue"
-
-
-class SocketWaking(msgspec.Struct, frozen=True):
-    """Streamed request that waits for its model, sent only before its first chunk."""
-
-    request_id: str
-    id: str
-    loaded: float
-    """Loaded share of the model, 0 to 1."""
-    object: str = "model.loading"
-
-
-class SocketDone(msgspec.Struct, frozen=True):
-    """Last message of a successful request, with the headers of a POST's response."""
-
-    request_id: str
-    headers: Mapping[str, str]
-    done: bool = True
-
-
-class SocketFailed(msgspec.Struct, frozen=True):
-    """Last message of a failed request."""
-
-    request_id: str | None
-    """Null for an error without a request, such as an unknown one to cancel."""
-    status: int
-    error: ErrorBody
-    headers: Mapping[str, str]
 
 
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
@@ -117,9 +78,14 @@ def about(name: str, json_object: bytes) -> bytes:
 
 
 def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
+    """Report a wait, which is possible only before a request's first chunk."""
+    fields: dict[str, object] = {"request_id": name, "id": call_id}
     if isinstance(news, ModelLoading):
-        return msgspec.json.encode(SocketWaking(name, call_id, round(news.fraction, 2)))
-    return msgspec.json.encode(SocketQueued(name, call_id, news.position, round(news.first_token_ms)))
+        fields |= {"loaded": round(news.fraction, 2), "object": "model.loading"}
+    else:
+        first_token_ms = round(news.first_token_ms)
+        fields |= {"position": news.position, "first_token_ms": first_token_ms, "object": "queue"}
+    return msgspec.json.encode(fields)
 
 
 @dataclass(eq=False)
@@ -219,7 +185,7 @@ class ChatExchange:
                 request.body.release()
                 del self._running[name]
         if served.error is None:
-            done = SocketDone(name, {"x-request-id": ticket.id, **headers})
+            done = {"request_id": name, "headers": {"x-request-id": ticket.id, **headers}, "done": True}
             await self._socket.send(msgspec.json.encode(done))
         else:
             await self._socket.send(_failed(name, ticket, served.error, headers))
@@ -243,6 +209,11 @@ class ChatExchange:
 
 
 def _failed(name: str | None, ticket: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
-    body = error_object(error, request_id=ticket.id).error
-    headers = {"x-request-id": ticket.id, **headers, **headers_of(error)}
-    return msgspec.json.encode(SocketFailed(name, failure_of(error).status, body, headers))
+    """`name`: None for an error without a request, such as an unknown one to cancel."""
+    fields = {
+        "request_id": name,
+        "status": failure_of(error).status,
+        "error": error_object(error, request_id=ticket.id).error,
+        "headers": {"x-request-id": ticket.id, **headers, **headers_of(error)},
+    }
+    return msgspec.json.encode(fields)

@@ -142,48 +142,48 @@ class GenerateBatchRoute:
         )
 
 
+@dataclass
 class _RunningBatch:
     """Live batch, cancelled with all its requests when its client leaves."""
 
-    def __init__(
-        self, one: GenerationRoute, parts: AppState, outer: RequestContext, batch: PromptBatch
-    ) -> None:
-        self._one = one
-        self._parts = parts
-        self._outer = outer
-        self._batch = batch
-        self.results = [b""] * len(batch.items)
-        self.num_failed = 0
+    one: GenerationRoute
+    parts: AppState
+    outer: RequestContext
+    batch: PromptBatch
+    num_failed: int = 0
+
+    def __post_init__(self) -> None:
+        self.results = [b""] * len(self.batch.items)
 
     async def run(self) -> None:
         """Serve at most as many requests at once as the key may have."""
-        key = self._outer.identity.key
+        key = self.outer.identity.key
         most = (key and key.allowance.concurrent) or _AT_ONCE
-        waiting = iter(range(len(self._batch.items)))
+        waiting = iter(range(len(self.batch.items)))
 
         async def in_turn() -> None:
             for index in waiting:
                 self.results[index] = await self._result(index)
 
         async with anyio.create_task_group() as group:
-            for _ in range(min(_AT_ONCE, most, len(self._batch.items))):
+            for _ in range(min(_AT_ONCE, most, len(self.batch.items))):
                 group.start_soon(in_turn)
 
     async def _result(self, index: int) -> bytes:
         """Count and log each request by itself, from the arrival of the batch."""
-        outer = self._outer.ticket
+        outer = self.outer.ticket
         ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
-        ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
+        ticket.started_s, ticket.client = outer.started_s, self.outer.identity.holder
         answer = b""
-        async with served(ticket, self._parts.endings.end) as request:
-            ticket.priority = self._outer.sender.announced_priority()
-            lease = self._parts.limits.lease(self._outer.identity.key)
-            sender, timeout_s = self._outer.sender, self._outer.timeout_s
+        async with served(ticket, self.parts.endings.end) as request:
+            ticket.priority = self.outer.sender.announced_priority()
+            lease = self.parts.limits.lease(self.outer.identity.key)
+            sender, timeout_s = self.outer.sender, self.outer.timeout_s
             context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
             await request.hold(context)
-            reading = partial(self._batch.params, index, lenient=self._parts.options.lenient)
-            params = await off_loop(self._batch.size, reading)
-            answer = await self._one.whole(await self._parts.generation.begin(params, context))
+            reading = partial(self.batch.params, index, lenient=self.parts.options.lenient)
+            params = await off_loop(self.batch.size, reading)
+            answer = await self.one.whole(await self.parts.generation.begin(params, context))
         if request.error is None:
             return answered(answer)
         self.num_failed += 1
