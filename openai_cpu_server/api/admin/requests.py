@@ -23,7 +23,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
     events_lost,
 )
 from openai_cpu_server.api.generation.route import resumable_response
-from openai_cpu_server.api.generation.running import ControllableCall
+from openai_cpu_server.api.generation.running import OpenCall
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
@@ -80,7 +80,7 @@ class ControlAction(enum.Enum):
     STOP_THINKING = "stop_thinking"
     REASONING_END = "reasoning_end"
 
-    def on(self, running: ControllableCall) -> None:
+    def on(self, running: OpenCall) -> None:
         """Apply the action. Raises RequestEnded, NotThinking."""
         if self is ControlAction.STOP:
             running.stop()

@@ -145,6 +145,14 @@ class AnswerStream:
 
 
 class OpenCall(Protocol):
+    """Submitted call of one or several generations."""
+
+    @property
+    def names(self) -> tuple[str, str]: ...
+
+    @property
+    def client(self) -> Client: ...
+
     @property
     def call(self) -> ResolvedRequest: ...
 
@@ -154,32 +162,21 @@ class OpenCall(Protocol):
     @property
     def figures(self) -> Figures: ...
 
-    def cancel(self) -> None: ...
-
     def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
 
     async def gather(self) -> dict[str, GatheredAnswer]: ...
 
-    async def __aenter__(self) -> OpenCall: ...
-
-    async def __aexit__(self, *error: Any) -> None: ...
-
-
-class ControllableCall(Protocol):
-    @property
-    def names(self) -> tuple[str, str]: ...
-
-    @property
-    def client(self) -> Client: ...
+    def cancel(self) -> None: ...
 
     def stop(self) -> None:
         """End the call with its output so far. Raises RequestEnded."""
-        ...
 
     def stop_thinking(self) -> None:
-        """End the reasoning of all sequences that have not begun to answer. Raises NotThinking,
-        RequestEnded."""
-        ...
+        """End the reasoning of all sequences without an answer yet. Raises NotThinking, RequestEnded."""
+
+    async def __aenter__(self) -> OpenCall: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
 
 
 _MOST_ENDED = 1000
@@ -190,14 +187,14 @@ class RunningCalls:
     several generations begins before them."""
 
     def __init__(self) -> None:
-        self._running: dict[str, ControllableCall] = {}
+        self._running: dict[str, OpenCall] = {}
         self._ended: OrderedDict[str, Client] = OrderedDict()
 
-    def begin(self, running: ControllableCall) -> None:
+    def begin(self, running: OpenCall) -> None:
         for name in running.names:
             self._running.setdefault(name, running)
 
-    def end(self, running: ControllableCall) -> None:
+    def end(self, running: OpenCall) -> None:
         for name in running.names:
             if self._running.get(name) is running:
                 del self._running[name]
@@ -206,7 +203,7 @@ class RunningCalls:
         while len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
 
-    def find(self, name: str, identity: Identity) -> ControllableCall:
+    def find(self, name: str, identity: Identity) -> OpenCall:
         """Return the caller's live call. Raises RequestNotFound, RequestEnded."""
         running = self._running.get(name)
         client = self._ended.get(name) if running is None else running.client
