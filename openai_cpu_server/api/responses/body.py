@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.schema import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
     AdapterName,
@@ -25,7 +25,7 @@ from openai_cpu_server.api.generation.body import (
     Syntax,
     TopLogprobs,
     by_type,
-    text_or_object,
+    by_value,
 )
 from openai_cpu_server.api.responses.sent_items import (
     CompactionTrigger,
@@ -235,10 +235,11 @@ class ConversationName(Body):
 
 NamedConversation = Annotated[
     Union[Annotated[NonEmpty, Tag("<text>")], Annotated[ConversationName, Tag("<object>")]],
-    Discriminator(
-        text_or_object,
-        custom_error_type="text_or_object",
-        custom_error_message="Input should be the id of a conversation, or an object with 'id'",
+    by_value(
+        "text_or_object",
+        "Input should be the id of a conversation, or an object with 'id'",
+        text=str,
+        object=dict,
     ),
 ]
 

@@ -10,15 +10,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.body import LACKS
 from openai_cpu_server.api.generation.params import (
-    Attached,
-    DocumentParam,
+    Attachment,
     EarlierAnswer,
     MessageParam,
-    PictureParam,
-    SoundParam,
 )
+from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,
@@ -299,22 +296,16 @@ def _part_text(part: Part) -> str:
     return part.text
 
 
-def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attached]:
+def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
     for sourced in items:
         item, is_asked = sourced.item, sourced is items[-1]
         field = "output" if isinstance(item, _OUTPUTS) else "content"
         content = getattr(item, field, ())
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
             at = f"{sourced.param}.{field}[{number}]"
-            if isinstance(part, InputImage):
-                picture, name = part.source, f"{at} (input_image)"
-                yield PictureParam(picture.mark, *picture, at, name, LACKS["input_image"])
-            if isinstance(part, InputAudio):
-                sound, name = part.source, f"{at} (input_audio)"
-                yield SoundParam(sound.mark, *sound, at, name, LACKS["input_audio"])
-            if isinstance(part, InputFile):
-                document = part.source
-                yield DocumentParam(document.mark, *document, at, f"{at} (input_file)", is_asked)
+            if isinstance(part, (InputImage, InputAudio, InputFile)):
+                kind = str(type(part).__struct_config__.tag)
+                yield Attachment(part.source, at, f"{at} ({kind})", is_asked, LACKS[kind])
 
 
 def _closed(turn: _Turn | None) -> list[MessageParam]:

@@ -78,7 +78,7 @@ class ResponsesRoutes:
         context.body.release()
         if making.running.call.stream:
             keep_alive_s = self._options.keep_alive_s
-            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, told=making.told())
+            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, items=making.told())
         body = await while_connected(request.receive, making.whole)
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 

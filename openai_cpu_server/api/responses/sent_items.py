@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal, Union
 from msgspec import UNSET
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from openai_cpu_server.api.generation.body import ForeignKind, JsonObject, ListOf, TextOrList, words_in
-from openai_cpu_server.api.generation.params import DocumentSource, PictureSource, SoundSource
+from openai_cpu_server.api.generation.params import AttachmentKind, AttachmentSource
+from openai_cpu_server.api.generation.schema import ForeignKind, JsonObject, ListOf, TextOrList, words_in
 from openai_cpu_server.api.responses.conversation import trigger_item
 from openai_cpu_server.api.responses.items import (
     OWN_SUMMARY,
@@ -272,8 +272,12 @@ def told_in_words(given: str | Sequence[InputItem] | None) -> list[str]:
             *((part, f"input[{index}].content[{at}]") for at, part in enumerate(parts)),
         ]
         foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
-        names += [kind.named(at) for kind, at in foreign if kind.picture is None and kind.sound is None]
+        names += [part.named(at) for part, at in foreign if not _is_medium(part.attachment)]
     return names
+
+
+def _is_medium(source: AttachmentSource | None) -> bool:
+    return source is not None and source.kind is not AttachmentKind.DOCUMENT
 
 
 def references(given: str | Sequence[InputItem] | None) -> list[str]:
@@ -415,11 +419,11 @@ def _parts(given: Sequence[str | Part], *, is_output: bool) -> tuple[OwnPart, ..
                 parts.append(kind(one.text))
             case RefusalPart():
                 parts.append(RefusalText(one.refusal))
-            case ForeignKind(document=DocumentSource() as document):
+            case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.DOCUMENT) as document):
                 parts.append(InputFile.of(document))
-            case ForeignKind(picture=PictureSource() as picture):
+            case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.PICTURE) as picture):
                 parts.append(InputImage.of(picture))
-            case ForeignKind(sound=SoundSource() as sound):
+            case ForeignKind(attachment=AttachmentSource() as sound):
                 parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
             case ForeignKind():
                 parts.append(kind(one.words))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from pydantic import JsonValue
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
@@ -20,15 +19,17 @@ from openai_cpu_server.api.generation.params import (
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
     custom_tool,
     one_form,
+    reasoning_param,
     schema_form,
-    shared_ask,
+    sent_fields,
     shared_forms,
+    shared_params,
 )
 from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
@@ -94,7 +95,7 @@ def response_ask(
     if not messages:
         raise missing(_PATH)
     conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
-    ask = shared_ask(
+    ask = shared_params(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
     )
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
@@ -111,10 +112,10 @@ def response_ask(
 
 
 def _thinking(body: ResponsesBody) -> ReasoningParam:
-    return asked_thinking(
-        efforts=said_by(body, "reasoning.effort"),
-        switches=said_by(body, "enable_thinking"),
-        budgets=said_by(body, "thinking_budget"),
+    return reasoning_param(
+        efforts=sent_fields(body, "reasoning.effort"),
+        switches=sent_fields(body, "enable_thinking"),
+        budgets=sent_fields(body, "thinking_budget"),
         variables=body.chat_template_kwargs,
     )
 

@@ -7,8 +7,8 @@ import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from openai_cpu_server.api.generation.body import MAX_TOOLS
 from openai_cpu_server.api.generation.params import FunctionParam
+from openai_cpu_server.api.generation.schema import MAX_TOOLS
 from openai_cpu_server.api.responses.body import (
     ApprovalRule,
     McpServerTool,

@@ -8,14 +8,14 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.params import (
-    Attached,
+    Attachment,
     EarlierAnswer,
     FunctionParam,
     GenerationParams,
     MessageParam,
 )
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import adapted_names
 from openai_cpu_server.api.responses.body import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
@@ -58,7 +58,7 @@ class ResponseParams(msgspec.Struct, frozen=True):
     earlier: tuple[ItemWithSource, ...]
     items: tuple[ItemWithSource, ...]
     approved: tuple[ApprovedCall, ...]
-    attached: tuple[Attached, ...]
+    attached: tuple[Attachment, ...]
     ignored: Ignored
     num_bytes: int
     owner: str
@@ -263,7 +263,7 @@ class ResponseReader:
 def _conversation(
     body: ResponsesBody, earlier: Sequence[ItemWithSource], found: dict[str, Item]
 ) -> tuple[
-    tuple[MessageParam, ...], tuple[ItemWithSource, ...], tuple[Attached, ...], tuple[ApprovedCall, ...]
+    tuple[MessageParam, ...], tuple[ItemWithSource, ...], tuple[Attachment, ...], tuple[ApprovedCall, ...]
 ]:
     items = new_items(body.input, found)
     everything = current([*earlier, *items])
