@@ -153,8 +153,6 @@ class UnloadableEngine(Protocol):
 
 @dataclass(eq=False)
 class KeeperEntry:
-    """A model that the keeper manages."""
-
     name: str
     engine: UnloadableEngine
     need: MemoryNeed
@@ -175,7 +173,6 @@ class KeeperEntry:
     """Consecutive loads after failures."""
     last_try_s: float = float("-inf")
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its loading begins."""
 
     @property
     def is_in_memory(self) -> bool:

@@ -73,9 +73,7 @@ class ChosenModel(NamedTuple):
     name: str
     model: ServedModel
     adapter: str | None = None
-    """Name of an adapter of the model."""
     preset: Preset | None = None
-    """Defaults of a derived name."""
 
     @property
     def adapter_key(self) -> str | None:
@@ -141,7 +139,6 @@ class ModelRegistry:
         self._routers = {name: router for router in routers for name in router.names}
         self._presets: dict[str, Preset] = {}
         self.catalog: ModelCatalog | None = None
-        """Source of further models, or None."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         """Yield all models with requests, including replaced ones."""
@@ -230,7 +227,6 @@ class ModelRegistry:
         return chosen
 
     def router(self, name: str | None, allowed: Collection[str] | None) -> ModelRouter | None:
-        """Return the router of this name, or None."""
         if name is None or (allowed is not None and name not in allowed):
             return None
         return self._routers.get(name)

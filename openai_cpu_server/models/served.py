@@ -118,9 +118,7 @@ class ServedModel:
     thinking: ModelThinking | None = None
     """Reasoning, or None if the model has none or shows it as part of its text."""
     template_source: str | None = None
-    """Text of its chat template, or None."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
-    """Further chat templates by name."""
     open_picture: Callable[[bytes, int, int], Picture] = _NO_PICTURES
     """Decoder of pictures. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
     InvalidRequest, DeadlyInput and other errors of readers."""

@@ -83,7 +83,6 @@ class Distribution:
 class RequestOrigin(enum.Enum):
     HTTP = "http"
     BATCH = "batch"
-    """Row of a batch."""
     WEBSOCKET = "websocket"
     BACKGROUND = "background"
     """Background response, whose client need not listen."""
@@ -105,7 +104,6 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     figures: Figures
     model: str
-    """Name of the model that answered."""
     finish_reasons: tuple[str, ...] = ()
     submitted_s: float
     """Start on the monotonic clock. The three phases follow one another from there."""
@@ -135,8 +133,6 @@ def ended_rounds(calls: Sequence[EndedCall]) -> EndedCall:
 
 
 class RouteTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """A router's choice for a request."""
-
     router: str
     model: str
     reason: str
@@ -182,7 +178,6 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The call, or None if nothing was generated."""
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
-    """Choice of a router, or None."""
     answer: AnswerUse | None = None
     """Use of the answer cache, or None if it was not asked."""
 

@@ -20,7 +20,6 @@ class SlicedWindow(Generic[S]):
     """Values of the last time slices; empty slices are missing."""
 
     new: Callable[[], S]
-    """Makes a slice."""
     slice_s: float
     num_slices: int
     origin_s: float = 0.0
@@ -60,7 +59,6 @@ class RecentSums:
     computed_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """Drafted tokens that were accepted."""
     latency: Distribution = field(default_factory=Distribution)
     queue: Distribution = field(default_factory=Distribution)
     ttft: Distribution = field(default_factory=Distribution)

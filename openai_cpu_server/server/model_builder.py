@@ -49,8 +49,6 @@ _MIB = 1024 * 1024
 
 
 class FileStamp(NamedTuple):
-    """Fingerprint of a file's state."""
-
     inode: int
     mtime_ns: int
     size: int
@@ -232,7 +230,6 @@ class ModelParts(NamedTuple):
 def reader_pool(
     settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
 ) -> ReaderPool:
-    """Return the readers of a server with these models."""
     plans = list(plans)
     opens_media = (
         settings.allow_pull
@@ -280,8 +277,6 @@ class LoadedModel(NamedTuple):
 
 @dataclass
 class ModelBuilder:
-    """Builder of the models of one server."""
-
     settings: Settings
     watch: Watch
     keeper: ModelKeeper

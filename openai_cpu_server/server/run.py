@@ -222,8 +222,6 @@ def open_api(
 
 
 class OfflineModels(NamedTuple):
-    """Models for batch jobs without a server."""
-
     fleet: ModelFleet
     run_row: RunRow
 

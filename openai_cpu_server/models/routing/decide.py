@@ -113,7 +113,6 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Facts by which an answer is judged."""
 
     logprobs: tuple[float, ...]
-    """Log-probability of each token."""
     finish: FinishReason
     has_form: bool
     """True if the answer had to be JSON or of another form."""

@@ -16,7 +16,6 @@ class RoutedCall(NamedTuple):
     """The model that answers, under the requested name."""
 
     router: str
-    """Requested router."""
     chosen: ChosenModel
     reason: RouteReason
     """Reason of the last router."""
