@@ -148,7 +148,7 @@ _LOOK_S = 0.2
 
 async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
     """Return the batch of an interrupted run of the same input, or a new one. Raises StartupError."""
-    known, _ = await jobs.list_batches(_OWNER, PageQuery(limit=1))
+    known, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
     if known:
         await _check_same(jobs, known[0], paths, options)
         return known[0]
@@ -170,7 +170,7 @@ async def run_to_end(
         while not batch.status.has_ended:
             _check_alive(engine, offline)
             await asyncio.sleep(_LOOK_S)
-            batch = await jobs.batch(_OWNER, batch.id)
+            batch = await jobs.batches.get(_OWNER, batch.id)
             show(batch)
     finally:
         await jobs.stop()
@@ -195,9 +195,9 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
         raise StartupError(f"{paths.state} was begun with the model {batch.model}; delete it to begin anew")
     if batch.status is BatchStatus.FAILED:
         raise StartupError(f"{paths.state} is of a batch that failed; delete it to begin anew")
-    stored = await jobs.file(_OWNER, batch.input_file_id)
+    stored = await jobs.files.get(_OWNER, batch.input_file_id)
     given = parts(paths.input)
-    async for part in jobs.content(stored):
+    async for part in jobs.files.content(stored.id):
         if next(given, b"") != part:
             break
     else:
@@ -219,9 +219,9 @@ def _check_alive(running: asyncio.Task[None], offline: OfflineModels) -> None:
 async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:
     if file_id is None:
         return
-    record = await jobs.file(_OWNER, file_id)
+    record = await jobs.files.get(_OWNER, file_id)
     with replacing(path, mode=0o666) as out:
-        async for content in jobs.content(record):
+        async for content in jobs.files.content(record.id):
             out.write(content)
 
 

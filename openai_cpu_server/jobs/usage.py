@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.jobs.store.database import away, learned, usage
+from openai_cpu_server.jobs.store.database import Repository, away, learned, reads, usage, writes
 from openai_cpu_server.storage.breaker import CircuitBreaker
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
@@ -64,55 +64,112 @@ class UsagePage(NamedTuple):
     total: UsageSum
 
 
-class UsageStore:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+logger = logging.getLogger(__name__)
 
-    def add(self, amounts: Mapping[UsageSlot, Amounts]) -> None:
-        """Add in one transaction, sorted, so that servers do not deadlock."""
-        rows = [
-            {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
-            for slot in sorted(amounts)
-        ]
-        with self._database.write() as connection:
-            connection.execute(_adding(connection), rows)
+WRITE_S = 5.0
+"""Seconds of usage that a killed process loses."""
 
-    def page(self, query: UsageQuery) -> UsagePage:
+
+class UsageBook(Repository):
+    """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
+
+    def __init__(
+        self,
+        database: Database,
+        threads: DatabaseThreads,
+        clock: Callable[[], float] = time.time,
+        *,
+        write_s: float = WRITE_S,
+    ) -> None:
+        super().__init__(database, threads, clock)
+        self._write_s = write_s
+        self._unwritten: dict[UsageSlot, Amounts] = {}
+        self._lock = anyio.Lock()
+        self._breaker = CircuitBreaker(
+            fails="what keys use cannot be written: %s", back="what keys use is written again", failure=away
+        )
+
+    def add(self, key: str, model: str, amounts: Amounts) -> None:
+        now = datetime.fromtimestamp(self._clock(), tz=timezone.utc)
+        self._add(UsageSlot(now.date().isoformat(), key, model), amounts)
+
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(self._write_s)
+            await self.save()
+
+    async def save(self) -> None:
+        try:
+            await self._breaker.attempt(self._write_new)
+        except Exception:
+            logger.exception("what keys use cannot be written")
+
+    async def page(self, query: UsageQuery) -> UsagePage:
+        """Without the last seconds of other servers."""
+        await self._write_new()
+        return await self._page(query)
+
+    @reads
+    def _page(self, connection: sa.Connection, query: UsageQuery) -> UsagePage:
         columns = [_COLUMNS[name] for name in query.by]
         sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in _AMOUNTS]
         sums.append(_cost(query.prices).label("cost"))
-        asked = sa.select(*sums).where(*_conditions(query))
-        rows = sa.select(*(_COLUMNS[name].label(name) for name in query.by), *sums).where(*_conditions(query))
+        conditions = _conditions(query)
+        total = connection.execute(sa.select(*sums).where(*conditions)).mappings().one()
+        if not columns:
+            return UsagePage([], False, _sum(total))
+        rows = sa.select(*(_COLUMNS[name].label(name) for name in query.by), *sums).where(*conditions)
         if query.after is not None:
             seen, these = sa.tuple_(*query.after), sa.tuple_(*columns)
             rows = rows.where(these > seen if query.page.is_ascending else these < seen)
         ordered = [column if query.page.is_ascending else column.desc() for column in columns]
         rows = rows.group_by(*columns).order_by(*ordered).limit(query.page.limit + 1)
-        with self._database.read() as connection:
-            found = connection.execute(rows).mappings().all() if columns else []
-            total = connection.execute(asked).mappings().one()
+        found = connection.execute(rows).mappings().all()
         page = [_sum(row) for row in found[: query.page.limit]]
         return UsagePage(page, len(found) > query.page.limit, _sum(total))
 
+    async def _write_new(self) -> None:
+        """Failures lose nothing. Raises JobsUnavailable."""
+        async with self._lock:
+            new, self._unwritten = self._unwritten, {}
+            if not new:
+                return
+            try:
+                with anyio.CancelScope(shield=True):  # else nobody knows whether it is written
+                    await self.write(new)
+            except Exception:
+                for slot, amounts in new.items():
+                    self._add(slot, amounts)
+                raise
 
-def _adding(connection: sa.Connection) -> postgresql.Insert | sqlite.Insert:
-    is_sqlite = connection.dialect.name == "sqlite"
-    insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
-    summed = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
-    return insert.on_conflict_do_update(index_elements=usage.primary_key.columns, set_=summed)
+    @writes
+    def write(self, connection: sa.Connection, amounts: Mapping[UsageSlot, Amounts]) -> None:
+        """Add in one transaction, sorted, so that servers do not deadlock."""
+        rows = [
+            {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
+            for slot in sorted(amounts)
+        ]
+        is_sqlite = connection.dialect.name == "sqlite"
+        insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
+        sums = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
+        key = usage.primary_key.columns
+        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=sums), rows)
+
+    def _add(self, slot: UsageSlot, amounts: Amounts) -> None:
+        self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
 
 
 def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
-    found = []
+    conditions = []
     if query.start is not None:
-        found.append(usage.c.day >= query.start)
+        conditions.append(usage.c.day >= query.start)
     if query.end is not None:
-        found.append(usage.c.day <= query.end)
+        conditions.append(usage.c.day <= query.end)
     if query.keys is not None:
-        found.append(usage.c.owner.in_(query.keys))
+        conditions.append(usage.c.owner.in_(query.keys))
     if query.models is not None:
-        found.append(usage.c.model.in_(query.models))
-    return [sa.and_(*found)] if found else []
+        conditions.append(usage.c.model.in_(query.models))
+    return conditions
 
 
 def _cost(prices: Mapping[str, Price]) -> sa.ColumnElement[float]:
@@ -126,78 +183,14 @@ def _price(price: Price) -> sa.ColumnElement[float]:
     computed = sa.cast(usage.c.input_tokens - usage.c.cached_tokens, sa.Float)
     cached, output = sa.cast(usage.c.cached_tokens, sa.Float), sa.cast(usage.c.output_tokens, sa.Float)
     cost = computed * price.input + cached * price.cached + output * price.output
-    heard = usage.c.audio_seconds * (price.audio_minute / 60)
-    return sa.cast(cost / _MILLION + heard, sa.Float)
+    audio = usage.c.audio_seconds * (price.audio_minute / 60)
+    return sa.cast(cost / _MILLION + audio, sa.Float)
 
 
 def _sum(row: sa.RowMapping) -> UsageSum:
-    told = {name: row[name] for name in GROUPS if name in row}
+    group = {name: row[name] for name in GROUPS if name in row}
     # PostgreSQL's sums of integers are decimals.
     numbers = {name: float(row[name]) if name in _TIMES else int(row[name]) for name in _AMOUNTS}
     amounts = msgspec.convert(numbers, learned(Amounts))
     cost: float | None = row["cost"]
-    return UsageSum(**told, amounts=amounts, cost=None if cost is None else float(cost))
-
-
-logger = logging.getLogger(__name__)
-
-WRITE_S = 5.0
-"""Seconds of usage that a killed process loses."""
-
-
-class UsageBook:
-    """For one event loop; the database is written in a thread. Unwritten sums stay in memory, one for each
-    key, model and day."""
-
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        *,
-        clock: Callable[[], float] = time.time,
-        write_s: float = WRITE_S,
-    ) -> None:
-        self._store = UsageStore(database)
-        self._threads = threads
-        self._clock = clock
-        self._write_s = write_s
-        self._unwritten: dict[UsageSlot, Amounts] = {}
-        self._lock = anyio.Lock()
-        self._breaker = CircuitBreaker(
-            fails="what keys use cannot be written: %s", back="what keys use is written again", failure=away
-        )
-
-    def add(self, key: str, model: str, amounts: Amounts) -> None:
-        now = datetime.fromtimestamp(self._clock(), tz=timezone.utc)
-        slot = UsageSlot(now.date().isoformat(), key, model)
-        self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
-
-    async def run(self) -> None:
-        while True:
-            await anyio.sleep(self._write_s)
-            await self.save()
-
-    async def save(self) -> None:
-        try:
-            await self._breaker.attempt(self._write)
-        except Exception:
-            logger.exception("what keys use cannot be written")
-
-    async def page(self, query: UsageQuery) -> UsagePage:
-        """Without the last seconds of other servers. Raises JobsUnavailable."""
-        await self._write()
-        return await self._threads.read(self._store.page, query)
-
-    async def _write(self) -> None:
-        """Failures lose nothing. Raises JobsUnavailable."""
-        async with self._lock:
-            taken, self._unwritten = self._unwritten, {}
-            if not taken:
-                return
-            try:
-                with anyio.CancelScope(shield=True):  # else nobody knows whether it is written
-                    await self._threads.write(self._store.add, taken)
-            except Exception:
-                for slot, amounts in taken.items():
-                    self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
-                raise
+    return UsageSum(**group, amounts=amounts, cost=None if cost is None else float(cost))

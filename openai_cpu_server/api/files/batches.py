@@ -252,12 +252,12 @@ class BatchJobRoutes:
     async def list(self, request: Request) -> Response:
         known = frozenset({"limit", "after"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
-        batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
+        batches, has_more = await self._jobs.batches.page(context_of(request.scope).owner, page)
         listed = [*map(_batch_object, batches)]
         return json_response(BatchList(data=listed, **page_ends(batches), has_more=has_more))
 
     async def one(self, request: Request) -> Response:
-        return json_response(_batch_object(await self._jobs.batch(*_named(request))))
+        return json_response(_batch_object(await self._jobs.batches.get(*_named(request))))
 
     async def cancel(self, request: Request) -> Response:
         return json_response(_batch_object(await self._jobs.cancel_batch(*_named(request))))

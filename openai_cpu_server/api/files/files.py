@@ -65,9 +65,9 @@ _PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA)
 
 async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
     """Return an uploaded file, or `most_bytes` + 1 bytes of a larger one. Raises JobObjectNotFound."""
-    record = await jobs.file(owner, file_id)
+    record = await jobs.files.get(owner, file_id)
     data = bytearray()
-    async for part in _whole(jobs.content(record), record):
+    async for part in _whole(jobs.files.content(record.id), record):
         data += part
         if len(data) > most_bytes:
             break
@@ -112,7 +112,7 @@ class FileRoutes:
         purpose = next((purpose for purpose in FilePurpose if purpose.value == asked), None)
         if asked is not None and purpose is None:
             return json_response(_listing([], has_more=False))  # there is no file of another purpose
-        records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
+        records, has_more = await self._jobs.files.page(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 
     async def one(self, request: Request) -> Response:
@@ -124,7 +124,7 @@ class FileRoutes:
             "content-length": str(record.bytes),
             "content-disposition": f"attachment; filename*=utf-8''{quote(record.filename, safe='')}",
         }
-        content = _whole(self._jobs.content(record), record)
+        content = _whole(self._jobs.files.content(record.id), record)
         return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
 
     async def delete(self, request: Request) -> Response:
@@ -133,7 +133,7 @@ class FileRoutes:
         return json_response(FileDeleted(file_id))
 
     async def _record(self, request: Request) -> FileRecord:
-        return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
+        return await self._jobs.files.get(context_of(request.scope).owner, request.path_params["id"])
 
 
 def _file_object(record: FileRecord) -> FileObject:

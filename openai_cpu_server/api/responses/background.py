@@ -16,7 +16,7 @@ from openai_cpu_server.errors import JobsUnavailable, RequestCancelled
 from openai_cpu_server.http.context import RequestHistory, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.limits import Reservation
-from openai_cpu_server.jobs.responses import RENEW_S, KeptResponses
+from openai_cpu_server.jobs.responses import RENEW_S, ResponseRepository
 
 logger = logging.getLogger(__name__)
 _CLOSE_S = 5.0
@@ -49,7 +49,7 @@ class LiveResponse:
 class Background:
     """Runs background responses. The owner must `close` it before the database."""
 
-    def __init__(self, kept: KeptResponses, endings: RequestHistory) -> None:
+    def __init__(self, kept: ResponseRepository, endings: RequestHistory) -> None:
         self._kept = kept
         self._endings = endings
         self._live: dict[str, LiveResponse] = {}

@@ -31,8 +31,8 @@ from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, pag
 from openai_cpu_server.http.keys import REQUESTS, WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
-from openai_cpu_server.jobs.records import ConversationRecord, KeptItem, StoredAmount
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.records import ConversationItem, ConversationRecord, StoredAmount
+from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
 
 B = TypeVar("B", bound=Body)
@@ -129,7 +129,7 @@ class ConversationRoutes:
         record = await self._there().conversations.delete_item(*_named(request), item_id)
         return json_response(ConversationObject.of(record))
 
-    def _there(self) -> KeptResponses:
+    def _there(self) -> ResponseRepository:
         if self._kept is None:
             raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
         return self._kept
@@ -141,7 +141,7 @@ class ConversationRoutes:
 
     async def _items(
         self, given: Sequence[InputItem], owner: str, size: int
-    ) -> tuple[list[KeptItem], list[str]]:
+    ) -> tuple[list[ConversationItem], list[str]]:
         for index, one in enumerate(given):
             if isinstance(one, CompactionTrigger):
                 raise wrong("Only a response can be asked for a summary.", f"items[{index}].type")
@@ -149,7 +149,9 @@ class ConversationRoutes:
         return await off_loop(size, partial(_kept_items, given, found))
 
 
-def _kept_items(given: Sequence[InputItem], found: dict[str, Item]) -> tuple[list[KeptItem], list[str]]:
+def _kept_items(
+    given: Sequence[InputItem], found: dict[str, Item]
+) -> tuple[list[ConversationItem], list[str]]:
     try:
         sourced = new_items(list(given), found)
     except InvalidRequest as error:
@@ -161,7 +163,7 @@ def _kept_items(given: Sequence[InputItem], found: dict[str, Item]) -> tuple[lis
             raise wrong(f"Two items have the id '{one.item.id}'.", f"{at}.id")
         seen.add(one.item.id)
     told = [str(_in_items(name)) for name in told_in_words(list(given))]
-    return [KeptItem(id=one.item.id, content=msgspec.json.encode(one.item)) for one in sourced], told
+    return [ConversationItem(id=one.item.id, content=msgspec.json.encode(one.item)) for one in sourced], told
 
 
 def _in_items(param: str | None) -> str | None:
@@ -181,7 +183,7 @@ def _headers(ignored: Ignored, told: Sequence[str]) -> dict[str, str]:
     return Ignored((*ignored.names, *told)).headers
 
 
-async def _check_room(kept: KeptResponses, context: RequestContext, num_bytes: int) -> None:
+async def _check_room(kept: ResponseRepository, context: RequestContext, num_bytes: int) -> None:
     asked = StoredAmount(num_bytes=num_bytes + CONVERSATION_BYTES)
     await kept.storage.check(context.owner, context.identity.storage, asked)
 
@@ -192,7 +194,7 @@ def _check_includes(request: Request) -> None:
             raise unknown_parameter(name)
 
 
-async def _listed(items: Sequence[KeptItem], headers: dict[str, str], *, has_more: bool) -> Response:
+async def _listed(items: Sequence[ConversationItem], headers: dict[str, str], *, has_more: bool) -> Response:
     told = [msgspec.Raw(item.content) for item in items]
     listed = ItemList(data=told, **page_ends(items), has_more=has_more)
     size = sum(len(item.content) for item in items)

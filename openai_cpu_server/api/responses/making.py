@@ -38,13 +38,13 @@ from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import (
+    ConversationItem,
     ConversationTurn,
     ItemRecord,
-    KeptItem,
     ResponseRecord,
     ResponseStatus,
 )
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.models.registry import Ability, choose_able, fetch
 
 
@@ -91,7 +91,7 @@ class RunningResponse:
         read: ResponseParams,
         running: OpenCall,
         status: ResponseStatus,
-        kept: KeptResponses | None,
+        kept: ResponseRepository | None,
         *,
         box: McpTools | None = None,
         keep_alive_s: float,
@@ -152,7 +152,7 @@ class RunningResponse:
         inputs = [ItemWithSource(one.item, "previous_response_id") for one in self.read.items]
         return LastResponse(self.response.id, (*self.read.earlier, *inputs, *outputs))
 
-    def record(self, kept: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
+    def record(self, kept: ResponseRepository, response: ResponseObject | None = None) -> ResponseRecord:
         response = response or self.response
         return ResponseRecord(
             id=response.id,
@@ -221,7 +221,7 @@ class ResponseMaker:
         self,
         service: GenerationService,
         options: ApiOptions,
-        kept: KeptResponses | None,
+        kept: ResponseRepository | None,
         endings: RequestHistory,
         mcp: McpServers | None,
         observer: McpObserver,
@@ -362,8 +362,8 @@ def _outputs(response: ResponseObject) -> list[ItemRecord]:
     return [_record(item, is_output=True) for item in response.output]
 
 
-def _kept_item(item: Item, answer_id: str | None = None) -> KeptItem:
-    return KeptItem(id=item.id, content=msgspec.json.encode(item), answer_id=answer_id)
+def _kept_item(item: Item, answer_id: str | None = None) -> ConversationItem:
+    return ConversationItem(id=item.id, content=msgspec.json.encode(item), answer_id=answer_id)
 
 
 def _record(item: Item, *, is_output: bool) -> ItemRecord:

@@ -33,7 +33,7 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, json_response, page_of
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import ResponseRecord, ResponseStatus
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.responses import ResponseRepository
 
 _LISTED, _MAX_LISTED = 20, 100
 _POLL_S = 1.0
@@ -47,7 +47,7 @@ class StoredResponses:
     """`kept`, `background`: None if responses are not stored."""
 
     def __init__(
-        self, kept: KeptResponses | None, background: Background | None, options: ApiOptions
+        self, kept: ResponseRepository | None, background: Background | None, options: ApiOptions
     ) -> None:
         self._kept = kept
         self._background = background
@@ -99,7 +99,7 @@ class StoredResponses:
         size = sum(len(item.content) for item in items)
         return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
 
-    def _there(self) -> KeptResponses:
+    def _there(self) -> ResponseRepository:
         if self._kept is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
         return self._kept

@@ -40,12 +40,12 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.jobs.records import (
     ChainedResponse,
-    KeptItem,
+    ConversationItem,
     ResponseStatus,
     StorageLimits,
     StoredAmount,
 )
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.responses import ResponseRepository
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
 _MANAGEMENT = "context_management"
@@ -121,7 +121,9 @@ class _OfConversation(msgspec.Struct, frozen=True):
 class ResponseReader:
     """`kept`: None if responses are not stored. `has_mcp`: False to leave out MCP tools."""
 
-    def __init__(self, kept: KeptResponses | None, options: ApiOptions, *, has_mcp: bool = False) -> None:
+    def __init__(
+        self, kept: ResponseRepository | None, options: ApiOptions, *, has_mcp: bool = False
+    ) -> None:
         self._kept = kept
         self._has_mcp = has_mcp
         self._options = options
@@ -248,8 +250,8 @@ class ResponseReader:
     async def found(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
         if not ids or self._kept is None:
             return {}
-        stored = await self._kept.conversations.found(owner, ids)
-        stored |= await self._kept.items(owner, [item_id for item_id in ids if item_id not in stored])
+        stored = await self._kept.conversations.content_by_id(owner, ids)
+        stored |= await self._kept.content_by_id(owner, [each for each in ids if each not in stored])
         size = sum(map(len, stored.values()))
         return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
 
@@ -290,7 +292,7 @@ def _of_link(link: ChainedResponse) -> list[ItemWithSource]:
     ]
 
 
-def _of_items(items: Sequence[KeptItem]) -> Iterator[ItemWithSource]:
+def _of_items(items: Sequence[ConversationItem]) -> Iterator[ItemWithSource]:
     """Items of one answer share its tokens."""
     answers: dict[str, EarlierAnswer | None] = {}
     for item in items:

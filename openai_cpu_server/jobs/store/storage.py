@@ -5,40 +5,30 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
 from openai_cpu_server.jobs.store.database import (
+    Repository,
     batches,
     conversation_items,
     conversations,
     files,
     parts,
+    reads,
     response_events,
     response_items,
     responses,
 )
 from openai_cpu_server.jobs.store.files import is_there
 from openai_cpu_server.storage.database import Database, DatabaseThreads
-
-
-class SizeStore:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def stored(self, owner: str, now_s: float) -> StoredAmount:
-        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
-        with self._database.read() as connection:
-            num_files, file_bytes = connection.execute(own).one()
-            queries = (_results(owner), *_responses(owner, now_s), *_conversations(owner, now_s))
-            others = sum(int(connection.execute(query).scalar_one()) for query in queries)
-        return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
 
 
 def _results(owner: str) -> Select[Any]:
@@ -103,26 +93,32 @@ def disk_space(folder: Path) -> DiskSpace:
     return DiskSpace(usage.total, usage.free)
 
 
-class StorageRoom:
+class StorageRoom(Repository):
     """For one event loop."""
 
     def __init__(
         self,
         database: Database,
         threads: DatabaseThreads,
-        *,
         clock: Callable[[], float] = time.time,
+        *,
         space: Callable[[Path], DiskSpace] = disk_space,
     ) -> None:
-        self._folder = database.folder
-        self._sizes = SizeStore(database)
-        self._threads = threads
-        self._clock = clock
+        super().__init__(database, threads, clock)
         self._space = space
         self._figures: dict[str, _Figure] = {}
         self._coming: dict[str, StoredAmount] = {}
         self._left: tuple[float, int] | None = None
         """Time of the check, and bytes left for us."""
+
+    @reads
+    def stored(self, connection: Connection, owner: str) -> StoredAmount:
+        now_s = self._clock()
+        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
+        num_files, file_bytes = connection.execute(own).one()
+        queries = (_results(owner), *_responses(owner, now_s), *_conversations(owner, now_s))
+        others = sum(int(connection.execute(query).scalar_one()) for query in queries)
+        return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
 
     async def check(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
         """Check that so much more may be stored. Raises StorageFull, DiskFull."""
@@ -131,10 +127,10 @@ class StorageRoom:
 
     async def check_disk(self, num_bytes: int = 0) -> None:
         """Check the database's disk, unless it is elsewhere. Raises DiskFull."""
-        if self._folder is None:
+        if (folder := self._database.folder) is None:
             return
         if self._left is None or self._clock() - self._left[0] >= _DISK_S:
-            space = await asyncio.to_thread(self._space, self._folder)
+            space = await asyncio.to_thread(self._space, folder)
             self._left = self._clock(), space.free - int(min(_FREE_SHARE * space.total, _FREE_BYTES))
         if self._left[1] < num_bytes:
             raise DiskFull
@@ -176,6 +172,42 @@ class StorageRoom:
     async def _stored(self, owner: str, oldest_s: float) -> StoredAmount:
         figure = self._figures.get(owner)
         if figure is None or self._clock() - figure.counted_s >= oldest_s:
-            stored = await self._threads.read(self._sizes.stored, owner, self._clock())
-            figure = self._figures[owner] = _Figure(self._clock(), stored)
+            figure = self._figures[owner] = _Figure(self._clock(), await self.stored(owner))
         return figure.stored
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class StoringRepository(Repository):
+    """Repository whose objects count for their owner's limits, and expire."""
+
+    def __init__(
+        self,
+        database: Database,
+        threads: DatabaseThreads,
+        storage: StorageRoom,
+        *,
+        lifetime_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(database, threads, clock)
+        self.storage = storage
+        self._lifetime_s = int(lifetime_s)
+
+
+Storing = TypeVar("Storing", bound=StoringRepository)
+OwnersMethod = Callable[Concatenate[Storing, str, P], Coroutine[Any, Any, T]]
+
+
+def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
+    """Forget the amount that is stored for the owner, the first argument, when the work is done."""
+
+    @wraps(work)
+    async def method(self: Storing, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = await work(self, owner, *args, **kwargs)
+        self.storage.changed(owner)
+        return result
+
+    return method
