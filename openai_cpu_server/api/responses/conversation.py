@@ -66,7 +66,7 @@ _CALLS = (FunctionCallItem, CustomCallItem)
 _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 
 
-def turns(items: Iterable[ItemWithSource]) -> list[MessageParam]:
+def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
     """Return the messages. Consecutive reasoning, text and calls of the assistant form one message."""
     messages: list[MessageParam] = []
     open_turn: _Turn | None = None
@@ -93,7 +93,7 @@ def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> li
         if not isinstance(item, (CompactionItem, McpListItem))
     ]
     outputs: list[Item] = [_as_output(item) for item in calls]
-    return turns(
+    return to_messages(
         [
             *(ItemWithSource(item, _TOOLS, answer) for item in said),
             *(ItemWithSource(o, _TOOLS) for o in outputs),

@@ -16,14 +16,9 @@ from openai_cpu_server.api.generation.body import Notes
 from openai_cpu_server.api.parts import AppState, page_ends
 from openai_cpu_server.api.responses.items import Item
 from openai_cpu_server.api.responses.objects import ItemList
-from openai_cpu_server.api.responses.sent_items import (
-    CompactionTrigger,
-    InputItem,
-    new_items,
-    references,
-    told_in_words,
-)
-from openai_cpu_server.api.responses.turns import NO_DATABASE, ResponseReader
+from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader
+from openai_cpu_server.api.responses.schema import CompactionTrigger, InputItem
+from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -145,7 +140,7 @@ class ConversationRoutes:
         for index, one in enumerate(given):
             if isinstance(one, CompactionTrigger):
                 raise wrong("Only a response can be asked for a summary.", f"items[{index}].type")
-        found = await self._reader.found(references(list(given)), owner)
+        found = await self._reader.items_by_id(references(list(given)), owner)
         return await off_loop(size, partial(_kept_items, given, found))
 
 
@@ -162,7 +157,7 @@ def _kept_items(
             at = _in_items(one.param)
             raise wrong(f"Two items have the id '{one.item.id}'.", f"{at}.id")
         seen.add(one.item.id)
-    told = [str(_in_items(name)) for name in told_in_words(list(given))]
+    told = [str(_in_items(name)) for name in unsupported_names(list(given))]
     return [ConversationItem(id=one.item.id, content=msgspec.json.encode(one.item)) for one in sourced], told
 
 

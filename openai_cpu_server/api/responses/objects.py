@@ -11,7 +11,7 @@ from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.resolve import served_tier
 from openai_cpu_server.api.parts import ListPage
-from openai_cpu_server.api.responses import body as schema
+from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem, OutputItem
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.http.errors import ErrorObject

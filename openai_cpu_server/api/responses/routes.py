@@ -12,20 +12,19 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
 from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.api.responses.background import Background, LiveResponse
-from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
-from openai_cpu_server.api.responses.making import ResponseMaker
 from openai_cpu_server.api.responses.objects import (
     CompactedResponse,
     ItemList,
     ResponseDeleted,
     ResponseObject,
 )
+from openai_cpu_server.api.responses.reader import ResponseParams, ResponseReader
+from openai_cpu_server.api.responses.running import Background, LiveResponse, ResponseMaker
+from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
-from openai_cpu_server.api.responses.turns import ResponseParams, ResponseReader
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -42,56 +41,56 @@ from openai_cpu_server.observe.ended import RequestOrigin
 class ResponsesRoutes:
     def __init__(self, parts: AppState) -> None:
         self._service, self._options = parts.generation, parts.options
-        kept = parts.jobs.responses if parts.jobs else None
-        self._background = Background(kept, parts.endings) if kept else None
+        repository = parts.jobs.responses if parts.jobs else None
+        self._background = Background(repository, parts.endings) if repository else None
         if self._background is not None:
             parts.at_end.append(self._background.close)
-        self._reader = ResponseReader(kept, self._options, has_mcp=parts.mcp is not None)
+        self._reader = ResponseReader(repository, self._options, has_mcp=parts.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, kept, parts.endings, parts.mcp, parts.watch.metrics.mcp
+            parts.generation, self._options, repository, parts.endings, parts.mcp, parts.watch.metrics.mcp
         )
-        self.stored = StoredResponses(kept, self._background, self._options)
+        self.stored = StoredResponses(repository, self._background, self._options)
         self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
     async def create(self, request: Request) -> ASGIApp:
         data, context = await unkept_body(request), context_of(request.scope)
-        read = await self._reader.read(data, context.identity)
-        if read.body.background and self._background is not None:
-            return await self._behind(request, read, self._background)
+        params = await self._reader.read(data, context.identity)
+        if params.body.background and self._background is not None:
+            return await self._behind(request, params, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
         watched = partial(while_connected, request.receive)
-        making = await self._maker.begin(read, context, attempt, watched=watched)
+        making = await self._maker.begin(params, context, attempt, watched=watched)
         context.body.release()
         if making.running.call.stream:
             keep_alive_s = self._options.keep_alive_s
-            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, told=making.told())
+            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, told=making.items())
         body = await while_connected(request.receive, making.whole)
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
     async def compact(self, request: Request) -> Response:
         data, context = await unkept_body(request), context_of(request.scope)
-        read = await self._reader.read(data, context.identity, is_compacting=True)
-        making = await self._maker.begin(read, context)
+        params = await self._reader.read(data, context.identity, is_compacting=True)
+        making = await self._maker.begin(params, context)
         context.body.release()
         await while_connected(request.receive, making.whole)
-        response, (*items, _) = making.response, (one.item for one in (*read.earlier, *read.items))
-        said = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
+        response, (*items, _) = making.response, (one.item for one in (*params.earlier, *params.items))
+        messages = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
         summary = [item for item in response.output if isinstance(item, CompactionItem)]
         compacted = CompactedResponse(
             id=response.id,
             created_at=response.created_at,
-            output=(*said, *summary),
+            output=(*messages, *summary),
             usage=response.usage,
         )
         return json_response(compacted, headers=dict(making.running.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a batch row. It is stored only on demand, because the output file contains it."""
-        read = await self._reader.read(data, context.identity, stores_unasked=False)
+        params = await self._reader.read(data, context.identity, stores_by_default=False)
         for name in ("stream", "background"):
-            if getattr(read.body, name):
+            if getattr(params.body, name):
                 raise not_in_batches(name)
-        making = await self._maker.begin(read, context)
+        making = await self._maker.begin(params, context)
         try:
             return await making.whole()
         except GenerationFailed:
@@ -101,21 +100,21 @@ class ResponsesRoutes:
     async def input_tokens(self, request: Request) -> Response:
         data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
-        asked, ignored = await off_loop(len(data), reading)
-        body, context = asked.as_response(), context_of(request.scope)
-        read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
+        counted_body, ignored = await off_loop(len(data), reading)
+        body, context = counted_body.as_response(), context_of(request.scope)
+        params = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
         await fetch(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         chosen.model.loaded()
-        box = await self._maker.opened(read.body, context.identity)
-        if box is not None:
-            await box.close()
-        ask = read.ask(box.functions if box is not None else ())
-        counted = await self._service.prompt_tokens(ask, chosen, context)
+        tools = await self._maker.open_tools(params.body, context.identity)
+        if tools is not None:
+            await tools.close()
+        generation = params.generation(tools.functions if tools is not None else ())
+        counted = await self._service.prompt_tokens(generation, chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
-    async def _behind(self, request: Request, read: ResponseParams, background: Background) -> ASGIApp:
+    async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
         """The response outlives this request, except while approved calls are made: a client that leaves
         then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
@@ -124,7 +123,7 @@ class ResponsesRoutes:
         assert outer.lease is not None, "its route is metered"
         context = RequestContext(ticket, outer.sender, outer.lease)
         watched = partial(while_connected, request.receive)
-        making = await self._maker.begin(read, context, status=ResponseStatus.QUEUED, watched=watched)
+        making = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
         live = LiveResponse(making, ticket, outer.lease)
         headers, first = dict(making.running.call.headers), encoded(making.response)
         await background.begin(live)

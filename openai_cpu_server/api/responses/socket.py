@@ -11,8 +11,8 @@ import msgspec
 
 from openai_cpu_server.api.generation.route import BufferedBody
 from openai_cpu_server.api.generation.running import chunks_of
-from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
-from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
+from openai_cpu_server.api.responses.reader import LastResponse, ResponseReader
+from openai_cpu_server.api.responses.running import ResponseMaker, RunningResponse
 from openai_cpu_server.errors import (
     BodiesFull,
     BodyTooLarge,
@@ -87,7 +87,7 @@ class ResponsesExchange:
             finally:
                 message.release()
         if served.error is not None:
-            await self._tell_failure(served.error, ticket)
+            await self._send_failure(served.error, ticket)
         self._making = None
 
     async def _answer(self, message: BufferedBody, ticket: RequestLog, served: ServedRequest) -> None:
@@ -99,24 +99,23 @@ class ResponsesExchange:
         del data
         await served.hold(context)
         making = await self._begun(body, context, is_to_generate=is_to_generate)
-        del body  # nothing is kept of it while the response is told
+        del body  # nothing is kept of it while the response is sent
         message.release()
-        await (self._tell(making) if is_to_generate else self._warm(making))
+        await (self._send(making) if is_to_generate else self._warm(making))
 
     async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> RunningResponse:
-        read = await self._reader.read(body, context.identity, self._recent)
-        if read.body.previous_response_id is not None:
+        params = await self._reader.read(body, context.identity, self._recent)
+        if params.body.previous_response_id is not None:
             self._recent = None  # an error in its middle leaves nothing to go on from
-        asked = read if is_to_generate else read.without_output()
-        return await self._maker.begin(asked, context)
+        return await self._maker.begin(params if is_to_generate else params.without_output(), context)
 
-    async def _tell(self, making: RunningResponse) -> None:
+    async def _send(self, making: RunningResponse) -> None:
         self._making = making
         if not self._socket.is_open:
             making.running.cancel()
         async with making.running:
-            async for said in making.told():
-                for chunk in chunks_of(said, making.stream):
+            async for item in making.items():
+                for chunk in chunks_of(item, making.stream):
                     await self._socket.send(chunk.json)
         self._recent = making.recent()
 
@@ -126,7 +125,7 @@ class ResponsesExchange:
             await self._socket.send(chunk.json)
         self._recent = making.recent()
 
-    async def _tell_failure(self, error: Exception, ticket: RequestLog) -> None:
+    async def _send_failure(self, error: Exception, ticket: RequestLog) -> None:
         """A response that has begun ends with an event of its own."""
         if self._making is None:
             await self._refuse(error, ticket.id)

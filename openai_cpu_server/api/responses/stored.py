@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.generation.renderer import events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source
 from openai_cpu_server.api.parts import page_ends
-from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
     ItemList,
@@ -24,9 +23,9 @@ from openai_cpu_server.api.responses.objects import (
     cancelled,
     failed,
 )
-from openai_cpu_server.api.responses.stream import encoded
-from openai_cpu_server.api.responses.turns import NO_DATABASE
-from openai_cpu_server.api.responses.writing import EventNumbers
+from openai_cpu_server.api.responses.reader import NO_DATABASE
+from openai_cpu_server.api.responses.running import Background, LiveResponse
+from openai_cpu_server.api.responses.stream import EventNumbers, encoded
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of

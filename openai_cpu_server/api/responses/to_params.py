@@ -1,22 +1,27 @@
-"""Conversion of a body, with all that it continues, to a `GenerationParams`. Pure."""
+"""Conversion of a body, with its items and all that it continues, to a `GenerationParams`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from pydantic import JsonValue
 
-from openai_cpu_server.api.generation.body import ForeignKind
+from openai_cpu_server.api.generation.body import ForeignKind, words_in
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
+    DocumentSource,
     FormParam,
     FunctionParam,
     GenerationParams,
     LimitParam,
     MessageParam,
+    PictureSource,
     ReasoningParam,
+    SoundSource,
     ToolsParam,
     ToolUse,
 )
@@ -30,20 +35,65 @@ from openai_cpu_server.api.generation.to_params import (
     shared_ask,
     shared_forms,
 )
-from openai_cpu_server.api.responses.body import (
+from openai_cpu_server.api.responses.conversation import trigger_item
+from openai_cpu_server.api.responses.items import (
+    IN_NAMESPACE,
+    ApprovalItem,
+    ApprovalRequestItem,
+    CompactionItem,
+    CustomCallItem,
+    CustomCallOutputItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputAudio,
+    InputFile,
+    InputImage,
+    InputText,
+    Item,
+    ItemWithSource,
+    McpCallItem,
+    McpListItem,
+    MessageItem,
+    OutputText,
+    Part,
+    ReasoningItem,
+    ReasoningText,
+    RefusalText,
+    SummaryText,
+    named_for_models,
+    new_item_id,
+)
+from openai_cpu_server.api.responses.schema import (
     AllowedToolsChoice,
+    CompactionTrigger,
     FunctionTool,
     GrammarFormat,
+    InputItem,
+    ItemReference,
+    ItemTextPart,
     McpServerTool,
     NamedFunction,
     NamedMcpTool,
     NamespaceTool,
+    RefusalPart,
     ResponsesBody,
+    SentApproval,
+    SentApprovalRequest,
+    SentCompaction,
+    SentCustomCall,
+    SentCustomOutput,
+    SentFunctionCall,
+    SentFunctionOutput,
+    SentMcpCall,
+    SentMcpList,
+    SentMessageItem,
+    SentPart,
+    SentReasoning,
     TextFormat,
     TextTool,
 )
-from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
-from openai_cpu_server.errors import missing, wrong, wrong_value
+from openai_cpu_server.errors import InvalidRequest, missing, wrong, wrong_value
+from openai_cpu_server.prompt.template import to_json
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
@@ -87,7 +137,7 @@ def check_supported(body: ResponsesBody) -> None:
     check_stream_options(body.stream_options, stream=body.stream)
 
 
-def response_ask(
+def to_params(
     body: ResponsesBody, messages: Sequence[MessageParam], offered: Sequence[FunctionParam] = ()
 ) -> GenerationParams:
     """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
@@ -217,3 +267,126 @@ def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> FunctionParam
         return custom_tool(name, tool.description, grammar, path, f"{path}.format")
     at = f"{path}.parameters"
     return FunctionParam(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))
+
+
+_CONVERTED: Mapping[type, type[Item]] = {
+    SentMessageItem: MessageItem,
+    SentFunctionCall: FunctionCallItem,
+    SentFunctionOutput: FunctionCallOutputItem,
+    SentCustomCall: CustomCallItem,
+    SentCustomOutput: CustomCallOutputItem,
+    SentReasoning: ReasoningItem,
+    SentCompaction: CompactionItem,
+    SentMcpList: McpListItem,
+    SentMcpCall: McpCallItem,
+    SentApprovalRequest: ApprovalRequestItem,
+    SentApproval: ApprovalItem,
+}
+_CALL, _OUTPUT = "_call", "_call_output"
+_CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
+_OUTPUTS = (SentFunctionOutput, SentCustomOutput)
+
+
+def new_items(sent: str | Sequence[InputItem] | None, referenced: Mapping[str, Item]) -> list[ItemWithSource]:
+    """Return the body's items. `referenced`: items by id. Raises InvalidRequest."""
+    if isinstance(sent, str):
+        text = (InputText(sent),)
+        return [ItemWithSource(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
+    return [
+        ItemWithSource(item, param)
+        for param, one in ((f"input[{index}]", one) for index, one in enumerate(sent or ()))
+        for item in (_foreign(one) if isinstance(one, ForeignKind) else [_item(one, param, referenced)])
+    ]
+
+
+def unsupported_names(sent: str | Sequence[InputItem] | None) -> list[str]:
+    names: list[str] = []
+    for index, one in enumerate(sent if isinstance(sent, list) else ()):
+        content = getattr(one, "output" if isinstance(one, _OUTPUTS) else "content", None)
+        kinds = [(one, f"input[{index}]")]
+        kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
+        foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
+        names += [kind.named(at) for kind, at in foreign if kind.picture is None and kind.sound is None]
+    return names
+
+
+def references(sent: str | Sequence[InputItem] | None) -> list[str]:
+    if sent is None or isinstance(sent, str):
+        return []
+    return [one.id for one in sent if isinstance(one, ItemReference)]
+
+
+def _foreign(sent: ForeignKind) -> list[Item]:
+    """A call of another tool becomes a function call, a call that a service made itself becomes text.
+    Other items are dropped."""
+    fields, kind = sent.fields, sent.type
+    call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
+    if kind.endswith(_OUTPUT) and isinstance(call_id, str):
+        item_id = new_item_id(FunctionCallOutputItem)
+        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=sent.words)]
+    if not kind.endswith(_CALL):
+        return []
+    name = str(fields.get("name") or kind.removesuffix(_CALL))
+    arguments = to_json({field: fields[field] for field in _CALL_FIELDS if fields.get(field)})
+    if isinstance(call_id, str):
+        item_id = new_item_id(FunctionCallItem)
+        return [FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=arguments)]
+    text = "\n".join(filter(None, (f"[{name}: {arguments}]", words_in(fields))))
+    return [MessageItem(id=new_item_id(MessageItem), role="assistant", content=(OutputText(text),))]
+
+
+def _item(sent: InputItem, param: str, referenced: Mapping[str, Item]) -> Item:
+    """Fields of the same name have the same value, but for those that are converted here."""
+    match sent:
+        case CompactionTrigger():
+            return trigger_item()
+        case ItemReference(id=item_id):
+            if item_id not in referenced:
+                message = f"Item with id '{item_id}' not found."
+                raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
+            return referenced[item_id]
+    assert not isinstance(sent, ForeignKind), "the caller converts these"
+    kind = _CONVERTED[type(sent)]
+    fields: dict[str, Any] = {
+        name: getattr(sent, name) for name in kind.__struct_fields__ if name in type(sent).model_fields
+    }
+    fields["id"] = sent.id or new_item_id(kind)
+    match sent:
+        case SentMessageItem():
+            content = [sent.content] if isinstance(sent.content, str) else sent.content
+            fields["content"] = _parts(content, is_output=sent.role == "assistant")
+        case SentFunctionCall() | SentCustomCall():
+            fields["namespace"] = sent.namespace or UNSET
+        case SentFunctionOutput() | SentCustomOutput() if not isinstance(sent.output, str):
+            fields["output"] = _parts(sent.output, is_output=False)
+        case SentReasoning():
+            fields["summary"] = tuple(SummaryText(part.text) for part in sent.summary or ())
+            fields["content"] = tuple(ReasoningText(part.text) for part in sent.content or ())
+            fields["encrypted_content"] = None
+        case SentMcpList():
+            fields["tools"] = tuple(dict(tool) for tool in sent.tools or ())
+    if not isinstance(fields.get("error"), (str, type(None))):
+        fields["error"] = to_json(fields["error"])  # OpenAI's own servers send objects
+    return kind(**fields)
+
+
+def _parts(sent: Sequence[str | SentPart], *, is_output: bool) -> tuple[Part, ...]:
+    kind = OutputText if is_output else InputText
+    parts: list[Part] = []
+    for one in sent:
+        match one:
+            case str():
+                parts.append(kind(one))
+            case ItemTextPart():
+                parts.append(kind(one.text))
+            case RefusalPart():
+                parts.append(RefusalText(one.refusal))
+            case ForeignKind(document=DocumentSource() as document):
+                parts.append(InputFile.of(document))
+            case ForeignKind(picture=PictureSource() as picture):
+                parts.append(InputImage.of(picture))
+            case ForeignKind(sound=SoundSource() as sound):
+                parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
+            case ForeignKind():
+                parts.append(kind(one.words))
+    return tuple(parts)

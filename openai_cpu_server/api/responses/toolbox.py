@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from openai_cpu_server.api.generation.body import MAX_TOOLS
 from openai_cpu_server.api.generation.params import FunctionParam
-from openai_cpu_server.api.responses.body import (
+from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
+from openai_cpu_server.api.responses.schema import (
     ApprovalRule,
     McpServerTool,
     RequiredApproval,
     ResponsesBody,
     ToolFilter,
 )
-from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
 from openai_cpu_server.contract.mcp import (
-    McpAnswer,
     McpLimits,
     McpServer,
     McpServers,
@@ -29,9 +29,6 @@ from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.http.keys import Identity
 
 _MOST_SERVERS = 16
-_DIRECT = "direct"
-_OWN = "how it is reached stands in this server's configuration"
-_ELSEWHERE = "there are no services of OpenAI's here: name a server of the configuration, or a 'server_url'"
 
 
 class OfferedTool(NamedTuple):
@@ -47,154 +44,136 @@ class ToolListing(NamedTuple):
     error: str | None = None
 
 
+@dataclass(frozen=True)
 class McpTools:
-    """`offered`: tools by the names that the model sees."""
-
-    def __init__(
-        self,
-        offered: Mapping[str, OfferedTool],
-        functions: Sequence[FunctionParam],
-        listings: Sequence[ToolListing],
-        own: Sequence[McpServer],
-        limits: McpLimits,
-    ) -> None:
-        """`own`: servers of this request only, which are closed with it."""
-        self.offered = offered
-        self.functions = functions
-        self.listings = listings
-        self.limits = limits
-        self._own = own
+    offered: Mapping[str, OfferedTool]
+    """Tools by the names that the model sees."""
+    functions: Sequence[FunctionParam]
+    listings: Sequence[ToolListing]
+    own_servers: Sequence[McpServer]
+    """Servers of this request only, which are closed with it."""
+    limits: McpLimits
 
     def find(self, label: str, tool: str) -> OfferedTool | None:
         """`tool`: name that the server uses."""
         found = (one for one in self.offered.values() if (one.label, one.tool.name) == (label, tool))
         return next(found, None)
 
-    async def call(self, one: OfferedTool, arguments: str, parsed: dict[str, object] | None) -> McpAnswer:
-        if parsed is None:
-            return McpAnswer(f"the arguments are no JSON object: {arguments[:200]}", True)
-        return await one.server.call(one.tool.name, parsed)
-
     async def close(self) -> None:
-        await asyncio.gather(*(server.close() for server in self._own))
+        await asyncio.gather(*(server.close() for server in self.own_servers))
 
 
-class ToolboxOpener:
-    def __init__(self, servers: McpServers) -> None:
-        self._servers = servers
-
-    async def open(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
-        """Return a toolbox, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
-        asked = [
-            (f"tools[{index}]", tool)
-            for index, tool in enumerate(body.tools or ())
-            if isinstance(tool, McpServerTool)
-        ]
-        if not asked:
-            return None
-        _check_labels(asked)
-        servers = [self._server(at, tool, identity) for at, tool in asked]
-        own = [server for (_, tool), server in zip(asked, servers, strict=True) if tool.server_url]
-        try:
-            told = await asyncio.gather(*map(_told, servers))
-            return self._filled(asked, servers, told, own, identity)
-        except BaseException:
-            await asyncio.shield(asyncio.gather(*(server.close() for server in own)))
-            raise
-
-    def _server(self, at: str, tool: McpServerTool, identity: Identity) -> McpServer:
-        _check_form(at, tool)
-        if tool.server_url is not None:
-            return self._at_url(at, tool, tool.server_url, identity)
-        names = [name for name in self._servers.names if identity.may_call(name)]
-        if tool.server_label not in names:
-            known = ", ".join(f"'{name}'" for name in names) or "none"
-            message = f"There is no MCP server '{tool.server_label}' for you; there are: {known}."
-            raise InvalidRequest(message, param=f"{at}.server_label", code="unknown_mcp_server")
-        return self._servers.named(tool.server_label)
-
-    def _at_url(self, at: str, tool: McpServerTool, url: str, identity: Identity) -> McpServer:
-        param = f"{at}.server_url"
-        headers = dict(tool.headers or {})
-        if tool.authorization is not None:
-            headers["Authorization"] = f"Bearer {tool.authorization}"
-        try:
-            server = self._servers.at_url(url, headers)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"'{param}': {error}.", param=param, code="mcp_url_not_allowed") from None
-        if not identity.may_call(_of_url(url)):
-            message = f"Your key may use no MCP server at this URL ('{_of_url(url)}')."
-            raise InvalidRequest(message, param=param, code="mcp_url_not_allowed")
-        return server
-
-    def _filled(
-        self,
-        asked: Sequence[tuple[str, McpServerTool]],
-        servers: Sequence[McpServer],
-        told: Sequence[Sequence[McpTool] | McpUnavailable],
-        own: Sequence[McpServer],
-        identity: Identity,
-    ) -> McpTools:
+async def open_tools(servers: McpServers, body: ResponsesBody, identity: Identity) -> McpTools | None:
+    """Return the tools, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
+    wanted = [
+        (f"tools[{index}]", tool)
+        for index, tool in enumerate(body.tools or ())
+        if isinstance(tool, McpServerTool)
+    ]
+    if not wanted:
+        return None
+    _check_labels(wanted)
+    chosen = [_server(servers, at, tool, identity) for at, tool in wanted]
+    own = [server for (_, tool), server in zip(wanted, chosen, strict=True) if tool.server_url]
+    try:
+        lists = await asyncio.gather(*map(_listed, chosen))
         offered: dict[str, OfferedTool] = {}
         functions: list[FunctionParam] = []
         listings: list[ToolListing] = []
-        for (at, wanted), server, found in zip(asked, servers, told, strict=True):
+        for (at, tool), server, found in zip(wanted, chosen, lists, strict=True):
+            label = tool.server_label
             if isinstance(found, McpUnavailable):
-                listings.append(ToolListing(wanted.server_label, (), str(found)))
+                listings.append(ToolListing(label, (), str(found)))
                 continue
-            scope = _of_url(wanted.server_url) if wanted.server_url else wanted.server_label
-            tools = tuple(
-                tool for tool in found if is_allowed(wanted, tool) and identity.may_call(scope, tool.name)
+            scope = _of_url(tool.server_url) if tool.server_url else label
+            allowed = tuple(
+                one for one in found if is_allowed(tool, one) and identity.may_call(scope, one.name)
             )
-            listings.append(ToolListing(wanted.server_label, tools))
-            for tool in tools:
-                name = _free_name(wanted.server_label, tool.name, offered)
-                needs = needs_approval(wanted.require_approval, tool)
-                offered[name] = OfferedTool(wanted.server_label, tool, server, needs)
-                schema = {"type": "object", **tool.input_schema}  # which not all servers say
-                functions.append(FunctionParam(name, at, at, tool.description, schema))
+            listings.append(ToolListing(label, allowed))
+            for one in allowed:
+                name = _free_name(label, one.name, offered)
+                offered[name] = OfferedTool(label, one, server, needs_approval(tool.require_approval, one))
+                parameters = {"type": "object", **one.input_schema}  # which not all servers say
+                functions.append(FunctionParam(name, at, at, one.description, parameters))
         if len(functions) > MAX_TOOLS:
             message = (
                 f"The MCP servers have {len(functions)} tools, and {MAX_TOOLS} may be asked for: choose some."
             )
-            raise wrong(message, f"{asked[0][0]}.allowed_tools")
-        return McpTools(offered, functions, listings, own, self._servers.limits)
+            raise wrong(message, f"{wanted[0][0]}.allowed_tools")
+        return McpTools(offered, functions, listings, own, servers.limits)
+    except BaseException:
+        await asyncio.shield(asyncio.gather(*(server.close() for server in own)))
+        raise
 
 
-async def _told(server: McpServer) -> Sequence[McpTool] | McpUnavailable:
+async def _listed(server: McpServer) -> Sequence[McpTool] | McpUnavailable:
     try:
         return await server.tools()
     except McpUnavailable as error:
         return error
 
 
-def _check_labels(asked: Sequence[tuple[str, McpServerTool]]) -> None:
-    if len(asked) > _MOST_SERVERS:
+def _server(servers: McpServers, at: str, tool: McpServerTool, identity: Identity) -> McpServer:
+    _check_form(at, tool)
+    if tool.server_url is not None:
+        return _server_at_url(servers, f"{at}.server_url", tool, tool.server_url, identity)
+    names = [name for name in servers.names if identity.may_call(name)]
+    if tool.server_label not in names:
+        choices = ", ".join(f"'{name}'" for name in names) or "none"
+        message = f"There is no MCP server '{tool.server_label}' for you; there are: {choices}."
+        raise InvalidRequest(message, param=f"{at}.server_label", code="unknown_mcp_server")
+    return servers.named(tool.server_label)
+
+
+def _server_at_url(
+    servers: McpServers, param: str, tool: McpServerTool, url: str, identity: Identity
+) -> McpServer:
+    headers = dict(tool.headers or {})
+    if tool.authorization is not None:
+        headers["Authorization"] = f"Bearer {tool.authorization}"
+    try:
+        server = servers.at_url(url, headers)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"'{param}': {error}.", param=param, code="mcp_url_not_allowed") from None
+    if not identity.may_call(_of_url(url)):
+        message = f"Your key may use no MCP server at this URL ('{_of_url(url)}')."
+        raise InvalidRequest(message, param=param, code="mcp_url_not_allowed")
+    return server
+
+
+def _check_labels(wanted: Sequence[tuple[str, McpServerTool]]) -> None:
+    if len(wanted) > _MOST_SERVERS:
         raise wrong(f"A response may use {_MOST_SERVERS} MCP servers.", "tools")
     seen: set[str] = set()
-    for at, tool in asked:
+    for at, tool in wanted:
         if tool.server_label in seen:
             message = f"There are several MCP servers of the label '{tool.server_label}'."
             raise wrong(message, f"{at}.server_label")
         seen.add(tool.server_label)
 
 
-def _check_form(at: str, tool: McpServerTool) -> None:
-    def refused(name: str, why: str) -> InvalidRequest:
-        message = f"'{at}.{name}' is not supported: {why}."
-        return InvalidRequest(message, param=f"{at}.{name}", code="unsupported_parameter")
+_ELSEWHERE = "there are no services of OpenAI's here: name a server of the configuration, or a 'server_url'"
+_CONFIGURED = "how it is reached stands in this server's configuration"
 
-    for name in ("connector_id", "tunnel_id"):
-        if getattr(tool, name) is not None:
-            raise refused(name, _ELSEWHERE)
-    if tool.defer_loading:
-        raise refused("defer_loading", "a model sees all tools from the beginning")
-    if tool.allowed_callers is not None and _DIRECT not in tool.allowed_callers:
-        raise refused("allowed_callers", "a model calls tools itself")
-    if tool.server_url is None:
-        for name in ("headers", "authorization"):
-            if getattr(tool, name) is not None:
-                raise refused(name, _OWN)
+
+def _check_form(at: str, tool: McpServerTool) -> None:
+    callers, is_configured = tool.allowed_callers, tool.server_url is None
+    refusals = (
+        ("connector_id", tool.connector_id is not None, _ELSEWHERE),
+        ("tunnel_id", tool.tunnel_id is not None, _ELSEWHERE),
+        ("defer_loading", bool(tool.defer_loading), "a model sees all tools from the beginning"),
+        (
+            "allowed_callers",
+            callers is not None and "direct" not in callers,
+            "a model calls tools itself",
+        ),
+        ("headers", is_configured and tool.headers is not None, _CONFIGURED),
+        ("authorization", is_configured and tool.authorization is not None, _CONFIGURED),
+    )
+    for name, is_refused, why in refusals:
+        if is_refused:
+            message = f"'{at}.{name}' is not supported: {why}."
+            raise InvalidRequest(message, param=f"{at}.{name}", code="unsupported_parameter")
 
 
 def _of_url(url: str) -> str:
@@ -228,7 +207,7 @@ def needs_approval(rule: RequiredApproval | None, tool: McpTool) -> bool:
     return rule.always is None
 
 
-def _matches(asked: ToolFilter, tool: McpTool) -> bool:
-    if asked.tool_names is not None and tool.name not in asked.tool_names:
+def _matches(wanted: ToolFilter, tool: McpTool) -> bool:
+    if wanted.tool_names is not None and tool.name not in wanted.tool_names:
         return False
-    return asked.read_only is None or asked.read_only == tool.is_read_only
+    return wanted.read_only is None or wanted.read_only == tool.is_read_only
