@@ -15,15 +15,12 @@ from openai_cpu_server.jobs.records import (
     ConversationTurn,
     PageQuery,
 )
-from openai_cpu_server.jobs.store import database as tables
 from openai_cpu_server.jobs.store.database import (
     ItemTable,
     OwnedTable,
     conversation_items,
     conversations,
-    page_of,
     reads,
-    record_of,
     storable,
     writes,
 )
@@ -34,6 +31,7 @@ _CONVERSATIONS = OwnedTable(
     ConversationRecord,
     "Conversation with id '{id}' not found.",
     is_live=lambda now_s: conversations.c.expires_at > now_s,
+    children=(conversation_items.c.conversation_id,),
 )
 _ITEMS = ItemTable(conversation_items, ConversationItem, _CONVERSATIONS, conversation_items.c.conversation_id)
 
@@ -108,7 +106,7 @@ class ConversationRepository(StoringRepository):
     @writes
     def delete(self, connection: Connection, owner: str, conversation_id: str) -> None:
         record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
-        tables.delete(connection, conversations, [record.id], _ITEMS.parent_id)
+        _CONVERSATIONS.delete(connection, [record.id])
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
         """Add items. Raises InvalidRequest for an existing one unless `only_new`."""
@@ -139,7 +137,7 @@ class ConversationRepository(StoringRepository):
         """Return a page of items, and True if there are more."""
         record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
         own, missing = _ITEMS.parent_id == record.id, partial(_no_item, param="after")
-        return page_of(connection, conversation_items, ConversationItem, page, own, (), missing)
+        return _ITEMS.page_of(connection, page, own, missing)
 
     @reads
     def item(
@@ -171,17 +169,17 @@ class ConversationRepository(StoringRepository):
     @writes
     def purge(self, connection: Connection) -> int:
         """Delete some expired conversations. Returns their number; call again while it is positive."""
-        return tables.purge(connection, conversations, self._clock(), _ITEMS.parent_id)
+        return _CONVERSATIONS.purge(connection, self._clock())
 
 
 def _item(
     connection: Connection, record: ConversationRecord, item_id: str
 ) -> tuple[ConversationItem, ColumnElement[bool]]:
     which = and_(_ITEMS.parent_id == record.id, conversation_items.c.id == storable(item_id))
-    row = connection.execute(select(conversation_items).where(which)).mappings().first()
-    if row is None:
+    item = _ITEMS.find(connection, which)
+    if item is None:
         raise _no_item(storable(item_id))
-    return record_of(ConversationItem, row), which
+    return item, which
 
 
 def _no_item(item_id: str, *, param: str = "item_id") -> JobObjectNotFound:

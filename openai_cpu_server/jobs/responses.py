@@ -20,12 +20,10 @@ from openai_cpu_server.jobs.records import (
     ResponseRecord,
     ResponseStatus,
 )
-from openai_cpu_server.jobs.store import database as tables
 from openai_cpu_server.jobs.store.batches import is_left_behind, new_holder
 from openai_cpu_server.jobs.store.database import (
     ItemTable,
     OwnedTable,
-    page_of,
     reads,
     record_of,
     response_events,
@@ -42,9 +40,9 @@ _RESPONSES = OwnedTable(
     ResponseRecord,
     "Response with id '{id}' not found.",
     is_live=lambda now_s: responses.c.expires_at > now_s,
+    children=(response_items.c.response_id, response_events.c.response_id),
 )
 _ITEMS = ItemTable(response_items, ItemRecord, _RESPONSES, response_items.c.response_id)
-_CHILDREN = (response_items.c.response_id, response_events.c.response_id)
 _ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
 _SLACK_S = 24 * 3600
 """A response lives as long as those that continue it, or a day less to save writes."""
@@ -177,7 +175,7 @@ class ResponseRepository(StoringRepository):
         """Return a page of input items, and True if there are more."""
         record = _RESPONSES.get(connection, owner, response_id, self._clock())
         own = and_(_ITEMS.parent_id == record.id, response_items.c.is_output.is_(False))
-        return page_of(connection, response_items, ItemRecord, page, own, (), _no_item)
+        return _ITEMS.page_of(connection, page, own, _no_item)
 
     @reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
@@ -200,7 +198,7 @@ class ResponseRepository(StoringRepository):
     def delete(self, connection: Connection, owner: str, response_id: str) -> None:
         """Delete a response and its items."""
         record = _RESPONSES.get(connection, owner, response_id, self._clock())
-        tables.delete(connection, responses, [record.id], *_CHILDREN)
+        _RESPONSES.delete(connection, [record.id])
 
     async def purge(self) -> None:
         """Delete expired responses and conversations, at intervals."""
@@ -215,7 +213,7 @@ class ResponseRepository(StoringRepository):
     @writes
     def purge_some(self, connection: Connection) -> int:
         """Delete some expired responses. Returns their number; call again while it is positive."""
-        return tables.purge(connection, responses, self._clock(), *_CHILDREN)
+        return _RESPONSES.purge(connection, self._clock())
 
 
 def _change_active(connection: Connection, response_id: str, values: Mapping[str, object]) -> bool:

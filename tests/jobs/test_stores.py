@@ -129,7 +129,7 @@ async def begun(stores: Stores, book: BatchLedger, number: int = 0) -> BatchReco
     batch = await stores.batches.create(a_batch(number))
     assert await book.claim(batch)
     stores.now_s = 101
-    assert await book.begin(batch.id, num_rows=3)
+    assert await book.move(batch.id, BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, total=3)
     return batch
 
 
@@ -246,7 +246,7 @@ async def test_the_output_is_in_the_order_of_the_input(stores: Stores) -> None:
         await book.record(batch, [result(line)])
     assert (await stores.batches.get("", batch.id)).output_file_id is None
     stores.now_s = 102
-    assert await book.begin_end(batch.id)
+    assert await book.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
     stores.now_s = 103
     assert await book.finish(batch.id, BatchStatus.COMPLETED) is BatchStatus.COMPLETED
     stored = await stores.batches.get("", batch.id)
@@ -278,7 +278,7 @@ async def test_one_holds_a_batch(stores: Stores) -> None:
     assert await second.claim(free)
     for write in (
         lambda: first.record(batch, [result(1)]),
-        lambda: first.begin_end(batch.id),
+        lambda: first.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING),
         lambda: first.finish(batch.id, BatchStatus.EXPIRED),
         lambda: first.status(batch.id),
     ):
@@ -351,7 +351,7 @@ async def test_a_cancellation_wins_over_the_end_of_the_work(stores: Stores) -> N
     stores.now_s = 105
     assert (await batches.cancel("", batch.id)).cancelling_at == 102
     stores.now_s = 103
-    assert not await book.begin_end(batch.id)
+    assert not await book.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
     stores.now_s = 104
     assert await book.finish(batch.id, BatchStatus.EXPIRED) is BatchStatus.CANCELLED
     assert (await batches.get("", batch.id)).output_file_id == "file-out-0"
@@ -461,7 +461,7 @@ async def test_every_statement_is_postgresql_too(sqlite: Stores) -> None:
         sqlite.now_s = 112
         await book.claim(await sqlite.batches.get("", batch.id))
         sqlite.now_s = 113
-        await book.begin_end(batch.id)
+        await book.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
         sqlite.now_s = 114
         await book.finish(batch.id, BatchStatus.COMPLETED)
         await sqlite.batches.page("", PageQuery(limit=1, after=batch.id))

@@ -130,11 +130,12 @@ class BatchRun:
             num_rows, self._errors = await self._checked()
             if self._errors:
                 return BatchStatus.FAILED
-            if not await self._ledger.begin(batch_id, num_rows=num_rows):
+            begun = BatchStatus.IN_PROGRESS
+            if not await self._ledger.move(batch_id, status, begun, total=num_rows):
                 return BatchStatus.CANCELLED
         if status is not BatchStatus.FINALIZING:
             await self._run_rows()
-            await self._ledger.begin_end(batch_id)
+            await self._ledger.move(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
         return BatchStatus.COMPLETED
 
     async def _checked(self) -> tuple[int, list[LineError]]:

@@ -91,7 +91,10 @@ class BatchRunner:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
         except BatchPaused as paused:
-            self._pause(batch, paused.wait_s)
+            logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
+            now_s, until_s = self._clock(), self._clock() + min(paused.wait_s, _LONGEST_PAUSE_S)
+            still = {name: end_s for name, end_s in self._paused_until.items() if end_s > now_s}
+            self._paused_until = {**still, batch.id: until_s}
             await self._attempt(lambda: self._ledger.release(batch.id))
         except Exception as error:
             if (away := _database_away(error)) is None:
@@ -102,12 +105,6 @@ class BatchRunner:
             await self._attempt(lambda: self._ledger.release(batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
-
-    def _pause(self, batch: BatchRecord, wait_s: float) -> None:
-        logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
-        now_s = self._clock()
-        still = {batch_id: until_s for batch_id, until_s in self._paused_until.items() if until_s > now_s}
-        self._paused_until = {**still, batch.id: now_s + min(wait_s, _LONGEST_PAUSE_S)}
 
     async def _renew(self) -> None:
         """Others may have cancelled batches that run here, or taken them while this process slept."""

@@ -7,7 +7,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -178,22 +178,14 @@ class BatchLedger(Repository):
     def release(self, connection: Connection, batch_id: str) -> None:
         connection.execute(update(batches).where(self._held(batch_id)).values(_FREE))
 
-    async def begin(self, batch_id: str, *, num_rows: int) -> bool:
-        """Return False if the batch was cancelled."""
-        values = {"status": "in_progress", "in_progress_at": self.now_s, "total": num_rows}
-        return await self._move(batch_id, BatchStatus.VALIDATING, values)
-
-    async def begin_end(self, batch_id: str) -> bool:
-        """Return False if the batch was cancelled."""
-        values = {"status": "finalizing", "finalizing_at": self.now_s}
-        return await self._move(batch_id, BatchStatus.IN_PROGRESS, values)
-
     @writes
-    def _move(
-        self, connection: Connection, batch_id: str, before: BatchStatus, values: Mapping[str, object]
+    def move(
+        self, connection: Connection, /, batch_id: str, before: BatchStatus, after: BatchStatus, **values: int
     ) -> bool:
+        """Return False if the batch was cancelled."""
         held = self._held(batch_id)
-        change = update(batches).where(held, batches.c.status == before.value).values(values)
+        moved = {"status": after.value, after.moment: self.now_s, **values}
+        change = update(batches).where(held, batches.c.status == before.value).values(moved)
         if connection.execute(change).rowcount == 1:
             return True
         if connection.execute(select(batches.c.id).where(held)).first() is None:
@@ -242,11 +234,9 @@ class BatchLedger(Repository):
         self, connection: Connection, batch_id: str, ending: BatchStatus, *, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
         """End the batch, or cancel it if requested, and publish its rows."""
-        query = select(batches).where(self._held(batch_id)).with_for_update()
-        row = connection.execute(query).mappings().first()
-        if row is None:
+        batch = _BATCHES.find(connection, self._held(batch_id), lock=True)
+        if batch is None:
             raise LeaseLost(batch_id)
-        batch = record_of(BatchRecord, row)
         if batch.status is BatchStatus.CANCELLING:
             ending = BatchStatus.CANCELLED
         assert batch.status.may_become(ending), f"{batch.status.value} -> {ending.value}"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import NoneType, UnionType
@@ -26,6 +27,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, StartupError
 from openai_cpu_server.jobs.records import (
     BatchRecord,
@@ -45,7 +47,6 @@ from openai_cpu_server.storage.database import (
 )
 
 R = TypeVar("R", bound=msgspec.Struct)
-Item = TypeVar("Item", bound=msgspec.Struct)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -76,16 +77,10 @@ def _table(name: str, record: type[msgspec.Struct], *indices: sa.Index) -> sa.Ta
     return sa.Table(name, metadata, number, *_columns(record), sa.UniqueConstraint("id"), *indices)
 
 
-def _item_table(name: str, parent: str, record: type[msgspec.Struct]) -> sa.Table:
-    """Return a table of the numbered items of each parent."""
-    return sa.Table(
-        name,
-        metadata,
-        sa.Column(parent, sa.Text, primary_key=True),
-        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-        *_columns(record),
-        sa.Index(f"{name}_by_id", "id"),
-    )
+def _numbered(parent: str) -> tuple[sa.Column[str], sa.Column[int]]:
+    """Return the key of a table of numbered items of each parent."""
+    number = sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
+    return sa.Column(parent, sa.Text, primary_key=True), number
 
 
 def _columns(record: type[msgspec.Struct]) -> Iterator[sa.Column[Any]]:
@@ -101,11 +96,7 @@ def _columns(record: type[msgspec.Struct]) -> Iterator[sa.Column[Any]]:
 
 files = _table("files", FileRecord)
 parts = sa.Table(
-    "parts",
-    metadata,
-    sa.Column("file_id", sa.Text, primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("content", sa.LargeBinary, nullable=False),
+    "parts", metadata, *_numbered("file_id"), sa.Column("content", sa.LargeBinary, nullable=False)
 )
 """Parts of a file, in the order of the numbers. Content lives in the database, so that it and its record
 are one transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output
@@ -119,7 +110,13 @@ results = sa.Table(
 )
 """Finished rows of running batches. The key prevents a second result of a row."""
 responses = _table("responses", ResponseRecord, sa.Index("responses_by_expiry", "expires_at"))
-response_items = _item_table("response_items", "response_id", ItemRecord)
+response_items = sa.Table(
+    "response_items",
+    metadata,
+    *_numbered("response_id"),
+    *_columns(ItemRecord),
+    sa.Index("response_items_by_id", "id"),
+)
 response_events = sa.Table(
     "response_events",
     metadata,
@@ -127,26 +124,24 @@ response_events = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 conversations = _table("conversations", ConversationRecord, sa.Index("conversations_by_expiry", "expires_at"))
-conversation_items = _item_table("conversation_items", "conversation_id", ConversationItem)
+conversation_items = sa.Table(
+    "conversation_items",
+    metadata,
+    *_numbered("conversation_id"),
+    *_columns(ConversationItem),
+    sa.Index("conversation_items_by_id", "id"),
+)
 """Copies, because a conversation outlives responses."""
 usage = sa.Table(
     "usage",
     metadata,
     sa.Column("day", sa.String(10), primary_key=True),  # YYYY-MM-DD, in UTC
-    sa.Column("owner", sa.String(128), primary_key=True),  # the key's name
+    sa.Column("owner", sa.Text, primary_key=True),  # the key's name
     sa.Column("model", sa.Text, primary_key=True),
-    sa.Column("requests", sa.BigInteger, nullable=False),
-    sa.Column("input_tokens", sa.BigInteger, nullable=False),
-    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
-    sa.Column("output_tokens", sa.BigInteger, nullable=False),
-    sa.Column("cpu_ms", sa.Float(53), nullable=False),
-    sa.Column("recalled_requests", sa.BigInteger, nullable=False),
-    sa.Column("recalled_input_tokens", sa.BigInteger, nullable=False),
-    sa.Column("recalled_output_tokens", sa.BigInteger, nullable=False),
-    sa.Column("audio_seconds", sa.Float(53), nullable=False, server_default="0"),
+    *_columns(Amounts),
 )
 
-
+_PURGED_AT_ONCE = 500
 _learning = threading.Lock()
 _learned: set[type[msgspec.Struct]] = set()
 
@@ -187,18 +182,17 @@ class Repository:
         return int(self._clock())
 
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:
-        def transaction() -> T:
-            with self._database.read() as connection:
-                return work(connection)
-
-        return await self._threads.read(transaction)
+        return await self._threads.read(_transaction, self._database.read, work)
 
     async def _write(self, work: Callable[[sa.Connection], T]) -> T:
-        def transaction() -> T:
-            with self._database.write() as connection:
-                return work(connection)
+        return await self._threads.write(_transaction, self._database.write, work)
 
-        return await self._threads.write(transaction)
+
+def _transaction(
+    begin: Callable[[], AbstractContextManager[sa.Connection]], work: Callable[[sa.Connection], T]
+) -> T:
+    with begin() as connection:
+        return work(connection)
 
 
 Own = TypeVar("Own", bound=Repository)
@@ -223,16 +217,52 @@ def writes(work: Transaction[Own, P, T]) -> Method[Own, P, T]:
 
 
 @dataclass(frozen=True)
-class OwnedTable(Generic[R]):
-    """Objects that only their owner sees, while they live."""
+class RecordTable(Generic[R]):
+    """Numbered rows, with columns for the fields of a record."""
 
     table: sa.Table
     record: type[R]
+
+    def find(self, connection: sa.Connection, *which: ColumnElement[bool], lock: bool = False) -> R | None:
+        """`lock`: until the end of the transaction."""
+        query = sa.select(self.table).where(*which)
+        row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+        return None if row is None else record_of(self.record, row)
+
+    def page_of(
+        self,
+        connection: sa.Connection,
+        page: PageQuery,
+        own: ColumnElement[bool],
+        missing: Callable[[str], JobObjectNotFound],
+        *filters: ColumnElement[bool],
+    ) -> tuple[list[R], bool]:
+        """Return a page in the order of creation, and True if there are more. Raises `missing` if no row of
+        `own` has the id `page.after`."""
+        number = self.table.c.number
+        query = sa.select(self.table).where(own, *filters)
+        if page.after is not None:
+            last = sa.select(number).where(own, self.table.c.id == storable(page.after))
+            after = connection.execute(last).scalar()
+            if after is None:
+                raise missing(storable(page.after))
+            query = query.where(number > after if page.is_ascending else number < after)
+        query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
+        rows = [record_of(self.record, row) for row in connection.execute(query).mappings()]
+        return rows[: page.limit], len(rows) > page.limit
+
+
+@dataclass(frozen=True)
+class OwnedTable(RecordTable[R]):
+    """Objects that only their owner sees, while they live."""
+
     missing: str
     """Message about an unknown id."""
     id_chars: int = 64
     """Shown characters of an unknown id."""
     is_live: Callable[[float], ColumnElement[bool]] | None = None
+    children: tuple[sa.Column[str], ...] = ()
+    """Columns of other tables with an object's id."""
 
     def of(self, owner: str, now_s: float) -> ColumnElement[bool]:
         is_own = self.table.c.owner == owner
@@ -244,22 +274,30 @@ class OwnedTable(Generic[R]):
     def get(
         self, connection: sa.Connection, owner: str, object_id: str, now_s: float, *, lock: bool = False
     ) -> R:
-        """Return an object, locked until the end of the transaction if asked for. Raises
-        JobObjectNotFound."""
-        query = sa.select(self.table).where(self.one(owner, object_id, now_s))
-        row = connection.execute(query.with_for_update() if lock else query).mappings().first()
-        if row is None:
+        """Return an object. Raises JobObjectNotFound."""
+        found = self.find(connection, self.one(owner, object_id, now_s), lock=lock)
+        if found is None:
             raise self.not_found(object_id)
-        return record_of(self.record, row)
+        return found
 
     def page(
         self, connection: sa.Connection, owner: str, page: PageQuery, *filters: ColumnElement[bool]
     ) -> tuple[list[R], bool]:
         """Return a page of the owner's objects, and True if there are more. Raises JobObjectNotFound."""
-        missing = partial(self.not_found, param="after")
-        return page_of(
-            connection, self.table, self.record, page, self.table.c.owner == owner, filters, missing
-        )
+        own, missing = self.table.c.owner == owner, partial(self.not_found, param="after")
+        return self.page_of(connection, page, own, missing, *filters)
+
+    def purge(self, connection: sa.Connection, now_s: float) -> int:
+        """Delete some expired objects. Returns their number; call again while it is positive."""
+        table = self.table.c
+        expired = sa.select(table.id).where(table.expires_at <= now_s).limit(_PURGED_AT_ONCE)
+        ids = connection.execute(expired).scalars().all()
+        self.delete(connection, ids)
+        return len(ids)
+
+    def delete(self, connection: sa.Connection, ids: Sequence[str]) -> None:
+        for column in (*self.children, self.table.c.id):
+            connection.execute(sa.delete(column.table).where(column.in_(ids)))
 
     def not_found(self, object_id: str, *, param: str = "id") -> JobObjectNotFound:
         shown = storable(object_id)[: self.id_chars]
@@ -267,18 +305,16 @@ class OwnedTable(Generic[R]):
 
 
 @dataclass(frozen=True)
-class ItemTable(Generic[R, Item]):
-    """Numbered items of each object of another table."""
+class ItemTable(RecordTable[R]):
+    """Items of each object of another table."""
 
-    table: sa.Table
-    record: type[Item]
-    parents: OwnedTable[R]
+    parents: OwnedTable[Any]
     parent_id: sa.Column[str]
 
-    def read(self, connection: sa.Connection, *which: ColumnElement[bool]) -> dict[str, list[Item]]:
+    def read(self, connection: sa.Connection, *which: ColumnElement[bool]) -> dict[str, list[R]]:
         """Return the items in order, by their parent."""
         query = sa.select(self.table).where(*which).order_by(self.table.c.number)
-        found: dict[str, list[Item]] = defaultdict(list)
+        found: dict[str, list[R]] = defaultdict(list)
         for row in connection.execute(query).mappings():
             found[row[self.parent_id.name]].append(record_of(self.record, row))
         return found
@@ -296,7 +332,7 @@ class ItemTable(Generic[R, Item]):
         query = query.where(self.parents.of(owner, now_s), items.id.in_([*map(storable, ids)]))
         return {row.id: row.content for row in connection.execute(query)}
 
-    def add(self, connection: sa.Connection, parent_id: str, items: Sequence[Item]) -> None:
+    def add(self, connection: sa.Connection, parent_id: str, items: Sequence[R]) -> None:
         last = sa.select(sa.func.max(self.table.c.number)).where(self.parent_id == parent_id)
         first = connection.execute(last).scalar()
         rows = [
@@ -305,49 +341,6 @@ class ItemTable(Generic[R, Item]):
         ]
         if rows:
             connection.execute(sa.insert(self.table), rows)
-
-
-def page_of(
-    connection: sa.Connection,
-    table: sa.Table,
-    record: type[R],
-    page: PageQuery,
-    own: ColumnElement[bool],
-    filters: Sequence[ColumnElement[bool]],
-    missing: Callable[[str], JobObjectNotFound],
-) -> tuple[list[R], bool]:
-    """Return a page in the order of creation, and True if there are more. Raises `missing` if no row of
-    `own` has the id `page.after`."""
-    number = table.c.number
-    query = sa.select(table).where(own, *filters)
-    if page.after is not None:
-        last = sa.select(number).where(own, table.c.id == storable(page.after))
-        after = connection.execute(last).scalar()
-        if after is None:
-            raise missing(storable(page.after))
-        query = query.where(number > after if page.is_ascending else number < after)
-    query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
-    rows = [record_of(record, row) for row in connection.execute(query).mappings()]
-    return rows[: page.limit], len(rows) > page.limit
-
-
-_PURGED_AT_ONCE = 500
-
-
-def purge(connection: sa.Connection, parents: sa.Table, now_s: float, *children: sa.Column[str]) -> int:
-    """Delete some expired objects. Returns their number; call again while it is positive."""
-    expired = sa.select(parents.c.id).where(parents.c.expires_at <= now_s).limit(_PURGED_AT_ONCE)
-    ids = connection.execute(expired).scalars().all()
-    delete(connection, parents, ids, *children)
-    return len(ids)
-
-
-def delete(
-    connection: sa.Connection, parents: sa.Table, ids: Sequence[str], *children: sa.Column[str]
-) -> None:
-    """`children`: columns with the parent's id."""
-    for column in (*children, parents.c.id):
-        connection.execute(sa.delete(column.table).where(column.in_(ids)))
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
@@ -371,7 +364,11 @@ def open_database(where: str) -> Database:
     url = _url(where)
     shown = url.render_as_string(hide_password=True)
     try:
-        engine = _engine(url)
+        if url.get_backend_name() == "sqlite":
+            engine = sqlite_engine(url, _SQLITE)
+        else:
+            own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
+            engine = sa.create_engine(url, pool_pre_ping=True, connect_args=own)
         _prepare(engine)
     except ImportError as error:
         extra = "pip install 'openai-cpu-server[postgres]'"
@@ -404,13 +401,6 @@ def _url(where: str) -> sa.URL:
     return url
 
 
-def _engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() == "sqlite":
-        return sqlite_engine(url, _SQLITE)
-    own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
-    return sa.create_engine(url, pool_pre_ping=True, connect_args=own)
-
-
 def _prepare(engine: sa.Engine) -> None:
     try:
         _create(engine)
@@ -419,19 +409,15 @@ def _prepare(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         found = connection.execute(sa.select(schema_version.c.version)).scalars().all()
         if len(found) == 1 and found[0] in OLDER:
-            _bring_forward(connection, found[0])
+            this = sa.update(schema_version).where(schema_version.c.version == found[0])
+            moved = connection.execute(this.values(version=SCHEMA_VERSION))
+            if moved.rowcount and found[0] in _LACK_SECONDS:
+                added = "audio_seconds FLOAT DEFAULT 0 NOT NULL"
+                connection.execute(sa.text(f"ALTER TABLE usage ADD COLUMN {added}"))
             found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:
         versions = ", ".join(map(str, found))
         raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")
-
-
-def _bring_forward(connection: sa.Connection, version: int) -> None:
-    this = schema_version.c.version == version
-    moved = connection.execute(sa.update(schema_version).where(this).values(version=SCHEMA_VERSION))
-    if moved.rowcount and version in _LACK_SECONDS:
-        added = "audio_seconds FLOAT DEFAULT 0 NOT NULL"
-        connection.execute(sa.text(f"ALTER TABLE usage ADD COLUMN {added}"))
 
 
 def _create(engine: sa.Engine) -> None:
