@@ -196,13 +196,15 @@ def cancelled(response: ResponseObject, output: Sequence[OutputItem]) -> Respons
 
 
 _TEXT = msgspec.Raw(b'{"type":"text"}')
-_AUTO = msgspec.Raw(b'"auto"')
 
 
 def new_response(
     body: schema.ResponsesBody, call: ResolvedRequest, status: ResponseStatus, *, is_stored: bool
 ) -> ResponseObject:
-    tier = body.service_tier
+    tier, text, reasoning, choice = body.service_tier, body.text, body.reasoning, body.tool_choice
+    text_format = _TEXT if text is None or text.format is None else _raw(text.format)
+    chosen = _raw(choice) if isinstance(choice, Body) else msgspec.Raw(msgspec.json.encode(choice or "auto"))
+    summary = (reasoning.summary or reasoning.generate_summary) if reasoning else None
     return ResponseObject(
         id=call.id,
         created_at=call.created,
@@ -216,13 +218,13 @@ def new_response(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning=_reasoning(body.reasoning),
+        reasoning=ReasoningSettings(reasoning.effort if reasoning else None, summary),
         safety_identifier=body.safety_identifier,
         service_tier="default" if tier is None or tier == "auto" else served_tier(tier, call.priority),
         store=is_stored,
         temperature=1.0 if body.temperature is None else body.temperature,
-        text=_text(body.text),
-        tool_choice=_choice(body.tool_choice),
+        text=TextSettings(text_format, (text.verbosity if text else None) or "medium"),
+        tool_choice=chosen,
         tools=tuple(_tool(tool) for tool in body.tools or () if not isinstance(tool, ForeignKind)),
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -230,25 +232,6 @@ def new_response(
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _reasoning(given: schema.ReasoningOptions | None) -> ReasoningSettings:
-    if given is None:
-        return ReasoningSettings()
-    return ReasoningSettings(given.effort, given.summary or given.generate_summary)
-
-
-def _text(given: schema.TextOptions | None) -> TextSettings:
-    if given is None:
-        return TextSettings(_TEXT)
-    form = _TEXT if given.format is None else _raw(given.format)
-    return TextSettings(form, given.verbosity or "medium")
-
-
-def _choice(given: schema.ToolChoice | None) -> msgspec.Raw:
-    if given is None:
-        return _AUTO
-    return msgspec.Raw(msgspec.json.encode(given)) if isinstance(given, str) else _raw(given)
 
 
 def _tool(
@@ -269,5 +252,5 @@ def _tool(
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
-def _raw(given: Body) -> msgspec.Raw:
-    return msgspec.Raw(given.model_dump_json(by_alias=True, exclude_none=True).encode())
+def _raw(body: Body) -> msgspec.Raw:
+    return msgspec.Raw(body.model_dump_json(by_alias=True, exclude_none=True).encode())

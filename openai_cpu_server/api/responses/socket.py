@@ -50,8 +50,12 @@ class ResponsesExchange:
 
     async def take(self, data: bytes) -> None:
         """Queue a message. The number of waiting messages is limited, and their bytes to those of one."""
+        most, most_bytes = self._socket.options.max_socket_requests, self._socket.options.max_body_bytes
         try:
-            self._check_room(len(data))
+            if len(self._waiting) >= most:
+                raise too_many("requests at once", most)
+            if self._waiting and sum(len(one.data) for one in self._waiting) + len(data) > most_bytes:
+                raise too_many("bytes of requests that wait", most_bytes)
             self._waiting.append(BufferedBody(data, self._socket.held(len(data))))
         except (RequestsLimited, BodiesFull) as error:
             await self._refuse(error, self._socket.id)
@@ -66,13 +70,6 @@ class ResponsesExchange:
         for message in self._waiting:
             message.release()
         self._waiting.clear()
-
-    def _check_room(self, num_bytes: int) -> None:
-        options = self._socket.options
-        if len(self._waiting) >= options.max_socket_requests:
-            raise too_many("requests at once", options.max_socket_requests)
-        if self._waiting and sum(len(one.data) for one in self._waiting) + num_bytes > options.max_body_bytes:
-            raise too_many("bytes of requests that wait", options.max_body_bytes)
 
     async def _serve_all(self) -> None:
         while self._waiting and self._socket.is_open:
@@ -101,7 +98,12 @@ class ResponsesExchange:
         making = await self._begun(body, context, is_to_generate=is_to_generate)
         del body  # nothing is kept of it while the response is sent
         message.release()
-        await (self._send(making) if is_to_generate else self._warm(making))
+        if is_to_generate:
+            await self._send(making)
+        else:  # the token after the prompt is not shown
+            for chunk in await making.warmed():
+                await self._socket.send(chunk.json)
+        self._recent = making.recent()
 
     async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> RunningResponse:
         params = await self._reader.read(body, context.identity, self._recent)
@@ -117,13 +119,6 @@ class ResponsesExchange:
             async for item in making.items():
                 for chunk in chunks_of(item, making.stream):
                     await self._socket.send(chunk.json)
-        self._recent = making.recent()
-
-    async def _warm(self, making: RunningResponse) -> None:
-        """The token after the prompt is not shown."""
-        for chunk in await making.warmed():
-            await self._socket.send(chunk.json)
-        self._recent = making.recent()
 
     async def _send_failure(self, error: Exception, ticket: RequestLog) -> None:
         """A response that has begun ends with an event of its own."""

@@ -20,7 +20,6 @@ from openai_cpu_server.api.generation.params import (
     LimitParam,
     MessageParam,
     PictureSource,
-    ReasoningParam,
     SoundSource,
     ToolsParam,
     ToolUse,
@@ -89,7 +88,6 @@ from openai_cpu_server.api.responses.schema import (
     SentMessageItem,
     SentPart,
     SentReasoning,
-    TextFormat,
     TextTool,
 )
 from openai_cpu_server.errors import InvalidRequest, missing, wrong, wrong_value
@@ -132,8 +130,8 @@ def check_supported(body: ResponsesBody) -> None:
     """Reject unsupported values. Raises InvalidRequest."""
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
-            known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
-            raise wrong_value(f"include[{index}]", f"one of {known}")
+            values = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
+            raise wrong_value(f"include[{index}]", f"one of {values}")
     check_stream_options(body.stream_options, stream=body.stream)
 
 
@@ -144,53 +142,43 @@ def to_params(
     if not messages:
         raise missing(_PATH)
     conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
-    ask = shared_ask(
+    params = shared_ask(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
     )
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     limit = body.max_output_tokens
     return msgspec.structs.replace(
-        ask,
+        params,
         service_tier=_TIERS.get(body.service_tier or ""),
         max_tokens=None if limit is None else LimitParam(limit, "max_output_tokens"),
         logprobs=(body.top_logprobs or 0) if has_scores else None,
         tools=_tools(body, offered),
-        thinking=_thinking(body),
+        thinking=asked_thinking(
+            efforts=said_by(body, "reasoning.effort"),
+            switches=said_by(body, "enable_thinking"),
+            budgets=said_by(body, "thinking_budget"),
+            variables=body.chat_template_kwargs,
+        ),
         template=body.chat_template,
     )
 
 
-def _thinking(body: ResponsesBody) -> ReasoningParam:
-    return asked_thinking(
-        efforts=said_by(body, "reasoning.effort"),
-        switches=said_by(body, "enable_thinking"),
-        budgets=said_by(body, "thinking_budget"),
-        variables=body.chat_template_kwargs,
-    )
-
-
 def _forms(body: ResponsesBody) -> Iterator[FormParam]:
-    if body.text is not None and body.text.format is not None:
-        yield from _of_format(body.text.format)
-    yield from shared_forms(body)
-
-
-def _of_format(given: TextFormat) -> Iterator[FormParam]:
-    at = "text.format"
-    if given.type == "json_object":
+    form, at = None if body.text is None else body.text.format, "text.format"
+    if form is not None and form.type == "json_object":
         yield any_object(at)
-    if given.type != "json_schema":
-        return
-    if given.name is None:
-        raise missing(f"{at}.name")
-    if given.json_schema is None:
-        raise missing(f"{at}.schema")
-    yield schema_form(given.json_schema, f"{at}.schema", strict=given.strict is not False, field=at)
+    if form is not None and form.type == "json_schema":
+        if form.name is None:
+            raise missing(f"{at}.name")
+        if form.json_schema is None:
+            raise missing(f"{at}.schema")
+        yield schema_form(form.json_schema, f"{at}.schema", strict=form.strict is not False, field=at)
+    yield from shared_forms(body)
 
 
 def _tools(body: ResponsesBody, offered: Sequence[FunctionParam]) -> ToolsParam | None:
     places = _places(body)
-    functions = [_asked(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
+    functions = [_function(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
     functions += offered
     if not functions:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
@@ -202,16 +190,19 @@ def _tools(body: ResponsesBody, offered: Sequence[FunctionParam]) -> ToolsParam 
     return ToolsParam(functions=tuple(functions), use=use, chosen=chosen, several=several)
 
 
-def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
     match body.tool_choice:
         case NamedFunction(name=name, namespace=namespace):
-            return ToolUse.NAMED, (_meant(name, namespace, known),)
+            return ToolUse.NAMED, (_meant(name, namespace, all_names),)
         case NamedMcpTool(server_label=label, name=str(name)):
             return ToolUse.NAMED, (label + IN_NAMESPACE + named_for_models(name),)
         case NamedMcpTool(server_label=label):
-            return ToolUse.REQUIRED, _of_server(label, known)
+            names = _below(label, all_names)
+            if not names:
+                raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
+            return ToolUse.REQUIRED, tuple(names)
         case AllowedToolsChoice(mode=mode, tools=tools):
-            return ToolUse(mode), _allowed(tools, known)
+            return ToolUse(mode), _allowed(tools, all_names)
         case "none":
             return None, None
         case "required":
@@ -220,47 +211,40 @@ def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, 
             return ToolUse.AUTO, None
 
 
-def _meant(name: str, namespace: object, known: Sequence[str]) -> str:
+def _meant(name: str, namespace: object, all_names: Sequence[str]) -> str:
     """A tool of a namespace may be named without it, if no other tool has the name."""
     if isinstance(namespace, str):
         return namespace + IN_NAMESPACE + name
-    found = [each for each in known if each.rpartition(IN_NAMESPACE)[2] == name]
+    found = [each for each in all_names if each.rpartition(IN_NAMESPACE)[2] == name]
     return found[0] if len(found) == 1 else name
 
 
-def _allowed(tools: Sequence[Mapping[str, JsonValue]], known: Sequence[str]) -> tuple[str, ...]:
+def _allowed(tools: Sequence[Mapping[str, JsonValue]], all_names: Sequence[str]) -> tuple[str, ...]:
     """Unsupported tools are left out. A namespace stands for all of its tools."""
     named: list[str] = []
     for tool in tools:
         name = tool.get("name")
         if tool.get("type") == "namespace":
-            named += _below(name, known)
+            named += _below(name, all_names)
         elif tool.get("type") == "mcp":
             label = tool.get("server_label")
             named += (
                 [f"{label}{IN_NAMESPACE}{named_for_models(name)}"]
                 if isinstance(name, str)
-                else _below(label, known)
+                else _below(label, all_names)
             )
         elif tool.get("type") in ("function", "custom") and isinstance(name, str):
-            named.append(_meant(name, tool.get("namespace"), known))
+            named.append(_meant(name, tool.get("namespace"), all_names))
     if not named:
         raise wrong("'tool_choice.tools' names no function.", "tool_choice.tools")
     return tuple(named)
 
 
-def _below(stem: object, known: Sequence[str]) -> list[str]:
-    return [each for each in known if each.startswith(f"{stem}{IN_NAMESPACE}")]
+def _below(stem: object, all_names: Sequence[str]) -> list[str]:
+    return [each for each in all_names if each.startswith(f"{stem}{IN_NAMESPACE}")]
 
 
-def _of_server(label: str, known: Sequence[str]) -> tuple[str, ...]:
-    found = _below(label, known)
-    if not found:
-        raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
-    return tuple(found)
-
-
-def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> FunctionParam:
+def _function(tool: FunctionTool | TextTool, path: str, stem: str) -> FunctionParam:
     name = stem + tool.name
     if isinstance(tool, TextTool):
         grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
