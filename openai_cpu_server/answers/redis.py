@@ -47,9 +47,9 @@ local function leave(group, key)
   if ARGV[3] == 'vectors' then redis.call('VREM', ARGV[2] .. group, key)
   else redis.call('HDEL', ARGV[2] .. group, key) end
 end
-local function drop(key, given)
+local function drop(key, default)
   local bytes, group = string.match(redis.call('HGET', KEYS[2], key) or '', '^(%d+) (.*)$')
-  leave(group or given, key)
+  leave(group or default, key)
   redis.call('UNLINK', ARGV[1] .. key)
   redis.call('HDEL', KEYS[2], key)
   redis.call('ZREM', KEYS[1], key)

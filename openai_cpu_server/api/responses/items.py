@@ -51,8 +51,8 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
     """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
     @classmethod
-    def of(cls, sound: SoundSource, given: object) -> InputAudio:
-        fields = given if isinstance(given, dict) else {"url": sound.source}
+    def of(cls, sound: SoundSource, content: object) -> InputAudio:
+        fields = content if isinstance(content, dict) else {"url": sound.source}
         return cls({name: value for name, value in fields.items() if isinstance(value, str)})
 
     @property
@@ -79,8 +79,8 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type
 
     @property
     def source(self) -> DocumentSource:
-        given = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
-        return DocumentSource(given, self.filename)
+        source = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
+        return DocumentSource(source, self.filename)
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):

@@ -34,6 +34,7 @@ from openai_cpu_server.api.generation.to_params import (
     shared_ask,
     shared_forms,
 )
+from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.conversation import trigger_item
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
@@ -62,34 +63,7 @@ from openai_cpu_server.api.responses.items import (
     named_for_models,
     new_item_id,
 )
-from openai_cpu_server.api.responses.schema import (
-    AllowedToolsChoice,
-    CompactionTrigger,
-    FunctionTool,
-    GrammarFormat,
-    InputItem,
-    ItemReference,
-    ItemTextPart,
-    McpServerTool,
-    NamedFunction,
-    NamedMcpTool,
-    NamespaceTool,
-    RefusalPart,
-    ResponsesBody,
-    SentApproval,
-    SentApprovalRequest,
-    SentCompaction,
-    SentCustomCall,
-    SentCustomOutput,
-    SentFunctionCall,
-    SentFunctionOutput,
-    SentMcpCall,
-    SentMcpList,
-    SentMessageItem,
-    SentPart,
-    SentReasoning,
-    TextTool,
-)
+from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong, wrong_value
 from openai_cpu_server.prompt.template import to_json
 
@@ -111,14 +85,16 @@ _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
 
-def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | TextTool | ForeignKind]]:
+def _places(
+    body: ResponsesBody,
+) -> Iterator[tuple[str, str, schema.FunctionTool | schema.TextTool | ForeignKind]]:
     for index, tool in enumerate(body.tools or ()):
         at = f"tools[{index}]"
-        if isinstance(tool, NamespaceTool):
+        if isinstance(tool, schema.NamespaceTool):
             yield from (
                 (f"{at}.tools[{i}]", f"{tool.name}{IN_NAMESPACE}", x) for i, x in enumerate(tool.tools)
             )
-        elif not isinstance(tool, McpServerTool):
+        elif not isinstance(tool, schema.McpServerTool):
             yield at, "", tool
 
 
@@ -192,16 +168,16 @@ def _tools(body: ResponsesBody, offered: Sequence[FunctionParam]) -> ToolsParam 
 
 def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
     match body.tool_choice:
-        case NamedFunction(name=name, namespace=namespace):
+        case schema.NamedFunction(name=name, namespace=namespace):
             return ToolUse.NAMED, (_meant(name, namespace, all_names),)
-        case NamedMcpTool(server_label=label, name=str(name)):
+        case schema.NamedMcpTool(server_label=label, name=str(name)):
             return ToolUse.NAMED, (label + IN_NAMESPACE + named_for_models(name),)
-        case NamedMcpTool(server_label=label):
+        case schema.NamedMcpTool(server_label=label):
             names = _below(label, all_names)
             if not names:
                 raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
             return ToolUse.REQUIRED, tuple(names)
-        case AllowedToolsChoice(mode=mode, tools=tools):
+        case schema.AllowedToolsChoice(mode=mode, tools=tools):
             return ToolUse(mode), _allowed(tools, all_names)
         case "none":
             return None, None
@@ -244,34 +220,36 @@ def _below(stem: object, all_names: Sequence[str]) -> list[str]:
     return [each for each in all_names if each.startswith(f"{stem}{IN_NAMESPACE}")]
 
 
-def _function(tool: FunctionTool | TextTool, path: str, stem: str) -> FunctionParam:
+def _function(tool: schema.FunctionTool | schema.TextTool, path: str, stem: str) -> FunctionParam:
     name = stem + tool.name
-    if isinstance(tool, TextTool):
-        grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
+    if isinstance(tool, schema.TextTool):
+        grammar = tool.format if isinstance(tool.format, schema.GrammarFormat) else None
         return custom_tool(name, tool.description, grammar, path, f"{path}.format")
     at = f"{path}.parameters"
     return FunctionParam(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))
 
 
 _CONVERTED: Mapping[type, type[Item]] = {
-    SentMessageItem: MessageItem,
-    SentFunctionCall: FunctionCallItem,
-    SentFunctionOutput: FunctionCallOutputItem,
-    SentCustomCall: CustomCallItem,
-    SentCustomOutput: CustomCallOutputItem,
-    SentReasoning: ReasoningItem,
-    SentCompaction: CompactionItem,
-    SentMcpList: McpListItem,
-    SentMcpCall: McpCallItem,
-    SentApprovalRequest: ApprovalRequestItem,
-    SentApproval: ApprovalItem,
+    schema.SentMessageItem: MessageItem,
+    schema.SentFunctionCall: FunctionCallItem,
+    schema.SentFunctionOutput: FunctionCallOutputItem,
+    schema.SentCustomCall: CustomCallItem,
+    schema.SentCustomOutput: CustomCallOutputItem,
+    schema.SentReasoning: ReasoningItem,
+    schema.SentCompaction: CompactionItem,
+    schema.SentMcpList: McpListItem,
+    schema.SentMcpCall: McpCallItem,
+    schema.SentApprovalRequest: ApprovalRequestItem,
+    schema.SentApproval: ApprovalItem,
 }
 _CALL, _OUTPUT = "_call", "_call_output"
 _CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
-_OUTPUTS = (SentFunctionOutput, SentCustomOutput)
+_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
 
 
-def new_items(sent: str | Sequence[InputItem] | None, referenced: Mapping[str, Item]) -> list[ItemWithSource]:
+def new_items(
+    sent: str | Sequence[schema.InputItem] | None, referenced: Mapping[str, Item]
+) -> list[ItemWithSource]:
     """Return the body's items. `referenced`: items by id. Raises InvalidRequest."""
     if isinstance(sent, str):
         text = (InputText(sent),)
@@ -283,9 +261,9 @@ def new_items(sent: str | Sequence[InputItem] | None, referenced: Mapping[str, I
     ]
 
 
-def unsupported_names(sent: str | Sequence[InputItem] | None) -> list[str]:
+def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
     names: list[str] = []
-    for index, one in enumerate(sent if isinstance(sent, list) else ()):
+    for index, one in enumerate(() if sent is None or isinstance(sent, str) else sent):
         content = getattr(one, "output" if isinstance(one, _OUTPUTS) else "content", None)
         kinds = [(one, f"input[{index}]")]
         kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
@@ -294,10 +272,10 @@ def unsupported_names(sent: str | Sequence[InputItem] | None) -> list[str]:
     return names
 
 
-def references(sent: str | Sequence[InputItem] | None) -> list[str]:
+def references(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
     if sent is None or isinstance(sent, str):
         return []
-    return [one.id for one in sent if isinstance(one, ItemReference)]
+    return [one.id for one in sent if isinstance(one, schema.ItemReference)]
 
 
 def _foreign(sent: ForeignKind) -> list[Item]:
@@ -319,12 +297,12 @@ def _foreign(sent: ForeignKind) -> list[Item]:
     return [MessageItem(id=new_item_id(MessageItem), role="assistant", content=(OutputText(text),))]
 
 
-def _item(sent: InputItem, param: str, referenced: Mapping[str, Item]) -> Item:
+def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) -> Item:
     """Fields of the same name have the same value, but for those that are converted here."""
     match sent:
-        case CompactionTrigger():
+        case schema.CompactionTrigger():
             return trigger_item()
-        case ItemReference(id=item_id):
+        case schema.ItemReference(id=item_id):
             if item_id not in referenced:
                 message = f"Item with id '{item_id}' not found."
                 raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
@@ -336,34 +314,34 @@ def _item(sent: InputItem, param: str, referenced: Mapping[str, Item]) -> Item:
     }
     fields["id"] = sent.id or new_item_id(kind)
     match sent:
-        case SentMessageItem():
+        case schema.SentMessageItem():
             content = [sent.content] if isinstance(sent.content, str) else sent.content
             fields["content"] = _parts(content, is_output=sent.role == "assistant")
-        case SentFunctionCall() | SentCustomCall():
+        case schema.SentFunctionCall() | schema.SentCustomCall():
             fields["namespace"] = sent.namespace or UNSET
-        case SentFunctionOutput() | SentCustomOutput() if not isinstance(sent.output, str):
+        case schema.SentFunctionOutput() | schema.SentCustomOutput() if not isinstance(sent.output, str):
             fields["output"] = _parts(sent.output, is_output=False)
-        case SentReasoning():
+        case schema.SentReasoning():
             fields["summary"] = tuple(SummaryText(part.text) for part in sent.summary or ())
             fields["content"] = tuple(ReasoningText(part.text) for part in sent.content or ())
             fields["encrypted_content"] = None
-        case SentMcpList():
+        case schema.SentMcpList():
             fields["tools"] = tuple(dict(tool) for tool in sent.tools or ())
     if not isinstance(fields.get("error"), (str, type(None))):
         fields["error"] = to_json(fields["error"])  # OpenAI's own servers send objects
     return kind(**fields)
 
 
-def _parts(sent: Sequence[str | SentPart], *, is_output: bool) -> tuple[Part, ...]:
+def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[Part, ...]:
     kind = OutputText if is_output else InputText
     parts: list[Part] = []
     for one in sent:
         match one:
             case str():
                 parts.append(kind(one))
-            case ItemTextPart():
+            case schema.ItemTextPart():
                 parts.append(kind(one.text))
-            case RefusalPart():
+            case schema.RefusalPart():
                 parts.append(RefusalText(one.refusal))
             case ForeignKind(document=DocumentSource() as document):
                 parts.append(InputFile.of(document))

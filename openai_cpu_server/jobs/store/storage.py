@@ -39,21 +39,21 @@ def _results(owner: str) -> Select[Any]:
 
 
 def _responses(owner: str, now_s: float) -> list[Select[Any]]:
-    kept = (responses.c.owner == owner, responses.c.expires_at > now_s)
-    ids = select(responses.c.id).where(*kept)
+    live = (responses.c.owner == owner, responses.c.expires_at > now_s)
+    ids = select(responses.c.id).where(*live)
     items, events = response_items.c, response_events.c
     return [
-        select(_sum(func.length(responses.c.response) + func.length(responses.c.written))).where(*kept),
+        select(_sum(func.length(responses.c.response) + func.length(responses.c.written))).where(*live),
         select(_sum(func.length(items.content))).where(items.response_id.in_(ids)),
         select(_sum(func.length(events.content))).where(events.response_id.in_(ids)),
     ]
 
 
 def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
-    kept = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
-    ids, items = select(conversations.c.id).where(*kept), conversation_items.c
+    live = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
+    ids, items = select(conversations.c.id).where(*live), conversation_items.c
     return [
-        select(func.count() * CONVERSATION_BYTES).where(*kept),
+        select(func.count() * CONVERSATION_BYTES).where(*live),
         select(_sum(func.length(items.content) + func.length(items.written))).where(
             items.conversation_id.in_(ids)
         ),
@@ -120,10 +120,10 @@ class StorageRoom(Repository):
         others = sum(int(connection.execute(query).scalar_one()) for query in queries)
         return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
 
-    async def check(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
+    async def check(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> None:
         """Check that so much more may be stored. Raises StorageFull, DiskFull."""
-        await self.check_disk(asked.num_bytes)
-        await self._check_limits(owner, limits, asked)
+        await self.check_disk(amount.num_bytes)
+        await self._check_limits(owner, limits, amount)
 
     async def check_disk(self, num_bytes: int = 0) -> None:
         """Check the database's disk, unless it is elsewhere. Raises DiskFull."""
@@ -136,16 +136,16 @@ class StorageRoom(Repository):
             raise DiskFull
 
     @asynccontextmanager
-    async def reserved(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> AsyncIterator[None]:
+    async def reserved(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> AsyncIterator[None]:
         """Reserve room during the block. Raises StorageFull, DiskFull."""
         before = self._coming.get(owner, StoredAmount())
-        self._coming[owner] = before + asked  # before the first wait: who comes at once is seen
+        self._coming[owner] = before + amount  # before the first wait: who comes at once is seen
         try:
-            await self.check_disk(asked.num_bytes)
+            await self.check_disk(amount.num_bytes)
             await self._check_limits(owner, limits, StoredAmount())
             yield
         finally:
-            self._coming[owner] -= asked
+            self._coming[owner] -= amount
             if self._coming[owner] == StoredAmount():
                 del self._coming[owner]
             self.changed(owner)
@@ -159,13 +159,13 @@ class StorageRoom(Repository):
         self._figures.pop(owner, None)
         self._left = None
 
-    async def _check_limits(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
+    async def _check_limits(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> None:
         if limits == NO_LIMITS:
             return
-        asked += self._coming.get(owner, StoredAmount())
-        if limits.excess(asked + await self._stored(owner, _OLD_S)) is None:
+        amount += self._coming.get(owner, StoredAmount())
+        if limits.excess(amount + await self._stored(owner, _OLD_S)) is None:
             return
-        excess = limits.excess(asked + await self._stored(owner, _FRESH_S))
+        excess = limits.excess(amount + await self._stored(owner, _FRESH_S))
         if excess is not None:
             raise StorageFull(excess)
 
