@@ -265,8 +265,11 @@ def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str
     names: list[str] = []
     for index, one in enumerate(() if sent is None or isinstance(sent, str) else sent):
         content = getattr(one, "output" if isinstance(one, _OUTPUTS) else "content", None)
-        kinds = [(one, f"input[{index}]")]
-        kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
+        parts = content if isinstance(content, list) else ()
+        kinds = [
+            (one, f"input[{index}]"),
+            *((part, f"input[{index}].content[{at}]") for at, part in enumerate(parts)),
+        ]
         foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
         names += [kind.named(at) for kind, at in foreign if kind.picture is None and kind.sound is None]
     return names
