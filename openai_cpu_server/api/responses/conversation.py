@@ -81,7 +81,7 @@ def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
     return [msgspec.structs.replace(one, own=None) if sources[id(one.own)] > 1 else one for one in messages]
 
 
-def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
+def round_messages(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
     """Return the messages of one generation, with the results of its MCP calls."""
     written = [
         _as_call(item) if isinstance(item, McpCallItem) else item

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any, Union
+from collections.abc import Mapping
+from typing import Any, Union, get_args
 
 import msgspec
 
@@ -211,19 +212,7 @@ OutputItem = Union[
     McpCallItem,
     ApprovalRequestItem,
 ]
-Item = Union[
-    MessageItem,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    CustomCallItem,
-    CustomCallOutputItem,
-    ReasoningItem,
-    CompactionItem,
-    McpListItem,
-    McpCallItem,
-    ApprovalRequestItem,
-    ApprovalItem,
-]
+Item = Union[OutputItem, FunctionCallOutputItem, CustomCallOutputItem, ApprovalItem]
 PREFIXES: dict[type, str] = {
     MessageItem: "msg_",
     FunctionCallItem: "fc_",
@@ -237,6 +226,8 @@ PREFIXES: dict[type, str] = {
     ApprovalRequestItem: "mcpr_",
     ApprovalItem: "mcpa_",
 }
+BY_TYPE: Mapping[object, type[Item]] = {kind.__struct_config__.tag: kind for kind in get_args(Item)}
+"""Kinds of items by their `type`."""
 IN_NAMESPACE = "."
 """Separates a namespace or MCP server from the tool in names for models. No other tool's name contains it."""
 _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)

@@ -27,13 +27,6 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
 
-    def __add__(self, other: ResponseInputDetails) -> ResponseInputDetails:
-        return ResponseInputDetails(
-            self.cached_tokens + other.cached_tokens,
-            image_tokens=(self.image_tokens or 0) + (other.image_tokens or 0) or msgspec.UNSET,
-            audio_tokens=(self.audio_tokens or 0) + (other.audio_tokens or 0) or msgspec.UNSET,
-        )
-
 
 class ResponseOutputDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
@@ -59,16 +52,6 @@ class ResponseUsage(msgspec.Struct, frozen=True):
             output_tokens=figures.output_tokens,
             output_tokens_details=ResponseOutputDetails(figures.thought_tokens),
             total_tokens=figures.total_tokens,
-        )
-
-    def __add__(self, other: ResponseUsage) -> ResponseUsage:
-        thought = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
-        return ResponseUsage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            input_tokens_details=self.input_tokens_details + other.input_tokens_details,
-            output_tokens=self.output_tokens + other.output_tokens,
-            output_tokens_details=ResponseOutputDetails(thought),
-            total_tokens=self.total_tokens + other.total_tokens,
         )
 
 
@@ -133,7 +116,7 @@ class WrittenSummary(msgspec.Struct, frozen=True):
     """Summary made on the way to a response, whose first item it is."""
 
     item: CompactionItem
-    usage: ResponseUsage
+    figures: Figures
 
 
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,12 +22,12 @@ from openai_cpu_server.api.generation.resumable_streams import EventLog
 from openai_cpu_server.api.generation.running import OpenCall, StreamItem, chunks_of
 from openai_cpu_server.api.responses.conversation import is_answered, is_trigger, to_messages
 from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, ItemWithSource
+from openai_cpu_server.api.responses.mcp_tools import McpTools, open_tools
 from openai_cpu_server.api.responses.objects import ResponseObject, WrittenSummary, new_response
 from openai_cpu_server.api.responses.reader import USABLE, LastResponse, ResponseParams
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.api.responses.stream import ResponseStream, encoded
 from openai_cpu_server.api.responses.tool_loop import AnsweredCall, ToolCaller, ToolLoop, not_offered
-from openai_cpu_server.api.responses.toolbox import McpTools, open_tools
 from openai_cpu_server.contract.mcp import McpObserver, McpServers
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, RequestCancelled
 from openai_cpu_server.http.body import off_loop
@@ -86,7 +86,7 @@ class RunningResponse:
             response,
             is_compacting=params.body.is_compacting,
             summary=params.summary,
-            box=tools,
+            tools=tools,
         )
 
     @property
@@ -329,11 +329,10 @@ class ResponseMaker:
         for event, _ in held:
             stream.event(event)
         stream.end(running.figures)
-        (item,), usage = stream.response.output, stream.response.usage
+        (item,) = stream.response.output
         assert isinstance(item, CompactionItem), "a summary is one"
-        assert usage is not None, "it has ended"
         is_empty = not item.encrypted_content[len(OWN_SUMMARY) :].strip()
-        return params if is_empty else params.with_summary(WrittenSummary(item, usage))
+        return params if is_empty else params.with_summary(WrittenSummary(item, running.figures))
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ from openai_cpu_server.api.generation.body import (
     by_type,
     text_or_object,
 )
-from openai_cpu_server.api.responses.items import OWN_SUMMARY
+from openai_cpu_server.api.responses.items import BY_TYPE, OWN_SUMMARY
 from openai_cpu_server.http.ignored_params import (
     REASONING_REFUSALS,
     RESPONSES_HINTS,
@@ -190,25 +190,6 @@ class SentApproval(EchoedBody):
     reason: str | None = None
 
 
-_ITEM_KINDS = frozenset(
-    {
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "compaction",
-        "compaction_trigger",
-        "reasoning",
-        "item_reference",
-        "mcp_list_tools",
-        "mcp_call",
-        "mcp_approval_request",
-        "mcp_approval_response",
-    }
-)
-
-
 def _item_kind(value: object) -> str:
     fields = value if isinstance(value, dict) else {}
     kind = fields.get("type")
@@ -216,7 +197,8 @@ def _item_kind(value: object) -> str:
         return "<other>"
     if kind is None:
         return "<item_reference>" if set(fields) - {"type"} == {"id"} else "<message>"
-    return f"<{kind}>" if isinstance(kind, str) and kind in _ITEM_KINDS else "<other>"
+    is_ours = isinstance(kind, str) and kind in (*BY_TYPE, "compaction_trigger", "item_reference")
+    return f"<{kind}>" if is_ours else "<other>"
 
 
 InputItem = Annotated[

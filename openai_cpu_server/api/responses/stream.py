@@ -41,6 +41,7 @@ from openai_cpu_server.api.responses.items import (
     ReasoningText,
     new_item_id,
 )
+from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool, ToolListing
 from openai_cpu_server.api.responses.objects import (
     ResponseObject,
     ResponseUsage,
@@ -49,8 +50,7 @@ from openai_cpu_server.api.responses.objects import (
     ended,
     failed,
 )
-from openai_cpu_server.api.responses.toolbox import McpTools, OfferedTool, ToolListing
-from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer
 from openai_cpu_server.contract.messages import (
     FinishReason,
@@ -454,14 +454,14 @@ class ResponseStream(Renderer):
         new_item_id: NewItemId = new_item_id,
         is_compacting: bool = False,
         summary: WrittenSummary | None = None,
-        box: McpTools | None = None,
+        tools: McpTools | None = None,
     ) -> None:
         self.response = response
         self._call = call
         self._pieces = pieces
         self._reader = call.reader()
         self._numbers = EventNumbers()
-        offered = box.offered if box else {}
+        offered = tools.offered if tools else {}
         self.output = OutputWriter(
             self._numbers, new_call_id, new_item_id, offered=offered, is_compacting=is_compacting
         )
@@ -554,9 +554,9 @@ class ResponseStream(Renderer):
     def end(self, figures: Figures) -> Sequence[Chunk]:
         chunks = self.output.end(self._end_status)
         items, now_s = self.output.items(self._end_status), int(self._now())
-        usage = ResponseUsage.of(figures)
         if self._summary is not None:
-            usage += self._summary.usage
+            figures = of_rounds([self._summary.figures, figures])
+        usage = ResponseUsage.of(figures)
         self.response = ended(self.response, items, usage, is_whole=self.is_whole, now_s=now_s)
         return [*chunks, self._about(f"response.{self.response.status}")]
 

@@ -37,12 +37,8 @@ from openai_cpu_server.api.generation.to_params import (
 from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.conversation import trigger_item
 from openai_cpu_server.api.responses.items import (
+    BY_TYPE,
     IN_NAMESPACE,
-    ApprovalItem,
-    ApprovalRequestItem,
-    CompactionItem,
-    CustomCallItem,
-    CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputAudio,
@@ -51,12 +47,9 @@ from openai_cpu_server.api.responses.items import (
     InputText,
     Item,
     ItemWithSource,
-    McpCallItem,
-    McpListItem,
     MessageItem,
     OutputText,
     Part,
-    ReasoningItem,
     ReasoningText,
     RefusalText,
     SummaryText,
@@ -229,19 +222,6 @@ def _function(tool: schema.FunctionTool | schema.TextTool, path: str, stem: str)
     return FunctionParam(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))
 
 
-_CONVERTED: Mapping[type, type[Item]] = {
-    schema.SentMessageItem: MessageItem,
-    schema.SentFunctionCall: FunctionCallItem,
-    schema.SentFunctionOutput: FunctionCallOutputItem,
-    schema.SentCustomCall: CustomCallItem,
-    schema.SentCustomOutput: CustomCallOutputItem,
-    schema.SentReasoning: ReasoningItem,
-    schema.SentCompaction: CompactionItem,
-    schema.SentMcpList: McpListItem,
-    schema.SentMcpCall: McpCallItem,
-    schema.SentApprovalRequest: ApprovalRequestItem,
-    schema.SentApproval: ApprovalItem,
-}
 _CALL, _OUTPUT = "_call", "_call_output"
 _CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
 _OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
@@ -311,7 +291,7 @@ def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) ->
                 raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
             return referenced[item_id]
     assert not isinstance(sent, ForeignKind), "the caller converts these"
-    kind = _CONVERTED[type(sent)]
+    kind = BY_TYPE[sent.type or "message"]
     fields: dict[str, Any] = {
         name: getattr(sent, name) for name in kind.__struct_fields__ if name in type(sent).model_fields
     }

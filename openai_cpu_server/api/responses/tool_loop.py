@@ -24,10 +24,10 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.api.generation.running import RunningCall, StreamItem
-from openai_cpu_server.api.responses.conversation import ApprovedCall, round_turns
+from openai_cpu_server.api.responses.conversation import ApprovedCall, round_messages
 from openai_cpu_server.api.responses.items import McpCallItem, OutputItem, new_item_id
+from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool
 from openai_cpu_server.api.responses.stream import PendingCall, ResponseStream
-from openai_cpu_server.api.responses.toolbox import McpTools, OfferedTool
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer, McpObserver
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
@@ -127,7 +127,7 @@ class ToolCaller:
 
 @dataclass(eq=False)
 class ToolLoop:
-    """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the toolbox."""
+    """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the tools."""
 
     first: GenerationParams
     max_calls: int | None
@@ -311,7 +311,7 @@ class ToolLoop:
         params, limit, left = self._params, self.first.max_tokens, self._left_tokens
         info, tokens = self.model.engine.info, stream.written_in_round
         own = EarlierAnswer(tokens, fingerprint(info)) if tokens and info is not None else None
-        new = round_turns(items, own)
+        new = round_messages(items, own)
         assert isinstance(params.prompt, ConversationParam), "a response is a conversation"
         messages = (*params.prompt.messages, *new)
         return msgspec.structs.replace(
