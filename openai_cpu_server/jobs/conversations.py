@@ -64,7 +64,7 @@ class ConversationRepository(StoringRepository):
     JobObjectNotFound for objects of other owners."""
 
     def turn(self, conversation_id: str, items: Sequence[ConversationItem]) -> ConversationTurn:
-        return ConversationTurn(storable(conversation_id), tuple(items), self.now_s + self._lifetime_s)
+        return ConversationTurn(storable(conversation_id), tuple(items), self.now_s + self.lifetime_s)
 
     @recounted
     @writes
@@ -80,7 +80,7 @@ class ConversationRepository(StoringRepository):
             id=conversation_id,
             owner=owner,
             created_at=self.now_s,
-            expires_at=self.now_s + self._lifetime_s,
+            expires_at=self.now_s + self.lifetime_s,
             metadata=_storable_metadata(metadata),
         )
         connection.execute(insert(conversations).values(**msgspec.structs.asdict(record)))
@@ -89,14 +89,14 @@ class ConversationRepository(StoringRepository):
 
     @reads
     def get(self, connection: Connection, owner: str, conversation_id: str) -> ConversationRecord:
-        return _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        return _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
 
     @writes
     def change(
         self, connection: Connection, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> ConversationRecord:
         """Replace the metadata."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
         new = _storable_metadata(metadata)
         own = conversations.c.id == record.id
         connection.execute(update(conversations).where(own).values(metadata=new))
@@ -105,14 +105,14 @@ class ConversationRepository(StoringRepository):
     @recounted
     @writes
     def delete(self, connection: Connection, owner: str, conversation_id: str) -> None:
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
         _CONVERSATIONS.delete(connection, [record.id])
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
         """Add items. Raises InvalidRequest for an existing one unless `only_new`."""
 
         def add(connection: Connection) -> None:
-            if not add_turn(connection, owner, turn, self._clock(), only_new=only_new):
+            if not add_turn(connection, owner, turn, self.clock(), only_new=only_new):
                 raise _CONVERSATIONS.not_found(turn.conversation_id)
 
         await self._write(add)
@@ -123,7 +123,7 @@ class ConversationRepository(StoringRepository):
         self, connection: Connection, owner: str, conversation_id: str, *, max_bytes: int
     ) -> tuple[ConversationItem, ...]:
         """Return all items in order. Raises InvalidRequest for more than `max_bytes`."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
         own = _ITEMS.parent_id == record.id
         if _ITEMS.num_bytes(connection, own) > max_bytes:
             message = f"The conversation has more than {max_bytes} bytes."
@@ -135,7 +135,7 @@ class ConversationRepository(StoringRepository):
         self, connection: Connection, owner: str, conversation_id: str, page: PageQuery
     ) -> tuple[list[ConversationItem], bool]:
         """Return a page of items, and True if there are more."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
         own, missing = _ITEMS.parent_id == record.id, partial(_no_item, param="after")
         return _ITEMS.page_of(connection, page, own, missing)
 
@@ -143,7 +143,7 @@ class ConversationRepository(StoringRepository):
     def item(
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationItem:
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
         return _item(connection, record, item_id)[0]
 
     @recounted
@@ -152,7 +152,7 @@ class ConversationRepository(StoringRepository):
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationRecord:
         """Delete one item. The tokens of its answer are forgotten, because they are no longer whole."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self._clock())
+        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
         item, which = _item(connection, record, item_id)
         connection.execute(delete(conversation_items).where(which))
         if item.answer_id is not None:
@@ -164,12 +164,12 @@ class ConversationRepository(StoringRepository):
     @reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the items that exist in any conversation of this owner."""
-        return _ITEMS.content_by_id(connection, owner, ids, self._clock())
+        return _ITEMS.content_by_id(connection, owner, ids, self.clock())
 
     @writes
     def purge(self, connection: Connection) -> int:
         """Delete some expired conversations. Returns their number; call again while it is positive."""
-        return _CONVERSATIONS.purge(connection, self._clock())
+        return _CONVERSATIONS.purge(connection, self.clock())
 
 
 def _item(

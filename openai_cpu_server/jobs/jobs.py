@@ -64,15 +64,14 @@ class Jobs:
         self._model = options.model
         self._clock = clock
         self._threads = DatabaseThreads(database, "jobs-db")
-        place = database, self._threads
-        self.storage = StorageRoom(*place, clock, space=space)
-        self.files, self.batches = FileStore(*place, clock), BatchStore(*place, clock)
-        ledger = BatchLedger(*place, clock, lease_s=options.lease_s)
+        place = database, self._threads, clock
+        self.storage = StorageRoom(*place, space)
+        self.files, self.batches, self.usage = FileStore(*place), BatchStore(*place), UsageBook(*place)
+        ledger = BatchLedger(*place, lease_s=options.lease_s)
         self._runner = BatchRunner(BatchParts(self.files, ledger, self.storage, options, clock))
         self.responses = ResponseRepository(
-            *place, self.storage, lifetime_s=options.response_lifetime_s, clock=clock
+            *place, storage=self.storage, lifetime_s=int(options.response_lifetime_s)
         )
-        self.usage = UsageBook(*place, clock)
         self._running: anyio.CancelScope | None = None
         self._keeping: anyio.CancelScope | None = None
         self._ended = anyio.Event()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from sqlalchemy import CTE, Connection, and_, insert, select, update
@@ -32,8 +32,7 @@ from openai_cpu_server.jobs.store.database import (
     storable,
     writes,
 )
-from openai_cpu_server.jobs.store.storage import StorageRoom, StoringRepository, recounted
-from openai_cpu_server.storage.database import Database, DatabaseThreads
+from openai_cpu_server.jobs.store.storage import StoringRepository, recounted
 
 _RESPONSES = OwnedTable(
     responses,
@@ -53,37 +52,29 @@ _LEASE_S = 30.0
 """Silence after which another machine's response counts as abandoned."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ResponseRepository(StoringRepository):
     """Methods raise JobObjectNotFound for objects of other owners."""
 
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        storage: StorageRoom,
-        *,
-        lifetime_s: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(database, threads, storage, lifetime_s=lifetime_s, clock=clock)
+    def __post_init__(self) -> None:
         self.conversations = ConversationRepository(
-            database, threads, storage, lifetime_s=lifetime_s, clock=clock
+            self.database, self.threads, self.clock, storage=self.storage, lifetime_s=self.lifetime_s
         )
         self._holder = new_holder()
         self._purge_at_s = 0.0
 
     def leased(self, record: ResponseRecord) -> ResponseRecord:
-        lease_until = self._clock() + _LEASE_S
+        lease_until = self.clock() + _LEASE_S
         return msgspec.structs.replace(record, lease_holder=self._holder, lease_until=lease_until)
 
     def is_left_behind(self, record: ResponseRecord) -> bool:
         """Return True if an unfinished response has lost its process."""
         if record.status.has_ended or record.lease_holder is None:
             return False
-        return is_left_behind(record.lease_holder, record.lease_until, self._clock())
+        return is_left_behind(record.lease_holder, record.lease_until, self.clock())
 
     def expiry(self, created_at: int) -> int:
-        return created_at + self._lifetime_s
+        return created_at + self.lifetime_s
 
     async def add(
         self, record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None = None
@@ -136,13 +127,13 @@ class ResponseRepository(StoringRepository):
     @writes
     def renew(self, connection: Connection, record: ResponseRecord) -> bool:
         """Renew the lease. Returns False if the response has ended or is deleted."""
-        lease_until = self._clock() + _LEASE_S
+        lease_until = self.clock() + _LEASE_S
         values = {"lease_until": lease_until, "status": record.status.value, "response": record.response}
         return _change_active(connection, record.id, values)
 
     @reads
     def get(self, connection: Connection, owner: str, response_id: str) -> ResponseRecord:
-        return _RESPONSES.get(connection, owner, response_id, self._clock())
+        return _RESPONSES.get(connection, owner, response_id, self.clock())
 
     @reads
     def chain(
@@ -150,7 +141,7 @@ class ResponseRepository(StoringRepository):
     ) -> list[ChainedResponse]:
         """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a
         deleted predecessor, or InvalidRequest if too long."""
-        last = _RESPONSES.get(connection, owner, response_id, self._clock())
+        last = _RESPONSES.get(connection, owner, response_id, self.clock())
         ids = select(_chain(owner, last.id).c.id)
         own = _ITEMS.parent_id.in_(ids)
         if _ITEMS.num_bytes(connection, own) > max_bytes:
@@ -173,14 +164,14 @@ class ResponseRepository(StoringRepository):
         self, connection: Connection, owner: str, response_id: str, page: PageQuery
     ) -> tuple[list[ItemRecord], bool]:
         """Return a page of input items, and True if there are more."""
-        record = _RESPONSES.get(connection, owner, response_id, self._clock())
+        record = _RESPONSES.get(connection, owner, response_id, self.clock())
         own = and_(_ITEMS.parent_id == record.id, response_items.c.is_output.is_(False))
         return _ITEMS.page_of(connection, page, own, _no_item)
 
     @reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the items that exist in any response of this owner."""
-        return _ITEMS.content_by_id(connection, owner, ids, self._clock())
+        return _ITEMS.content_by_id(connection, owner, ids, self.clock())
 
     async def events(self, response_id: str) -> list[bytes] | None:
         """Return the stream of a background response, or None if it has none or has not ended."""
@@ -197,14 +188,14 @@ class ResponseRepository(StoringRepository):
     @writes
     def delete(self, connection: Connection, owner: str, response_id: str) -> None:
         """Delete a response and its items."""
-        record = _RESPONSES.get(connection, owner, response_id, self._clock())
+        record = _RESPONSES.get(connection, owner, response_id, self.clock())
         _RESPONSES.delete(connection, [record.id])
 
     async def purge(self) -> None:
         """Delete expired responses and conversations, at intervals."""
-        if self._clock() < self._purge_at_s:
+        if self.clock() < self._purge_at_s:
             return
-        self._purge_at_s = self._clock() + _PURGE_EVERY_S
+        self._purge_at_s = self.clock() + _PURGE_EVERY_S
         while await self.purge_some():
             pass
         while await self.conversations.purge():
@@ -213,7 +204,7 @@ class ResponseRepository(StoringRepository):
     @writes
     def purge_some(self, connection: Connection) -> int:
         """Delete some expired responses. Returns their number; call again while it is positive."""
-        return _RESPONSES.purge(connection, self._clock())
+        return _RESPONSES.purge(connection, self.clock())
 
 
 def _change_active(connection: Connection, response_id: str, values: Mapping[str, object]) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.jobs.records import PageQuery
 from openai_cpu_server.jobs.store.database import Repository, away, learned, reads, usage, writes
 from openai_cpu_server.storage.breaker import CircuitBreaker
-from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
 GROUPS = tuple(_COLUMNS)
@@ -70,19 +69,13 @@ WRITE_S = 5.0
 """Seconds of usage that a killed process loses."""
 
 
+@dataclass(eq=False)
 class UsageBook(Repository):
     """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
 
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        clock: Callable[[], float] = time.time,
-        *,
-        write_s: float = WRITE_S,
-    ) -> None:
-        super().__init__(database, threads, clock)
-        self._write_s = write_s
+    write_s: float = WRITE_S
+
+    def __post_init__(self) -> None:
         self._unwritten: dict[UsageSlot, Amounts] = {}
         self._lock = anyio.Lock()
         self._breaker = CircuitBreaker(
@@ -90,12 +83,12 @@ class UsageBook(Repository):
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:
-        now = datetime.fromtimestamp(self._clock(), tz=timezone.utc)
+        now = datetime.fromtimestamp(self.clock(), tz=timezone.utc)
         self._add(UsageSlot(now.date().isoformat(), key, model), amounts)
 
     async def run(self) -> None:
         while True:
-            await anyio.sleep(self._write_s)
+            await anyio.sleep(self.write_s)
             await self.save()
 
     async def save(self) -> None:

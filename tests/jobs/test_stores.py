@@ -54,12 +54,11 @@ class Stores:
         place = database, self.threads, lambda: self.now_s
         self.files, self.batches, self.usage = FileStore(*place), BatchStore(*place), UsageBook(*place)
         self.storage = StorageRoom(*place)
-        self.responses = ResponseRepository(
-            database, self.threads, self.storage, lifetime_s=1e6, clock=lambda: self.now_s
-        )
+        self.responses = ResponseRepository(*place, storage=self.storage, lifetime_s=10**6)
 
     def ledger(self, holder: str | None = None) -> BatchLedger:
-        return BatchLedger(self.database, self.threads, lambda: self.now_s, lease_s=30, holder=holder)
+        place = self.database, self.threads, lambda: self.now_s
+        return BatchLedger(*place, lease_s=30, holder=holder or new_holder())
 
 
 @asynccontextmanager

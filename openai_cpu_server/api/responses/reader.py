@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -119,17 +120,18 @@ class _StoredConversation(msgspec.Struct, frozen=True):
     conversation: ConversationRef | msgspec.UnsetType = UNSET
 
 
+@dataclass(frozen=True)
 class ResponseReader:
-    """`repository`: None if responses are not stored. `has_mcp`: False to leave out MCP tools."""
+    repository: ResponseRepository | None
+    """Stored responses, or None if this server stores none."""
+    options: ApiOptions
+    has_mcp: bool = False
+    """False to leave out MCP tools."""
 
-    def __init__(
-        self, repository: ResponseRepository | None, options: ApiOptions, *, has_mcp: bool = False
-    ) -> None:
-        self._repository = repository
-        self._has_mcp = has_mcp
-        self._options = options
-        self._max_bytes = 2 * options.max_body_bytes
+    @property
+    def _max_bytes(self) -> int:
         """Most bytes of earlier items."""
+        return 2 * self.options.max_body_bytes
 
     async def read(
         self,
@@ -142,7 +144,7 @@ class ResponseReader:
     ) -> ResponseParams:
         """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
         StorageFull and DiskFull."""
-        reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
+        reading = partial(parse, ResponsesBody, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:
             body = body.compacting()
@@ -162,7 +164,7 @@ class ResponseReader:
     ) -> ResponseParams:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
-        if not self._has_mcp:
+        if not self.has_mcp:
             body = _without_mcp(body)
         is_stored = self._is_stored(body)
         if body.conversation is not None and body.previous_response_id is not None:
@@ -198,10 +200,10 @@ class ResponseReader:
         return await off_loop(size, convert)
 
     async def items_by_id(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
-        if not ids or self._repository is None:
+        if not ids or self.repository is None:
             return {}
-        stored = await self._repository.conversations.content_by_id(owner, ids)
-        stored |= await self._repository.content_by_id(owner, [each for each in ids if each not in stored])
+        stored = await self.repository.conversations.content_by_id(owner, ids)
+        stored |= await self.repository.content_by_id(owner, [each for each in ids if each not in stored])
         size = sum(map(len, stored.values()))
         return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
 
@@ -209,10 +211,10 @@ class ResponseReader:
         self, params: ResponseParams, limits: StorageLimits, num_bytes: int
     ) -> ResponseParams:
         """On a nearly full disk, a response that is stored only by default is not stored."""
-        if self._repository is None or not (params.is_stored or params.adds_to):
+        if self.repository is None or not (params.is_stored or params.adds_to):
             return params
         try:
-            await self._repository.storage.check(params.owner, limits, StoredAmount(num_bytes=num_bytes))
+            await self.repository.storage.check(params.owner, limits, StoredAmount(num_bytes=num_bytes))
         except DiskFull:
             if params.body.store or params.body.background or params.adds_to:
                 raise
@@ -222,12 +224,12 @@ class ResponseReader:
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
             raise wrong("'background' needs a stored response: 'store' must not be false.", "store")
-        if self._repository is None and (body.background or body.store):
+        if self.repository is None and (body.background or body.store):
             param = "background" if body.background else "store"
             raise InvalidRequest(
                 f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
             )
-        return self._repository is not None and body.store is not False
+        return self.repository is not None and body.store is not False
 
     async def _earlier(
         self, body: ResponsesBody, owner: str, recent: LastResponse | None
@@ -242,10 +244,10 @@ class ResponseReader:
         return await self._chained(previous_id, owner)
 
     async def _chained(self, previous_id: str, owner: str) -> tuple[ItemWithSource, ...]:
-        if self._repository is None:
+        if self.repository is None:
             raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
         try:
-            links = await self._repository.chain(owner, previous_id, max_bytes=self._max_bytes)
+            links = await self.repository.chain(owner, previous_id, max_bytes=self._max_bytes)
         except JobObjectNotFound as error:
             raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
         last = links[-1].record
@@ -269,10 +271,10 @@ class ResponseReader:
         return await off_loop(size, lambda: tuple(decode()))
 
     async def _in_conversation(self, conversation_id: str, owner: str) -> tuple[ItemWithSource, ...]:
-        if self._repository is None:
+        if self.repository is None:
             message = f"'conversation' is not possible: {NO_DATABASE}."
             raise InvalidRequest(message, param="conversation", code="unsupported_parameter")
-        conversations = self._repository.conversations
+        conversations = self.repository.conversations
         try:
             items = await conversations.items(owner, conversation_id, max_bytes=self._max_bytes)
         except JobObjectNotFound as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -49,22 +50,20 @@ _IGNORED = ("include", "include[]", "include_obfuscation")
 _LEFT_BEHIND = "The server that made this response has ended."
 
 
+@dataclass(frozen=True)
 class StoredResponses:
-    """`repository`, `background`: None if responses are not stored."""
+    """Routes of stored responses. `repository` and `background` are None if none are stored."""
 
-    def __init__(
-        self, repository: ResponseRepository | None, background: Background | None, options: ApiOptions
-    ) -> None:
-        self._repository = repository
-        self._background = background
-        self._options = options
+    repository: ResponseRepository | None
+    background: Background | None
+    options: ApiOptions
 
     async def one(self, request: Request) -> ASGIApp:
         first, (owner, response_id) = _first_event(request.query_params), owner_and_id(request)
         if first is None:
             return _json(await self._shown(owner, response_id))
         stored = await self._events(owner, response_id, first)
-        return logged_stream(stored, {}, keep_alive_s=self._options.keep_alive_s)
+        return logged_stream(stored, {}, keep_alive_s=self.options.keep_alive_s)
 
     async def delete(self, request: Request) -> Response:
         repository, (owner, response_id) = self._there(), owner_and_id(request)
@@ -99,12 +98,12 @@ class StoredResponses:
         return await listed_items(items, has_more=has_more)
 
     def _there(self) -> ResponseRepository:
-        if self._repository is None:
+        if self.repository is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
-        return self._repository
+        return self.repository
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:
-        return self._background.find(owner, response_id) if self._background else None
+        return self.background.find(owner, response_id) if self.background else None
 
     async def _shown(self, owner: str, response_id: str) -> bytes:
         if (live := self._live(owner, response_id)) is not None:

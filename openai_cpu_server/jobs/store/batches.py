@@ -6,8 +6,8 @@ import contextlib
 import os
 import platform
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -37,7 +37,6 @@ from openai_cpu_server.jobs.store.database import (
     writes,
 )
 from openai_cpu_server.jobs.store.files import FILES
-from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -98,7 +97,7 @@ class BatchStore(Repository):
 
     @reads
     def get(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
-        return _BATCHES.get(connection, owner, batch_id, self._clock())
+        return _BATCHES.get(connection, owner, batch_id, self.clock())
 
     @reads
     def page(self, connection: Connection, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
@@ -108,7 +107,7 @@ class BatchStore(Repository):
     @writes
     def cancel(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
         """Ask the runner to cancel. Raises BatchConflict if it is too late."""
-        batch = _BATCHES.get(connection, owner, batch_id, self._clock(), lock=True)
+        batch = _BATCHES.get(connection, owner, batch_id, self.clock(), lock=True)
         if batch.status is BatchStatus.CANCELLING:
             return batch
         if not batch.status.may_become(BatchStatus.CANCELLING):
@@ -123,27 +122,18 @@ class LeaseLost(ServerError):
     """Another process runs this batch now."""
 
 
+@dataclass(eq=False, kw_only=True)
 class BatchLedger(Repository):
     """Batches as their runner sees them. Writes raise LeaseLost if another process has the lease, and others
     wait `lease_s` for a vanished host."""
 
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        clock: Callable[[], float] = time.time,
-        *,
-        lease_s: float,
-        holder: str | None = None,
-    ) -> None:
-        super().__init__(database, threads, clock)
-        self._holder = holder or new_holder()
-        self._lease_s = lease_s
+    lease_s: float
+    holder: str = field(default_factory=new_holder)
 
     @reads
     def unfinished(self, connection: Connection, model: str) -> list[BatchRecord]:
         """Return free batches of this model, and any that only have to be ended, oldest first."""
-        now_s = self._clock()
+        now_s = self.clock()
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,
@@ -162,14 +152,14 @@ class BatchLedger(Repository):
         """Take the lease. Returns False if the batch has ended or another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
-        lease = {"lease_holder": self._holder, "lease_until": self._clock() + self._lease_s}
+        lease = {"lease_holder": self.holder, "lease_until": self.clock() + self.lease_s}
         return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
 
     @writes
     def renew(self, connection: Connection) -> dict[str, BatchStatus]:
         """Return the states of the batches whose lease is still ours."""
-        ours = batches.c.lease_holder == self._holder
-        lease_until = self._clock() + self._lease_s
+        ours = batches.c.lease_holder == self.holder
+        lease_until = self.clock() + self.lease_s
         connection.execute(update(batches).where(ours).values(lease_until=lease_until))
         found = connection.execute(select(batches.c.id, batches.c.status).where(ours))
         return {batch_id: BatchStatus(status) for batch_id, status in found}
@@ -252,7 +242,7 @@ class BatchLedger(Repository):
         return ending
 
     def _held(self, batch_id: str) -> ColumnElement[bool]:
-        return and_(batches.c.id == batch_id, batches.c.lease_holder == self._holder)
+        return and_(batches.c.id == batch_id, batches.c.lease_holder == self.holder)
 
 
 _FREE = {"lease_holder": None, "lease_until": None}

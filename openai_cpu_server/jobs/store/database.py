@@ -166,26 +166,24 @@ def storable(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
+@dataclass(eq=False)
 class Repository:
     """Objects in the database, for one event loop. Public methods are one transaction each, in a thread,
     and raise JobsUnavailable while the database is away."""
 
-    def __init__(
-        self, database: Database, threads: DatabaseThreads, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._database = database
-        self._threads = threads
-        self._clock = clock
+    database: Database
+    threads: DatabaseThreads
+    clock: Callable[[], float] = time.time
 
     @property
     def now_s(self) -> int:
-        return int(self._clock())
+        return int(self.clock())
 
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:
-        return await self._threads.read(_transaction, self._database.read, work)
+        return await self.threads.read(_transaction, self.database.read, work)
 
     async def _write(self, work: Callable[[sa.Connection], T]) -> T:
-        return await self._threads.write(_transaction, self._database.write, work)
+        return await self.threads.write(_transaction, self.database.write, work)
 
 
 def _transaction(

@@ -89,7 +89,7 @@ class FileStore(Repository):
 
     @reads
     def get(self, connection: Connection, owner: str, file_id: str) -> FileRecord:
-        return FILES.get(connection, owner, file_id, self._clock())
+        return FILES.get(connection, owner, file_id, self.clock())
 
     @reads
     def page(
@@ -97,7 +97,7 @@ class FileStore(Repository):
     ) -> tuple[list[FileRecord], bool]:
         """Return a page of files, and True if there are more."""
         filters = () if purpose is None else (files.c.purpose == purpose.value,)
-        return FILES.page(connection, owner, page, is_there(self._clock()), *filters)
+        return FILES.page(connection, owner, page, is_there(self.clock()), *filters)
 
     async def content(self, file_id: str) -> AsyncIterator[bytes]:
         last = 0
@@ -116,7 +116,7 @@ class FileStore(Repository):
     @writes
     def delete(self, connection: Connection, owner: str, file_id: str) -> None:
         """Hide a file until `prune`. Raises FileInUse for the input of an unfinished batch."""
-        record = FILES.get(connection, owner, file_id, self._clock(), lock=True)
+        record = FILES.get(connection, owner, file_id, self.clock(), lock=True)
         uses = (batches.c.input_file_id == record.id, batches.c.status.in_(ACTIVE))
         user = connection.execute(select(batches.c.id).where(*uses)).scalar()
         if user is not None:
@@ -128,7 +128,7 @@ class FileStore(Repository):
     def expired(self, connection: Connection) -> list[str]:
         """Return expired files that no unfinished batch reads."""
         used = select(batches.c.input_file_id).where(batches.c.status.in_(ACTIVE))
-        old = select(files.c.id).where(files.c.expires_at <= self._clock(), files.c.id.not_in(used))
+        old = select(files.c.id).where(files.c.expires_at <= self.clock(), files.c.id.not_in(used))
         return list(connection.execute(old).scalars())
 
     async def prune(self, file_id: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -28,7 +28,6 @@ from openai_cpu_server.jobs.store.database import (
     responses,
 )
 from openai_cpu_server.jobs.store.files import is_there
-from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 
 def _results(owner: str) -> Select[Any]:
@@ -93,27 +92,17 @@ def disk_space(folder: Path) -> DiskSpace:
     return DiskSpace(usage.total, usage.free)
 
 
+@dataclass(eq=False)
 class StorageRoom(Repository):
-    """For one event loop."""
-
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        clock: Callable[[], float] = time.time,
-        *,
-        space: Callable[[Path], DiskSpace] = disk_space,
-    ) -> None:
-        super().__init__(database, threads, clock)
-        self._space = space
-        self._figures: dict[str, _Figure] = {}
-        self._coming: dict[str, StoredAmount] = {}
-        self._left: tuple[float, int] | None = None
-        """Time of the check, and bytes left for us."""
+    space: Callable[[Path], DiskSpace] = disk_space
+    _figures: dict[str, _Figure] = field(default_factory=dict, init=False)
+    _coming: dict[str, StoredAmount] = field(default_factory=dict, init=False)
+    _left: tuple[float, int] | None = field(default=None, init=False)
+    """Time of the check, and bytes left for us."""
 
     @reads
     def stored(self, connection: Connection, owner: str) -> StoredAmount:
-        now_s = self._clock()
+        now_s = self.clock()
         own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
         num_files, file_bytes = connection.execute(own).one()
         queries = (_results(owner), *_responses(owner, now_s), *_conversations(owner, now_s))
@@ -127,11 +116,11 @@ class StorageRoom(Repository):
 
     async def check_disk(self, num_bytes: int = 0) -> None:
         """Check the database's disk, unless it is elsewhere. Raises DiskFull."""
-        if (folder := self._database.folder) is None:
+        if (folder := self.database.folder) is None:
             return
-        if self._left is None or self._clock() - self._left[0] >= _DISK_S:
-            space = await asyncio.to_thread(self._space, folder)
-            self._left = self._clock(), space.free - int(min(_FREE_SHARE * space.total, _FREE_BYTES))
+        if self._left is None or self.clock() - self._left[0] >= _DISK_S:
+            space = await asyncio.to_thread(self.space, folder)
+            self._left = self.clock(), space.free - int(min(_FREE_SHARE * space.total, _FREE_BYTES))
         if self._left[1] < num_bytes:
             raise DiskFull
 
@@ -171,8 +160,8 @@ class StorageRoom(Repository):
 
     async def _stored(self, owner: str, oldest_s: float) -> StoredAmount:
         figure = self._figures.get(owner)
-        if figure is None or self._clock() - figure.counted_s >= oldest_s:
-            figure = self._figures[owner] = _Figure(self._clock(), await self.stored(owner))
+        if figure is None or self.clock() - figure.counted_s >= oldest_s:
+            figure = self._figures[owner] = _Figure(self.clock(), await self.stored(owner))
         return figure.stored
 
 
@@ -180,21 +169,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(eq=False, kw_only=True)
 class StoringRepository(Repository):
     """Repository whose objects count for their owner's limits, and expire."""
 
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        storage: StorageRoom,
-        *,
-        lifetime_s: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(database, threads, clock)
-        self.storage = storage
-        self._lifetime_s = int(lifetime_s)
+    storage: StorageRoom
+    lifetime_s: int
 
 
 Storing = TypeVar("Storing", bound=StoringRepository)
