@@ -59,21 +59,21 @@ class ResponsesRoutes:
             return await self._behind(request, params, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
         watched = partial(while_connected, request.receive)
-        making = await self._maker.begin(params, context, attempt, watched=watched)
+        running = await self._maker.begin(params, context, attempt, watched=watched)
         context.body.release()
-        if making.running.call.stream:
+        if running.call.call.stream:
             keep_alive_s = self._options.keep_alive_s
-            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, told=making.items())
-        body = await while_connected(request.receive, making.whole)
-        return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
+            return EventStream(running.call, running.stream, keep_alive_s=keep_alive_s, told=running.items())
+        body = await while_connected(request.receive, running.whole)
+        return Response(body, media_type="application/json", headers=dict(running.call.call.headers))
 
     async def compact(self, request: Request) -> Response:
         data, context = await unkept_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity, is_compacting=True)
-        making = await self._maker.begin(params, context)
+        running = await self._maker.begin(params, context)
         context.body.release()
-        await while_connected(request.receive, making.whole)
-        response, (*items, _) = making.response, (one.item for one in (*params.earlier, *params.items))
+        await while_connected(request.receive, running.whole)
+        response, (*items, _) = running.response, (one.item for one in (*params.earlier, *params.items))
         messages = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
         summary = [item for item in response.output if isinstance(item, CompactionItem)]
         compacted = CompactedResponse(
@@ -82,7 +82,7 @@ class ResponsesRoutes:
             output=(*messages, *summary),
             usage=response.usage,
         )
-        return json_response(compacted, headers=dict(making.running.call.headers))
+        return json_response(compacted, headers=dict(running.call.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a batch row. It is stored only on demand, because the output file contains it."""
@@ -90,11 +90,11 @@ class ResponsesRoutes:
         for name in ("stream", "background"):
             if getattr(params.body, name):
                 raise not_in_batches(name)
-        making = await self._maker.begin(params, context)
+        running = await self._maker.begin(params, context)
         try:
-            return await making.whole()
+            return await running.whole()
         except GenerationFailed:
-            making.running.model.loaded()  # an engine that is gone takes its requests with it
+            running.call.model.loaded()  # an engine that is gone takes its requests with it
             raise
 
     async def input_tokens(self, request: Request) -> Response:
@@ -123,11 +123,11 @@ class ResponsesRoutes:
         assert outer.lease is not None, "its route is metered"
         context = RequestContext(ticket, outer.sender, outer.lease)
         watched = partial(while_connected, request.receive)
-        making = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
-        live = LiveResponse(making, ticket, outer.lease)
-        headers, first = dict(making.running.call.headers), encoded(making.response)
+        running = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
+        live = LiveResponse(running, ticket, outer.lease)
+        headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
-        if making.running.call.stream:
+        if running.call.call.stream:
             return logged_stream(live.log.read(0), headers, keep_alive_s=self._options.keep_alive_s)
         return Response(first, media_type="application/json", headers=headers)
 

@@ -65,7 +65,7 @@ class RunningResponse:
     def __init__(
         self,
         params: ResponseParams,
-        running: OpenCall,
+        call: OpenCall,
         status: ResponseStatus,
         repository: ResponseRepository | None,
         *,
@@ -74,15 +74,15 @@ class RunningResponse:
         request_id: str,
     ) -> None:
         self.params = params
-        self.running = running
+        self.call = call
         self._repository = repository if params.is_stored else None
         self._conversations = repository.conversations if repository and params.adds_to else None
         self._keep_alive_s = keep_alive_s
         self._request_id = request_id
-        response = new_response(params.body, running.call, status, is_stored=params.is_stored)
+        response = new_response(params.body, call.call, status, is_stored=params.is_stored)
         self.stream = ResponseStream(
-            running.call,
-            running.model.pieces,
+            call.call,
+            call.model.pieces,
             response,
             is_compacting=params.body.is_compacting,
             summary=params.summary,
@@ -96,7 +96,7 @@ class RunningResponse:
     async def items(self) -> AsyncIterator[StreamItem]:
         """Yield the events. The response is stored before its client sees the end, which may be a failure."""
         try:
-            async for item in self._with_signs(self.running.tell(self.stream)):
+            async for item in self._with_signs(self.call.tell(self.stream)):
                 if self.stream.has_ended:
                     await self._store(self.response)
                 yield item
@@ -105,18 +105,18 @@ class RunningResponse:
             raise
 
     async def warmed(self) -> Sequence[Chunk]:
-        async with self.running:
-            await self.running.gather()
-        chunks = self.stream.warmed(self.running.figures)
+        async with self.call:
+            await self.call.gather()
+        chunks = self.stream.warmed(self.call.figures)
         await self._store(self.response)
         return chunks
 
     async def whole(self) -> bytes:
-        async with self.running:
-            async for _ in self.running.tell(self.stream):
+        async with self.call:
+            async for _ in self.call.tell(self.stream):
                 pass
             await self._store(self.response)
-        size = _BYTES_PER_TOKEN * self.running.figures.total_tokens
+        size = _BYTES_PER_TOKEN * self.call.figures.total_tokens
         return await off_loop(size, partial(encoded, self.response))
 
     def recent(self) -> LastResponse:
@@ -198,7 +198,7 @@ class RunningResponse:
             logger.error("response %s was not stored: %s", self.response.id, error)
 
     def _vocabulary(self) -> str:
-        info = self.running.model.engine.info
+        info = self.call.model.engine.info
         return "" if info is None else fingerprint(info)
 
 
@@ -242,17 +242,17 @@ class ResponseMaker:
     ) -> RunningResponse:
         """Start a response, after a summary if `context_management` asks for one. Raises InvalidRequest."""
         tools = await self.open_tools(params.body, context.identity)
-        running: OpenCall
+        call: OpenCall
         if tools is None:
             if params.approved:
                 raise not_offered(params.approved[0])
             params = await self._fitting(params, context, attempt)
-            running = await self.service.begin(params.generation(), context, attempt)
+            call = await self.service.begin(params.generation(), context, attempt)
         else:
-            params, running = await self._begin_loop(params, context, attempt, tools, watched)
+            params, call = await self._begin_loop(params, context, attempt, tools, watched)
         return RunningResponse(
             params,
-            running,
+            call,
             status,
             self.repository,
             tools=tools,
@@ -337,18 +337,18 @@ class ResponseMaker:
 
 @dataclass(eq=False)
 class LiveResponse:
-    making: RunningResponse
+    running: RunningResponse
     ticket: RequestLog
     lease: Reservation
     log: EventLog = field(default_factory=EventLog)
 
     @property
     def response(self) -> ResponseObject:
-        return self.making.response
+        return self.running.response
 
     async def cancelled(self) -> None:
         """Cancel, and wait until the end is stored, which may be a different end."""
-        self.making.running.cancel()
+        self.running.call.cancel()
         await self.log.ended()
 
 
@@ -372,7 +372,7 @@ class Background:
 
     def find(self, owner: str, response_id: str) -> LiveResponse | None:
         live = self._live.get(response_id)
-        return live if live is not None and live.making.params.owner == owner else None
+        return live if live is not None and live.running.params.owner == owner else None
 
     async def close(self) -> None:
         """Wait until running responses have stored their end, after the engines have ended."""
@@ -382,12 +382,12 @@ class Background:
             task.cancel()
 
     async def _run(self, live: LiveResponse, stored: asyncio.Future[None]) -> None:
-        making, repository = live.making, self._repository
-        record = repository.leased(making.record(repository, making.response))
+        running, repository = live.running, self._repository
+        record = repository.leased(running.record(repository, running.response))
         try:
-            await repository.add(record, making.inputs())
+            await repository.add(record, running.inputs())
         except BaseException as error:
-            await making.running.__aexit__(None, None, None)
+            await running.call.__aexit__(None, None, None)
             await live.lease.end()
             stored.set_exception(error)
             return
@@ -400,11 +400,11 @@ class Background:
             renewing.cancel()
             await live.lease.end()
             self._history.end(live.ticket)
-        response = making.response
+        response = running.response
         try:
             log = [*live.log.events, *(events([chunk]) for chunk in last)]
-            record = making.record(repository, response)
-            await repository.finish(record, outputs_of(response), log, making.turn(response))
+            record = running.record(repository, response)
+            await repository.finish(record, outputs_of(response), log, running.turn(response))
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", response.id, error.reason)
         finally:
@@ -414,10 +414,10 @@ class Background:
 
     async def _make(self, live: LiveResponse) -> Sequence[Chunk]:
         """The last events are returned, because they wait until the response is stored."""
-        stream, ticket = live.making.stream, live.ticket
+        stream, ticket = live.running.stream, live.ticket
         try:
-            async with live.making.running as running:
-                async for item in running.tell(stream):
+            async with live.running.call as call:
+                async for item in call.tell(stream):
                     chunks = chunks_of(item, stream)
                     if stream.has_ended:
                         ticket.status = 200
@@ -437,6 +437,6 @@ class Background:
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(JobsUnavailable):
-                record = live.making.record(self._repository, live.response)
+                record = live.running.record(self._repository, live.response)
                 if not await self._repository.renew(record):
-                    live.making.running.cancel()
+                    live.running.call.cancel()

@@ -45,7 +45,7 @@ class ResponsesExchange:
         self._socket = socket
         self._waiting: deque[BufferedBody] = deque()
         self._is_serving = False
-        self._making: RunningResponse | None = None
+        self._running: RunningResponse | None = None
         self._recent: LastResponse | None = None
 
     async def take(self, data: bytes) -> None:
@@ -65,8 +65,8 @@ class ResponsesExchange:
             self._socket.start(self._serve_all)
 
     def cancel(self) -> None:
-        if self._making is not None:
-            self._making.running.cancel()
+        if self._running is not None:
+            self._running.call.cancel()
         for message in self._waiting:
             message.release()
         self._waiting.clear()
@@ -85,7 +85,7 @@ class ResponsesExchange:
                 message.release()
         if served.error is not None:
             await self._send_failure(served.error, ticket)
-        self._making = None
+        self._running = None
 
     async def _answer(self, message: BufferedBody, ticket: RequestLog, served: ServedRequest) -> None:
         context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
@@ -95,15 +95,15 @@ class ResponsesExchange:
         body, is_to_generate = await off_loop(len(data), partial(_body, data))
         del data
         await served.hold(context)
-        making = await self._begun(body, context, is_to_generate=is_to_generate)
+        running = await self._begun(body, context, is_to_generate=is_to_generate)
         del body  # nothing is kept of it while the response is sent
         message.release()
         if is_to_generate:
-            await self._send(making)
+            await self._send(running)
         else:  # the token after the prompt is not shown
-            for chunk in await making.warmed():
+            for chunk in await running.warmed():
                 await self._socket.send(chunk.json)
-        self._recent = making.recent()
+        self._recent = running.recent()
 
     async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> RunningResponse:
         params = await self._reader.read(body, context.identity, self._recent)
@@ -111,21 +111,21 @@ class ResponsesExchange:
             self._recent = None  # an error in its middle leaves nothing to go on from
         return await self._maker.begin(params if is_to_generate else params.without_output(), context)
 
-    async def _send(self, making: RunningResponse) -> None:
-        self._making = making
+    async def _send(self, running: RunningResponse) -> None:
+        self._running = running
         if not self._socket.is_open:
-            making.running.cancel()
-        async with making.running:
-            async for item in making.items():
-                for chunk in chunks_of(item, making.stream):
+            running.call.cancel()
+        async with running.call:
+            async for item in running.items():
+                for chunk in chunks_of(item, running.stream):
                     await self._socket.send(chunk.json)
 
     async def _send_failure(self, error: Exception, ticket: RequestLog) -> None:
         """A response that has begun ends with an event of its own."""
-        if self._making is None:
+        if self._running is None:
             await self._refuse(error, ticket.id)
             return
-        for chunk in self._making.stream.error(error_object(error, request_id=ticket.id)):
+        for chunk in self._running.stream.error(error_object(error, request_id=ticket.id)):
             await self._socket.send(chunk.json)
 
     async def _refuse(self, error: Exception, ticket_id: str) -> None:
