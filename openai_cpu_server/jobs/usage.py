@@ -166,18 +166,19 @@ def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
 
 
 def _cost(prices: Mapping[str, Price]) -> sa.ColumnElement[float]:
-    if not prices:
+    names = ("input_tokens", "cached_tokens", "output_tokens", "audio_seconds")
+    tokens, cached, output, audio_s = (sa.cast(usage.c[name], sa.Float) for name in names)
+    costs = [
+        (
+            usage.c.model == model,
+            ((tokens - cached) * price.input + cached * price.cached + output * price.output) / _MILLION
+            + audio_s * (price.audio_minute / 60),
+        )
+        for model, price in prices.items()
+    ]
+    if not costs:
         return sa.cast(sa.null(), sa.Float)
-    priced = [(usage.c.model == model, _price(price)) for model, price in prices.items()]
-    return sa.cast(sa.func.sum(sa.case(*priced, else_=sa.null())), sa.Float)
-
-
-def _price(price: Price) -> sa.ColumnElement[float]:
-    computed = sa.cast(usage.c.input_tokens - usage.c.cached_tokens, sa.Float)
-    cached, output = sa.cast(usage.c.cached_tokens, sa.Float), sa.cast(usage.c.output_tokens, sa.Float)
-    cost = computed * price.input + cached * price.cached + output * price.output
-    audio = usage.c.audio_seconds * (price.audio_minute / 60)
-    return sa.cast(cost / _MILLION + audio, sa.Float)
+    return sa.cast(sa.func.sum(sa.case(*costs, else_=sa.null())), sa.Float)
 
 
 def _sum(row: sa.RowMapping) -> UsageSum:

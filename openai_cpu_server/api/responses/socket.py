@@ -22,7 +22,7 @@ from openai_cpu_server.errors import (
     wrong_value,
 )
 from openai_cpu_server.http.body import off_loop
-from openai_cpu_server.http.context import RequestContext, RequestLog, ServedRequest
+from openai_cpu_server.http.context import RequestLog, ServedRequest
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import check_size
@@ -73,19 +73,16 @@ class ResponsesExchange:
 
     async def _serve_all(self) -> None:
         while self._waiting and self._socket.is_open:
-            await self._serve(self._waiting.popleft())
+            message, ticket = self._waiting.popleft(), self._socket.ticket()
+            async with self._socket.serving(ticket) as served:
+                try:
+                    await self._answer(message, ticket, served)
+                finally:
+                    message.release()
+            if served.error is not None:
+                await self._send_failure(served.error, ticket)
+            self._running = None
         self._is_serving = False
-
-    async def _serve(self, message: BufferedBody) -> None:
-        ticket = self._socket.ticket()
-        async with self._socket.serving(ticket) as served:
-            try:
-                await self._answer(message, ticket, served)
-            finally:
-                message.release()
-        if served.error is not None:
-            await self._send_failure(served.error, ticket)
-        self._running = None
 
     async def _answer(self, message: BufferedBody, ticket: RequestLog, served: ServedRequest) -> None:
         context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
@@ -95,8 +92,12 @@ class ResponsesExchange:
         body, is_to_generate = await off_loop(len(data), partial(_body, data))
         del data
         await served.hold(context)
-        running = await self._begun(body, context, is_to_generate=is_to_generate)
-        del body  # nothing is kept of it while the response is sent
+        params = await self._reader.read(body, context.identity, self._recent)
+        if params.body.previous_response_id is not None:
+            self._recent = None  # an error in its middle leaves nothing to go on from
+        params = params if is_to_generate else params.without_output()
+        running = await self._maker.begin(params, context)
+        del body, params  # nothing is kept of it while the response is sent
         message.release()
         if is_to_generate:
             await self._send(running)
@@ -104,12 +105,6 @@ class ResponsesExchange:
             for chunk in await running.warmed():
                 await self._socket.send(chunk.json)
         self._recent = running.recent()
-
-    async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> RunningResponse:
-        params = await self._reader.read(body, context.identity, self._recent)
-        if params.body.previous_response_id is not None:
-            self._recent = None  # an error in its middle leaves nothing to go on from
-        return await self._maker.begin(params if is_to_generate else params.without_output(), context)
 
     async def _send(self, running: RunningResponse) -> None:
         self._running = running

@@ -17,7 +17,6 @@ from openai_cpu_server.jobs.run.rows import (
     InputCheck,
     InputLine,
     LineSplitter,
-    RowAnswer,
     RunRow,
     answered,
     expired,
@@ -184,8 +183,12 @@ class BatchRun:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: BatchRow) -> None:
+        """Retry while the row is not to blame: the queue is full, or the engine restarts."""
         try:
-            answer = await self._answer(row)
+            answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
+            while answer.retry_after_s is not None and not answer.pauses:
+                await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
+                answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
             if answer.pauses:
                 self._pause_s = answer.retry_after_s
                 self._put_back.append(row)
@@ -194,14 +197,6 @@ class BatchRun:
             await self._recorder.record(result)
         finally:
             self._slots.release()
-
-    async def _answer(self, row: BatchRow) -> RowAnswer:
-        """Retry while the row is not to blame: the queue is full, or the engine restarts."""
-        while True:
-            answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
-            if answer.retry_after_s is None or answer.pauses:
-                return answer
-            await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
 
     async def _commit(self, results: Sequence[RowResult]) -> None:
         try:

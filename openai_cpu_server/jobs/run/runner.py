@@ -43,7 +43,7 @@ class BatchRunner:
         async with anyio.create_task_group() as group:
             renewal_s = min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
             group.start_soon(self._repeat, self._renew, renewal_s)
-            group.start_soon(self._repeat, self._sweep, _SWEEP_S)
+            group.start_soon(self._repeat, self._files.prune_expired, _SWEEP_S)
             while True:
                 self._news = anyio.Event()
                 await self._attempt(lambda: self._start_all(group, run_row, slots))
@@ -116,10 +116,6 @@ class BatchRunner:
                 run.stop(StopReason.LEASE_LOST)
             elif held[batch_id] is BatchStatus.CANCELLING:
                 run.stop(StopReason.CANCELLED)
-
-    async def _sweep(self) -> None:
-        for file_id in await self._files.expired():
-            await self._files.prune(file_id)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:

@@ -373,16 +373,14 @@ def open_database(where: str) -> Database:
         raise StartupError(f"cannot use {shown}: {error} ({extra})") from None
     except (SQLAlchemyError, OSError) as error:
         raise StartupError(f"cannot open the jobs database {shown}: {_reason(error)}") from None
-    return Database(engine, _named)
+    return Database(
+        engine, lambda error: JobsUnavailable(_reason(error)) if isinstance(error, _UNAVAILABLE) else None
+    )
 
 
 def away(error: Exception) -> str | None:
     """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
-
-
-def _named(error: SQLAlchemyError) -> JobsUnavailable | None:
-    return JobsUnavailable(_reason(error)) if isinstance(error, _UNAVAILABLE) else None
 
 
 def _url(where: str) -> sa.URL:

@@ -131,6 +131,10 @@ class FileStore(Repository):
         old = select(files.c.id).where(files.c.expires_at <= self.clock(), files.c.id.not_in(used))
         return list(connection.execute(old).scalars())
 
+    async def prune_expired(self) -> None:
+        for file_id in await self.expired():
+            await self.prune(file_id)
+
     async def prune(self, file_id: str) -> None:
         """Remove a hidden file."""
         while await self.prune_some(storable(file_id)):

@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
@@ -29,42 +29,16 @@ from openai_cpu_server.jobs.store.database import (
 )
 from openai_cpu_server.jobs.store.files import is_there
 
-
-def _results(owner: str) -> Select[Any]:
-    running = (batches.c.owner == owner, batches.c.status.in_(ACTIVE))
-    outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
-    of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
-    return select(_sum(func.length(parts.c.content))).where(of_these)
-
-
-def _responses(owner: str, now_s: float) -> list[Select[Any]]:
-    live = (responses.c.owner == owner, responses.c.expires_at > now_s)
-    ids = select(responses.c.id).where(*live)
-    items, events = response_items.c, response_events.c
-    return [
-        select(_sum(func.length(responses.c.response) + func.length(responses.c.written))).where(*live),
-        select(_sum(func.length(items.content))).where(items.response_id.in_(ids)),
-        select(_sum(func.length(events.content))).where(events.response_id.in_(ids)),
-    ]
-
-
-def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
-    live = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
-    ids, items = select(conversations.c.id).where(*live), conversation_items.c
-    return [
-        select(func.count() * CONVERSATION_BYTES).where(*live),
-        select(_sum(func.length(items.content) + func.length(items.written))).where(
-            items.conversation_id.in_(ids)
-        ),
-    ]
-
-
 CONVERSATION_BYTES = 1024
 """Counted per conversation, without its items."""
 
 
-def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
-    return func.coalesce(func.sum(what), 0)
+def _sum(size: ColumnElement[int]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(size), 0)
+
+
+def _length(first: ColumnElement[bytes], *others: ColumnElement[bytes]) -> ColumnElement[int]:
+    return _sum(sum(map(func.length, others), func.length(first)))
 
 
 _MIB = 1024 * 1024
@@ -104,10 +78,26 @@ class StorageRoom(Repository):
     def stored(self, connection: Connection, owner: str) -> StoredAmount:
         now_s = self.clock()
         own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
-        num_files, file_bytes = connection.execute(own).one()
-        queries = (_results(owner), *_responses(owner, now_s), *_conversations(owner, now_s))
-        others = sum(int(connection.execute(query).scalar_one()) for query in queries)
-        return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
+        num_files, num_bytes = connection.execute(own).one()
+        running = batches.c.owner == owner, batches.c.status.in_(ACTIVE)
+        outputs, errors = (select(each).where(*running) for each in (batches.c.output_id, batches.c.error_id))
+        own_responses = responses.c.owner == owner, responses.c.expires_at > now_s
+        response_ids = select(responses.c.id).where(*own_responses)
+        own_conversations = conversations.c.owner == owner, conversations.c.expires_at > now_s
+        conversation_ids = select(conversations.c.id).where(*own_conversations)
+        items, turns, events = response_items.c, conversation_items.c, response_events.c
+        sizes = (
+            select(_length(parts.c.content)).where(
+                or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
+            ),
+            select(_length(responses.c.response, responses.c.written)).where(*own_responses),
+            select(_length(items.content)).where(items.response_id.in_(response_ids)),
+            select(_length(events.content)).where(events.response_id.in_(response_ids)),
+            select(func.count() * CONVERSATION_BYTES).where(*own_conversations),
+            select(_length(turns.content, turns.written)).where(turns.conversation_id.in_(conversation_ids)),
+        )
+        num_bytes += sum(int(connection.execute(size).scalar_one()) for size in sizes)
+        return StoredAmount(num_bytes=int(num_bytes), num_files=int(num_files))
 
     async def check(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> None:
         """Check that so much more may be stored. Raises StorageFull, DiskFull."""
