@@ -42,7 +42,7 @@ def add_turn(
     """Append items, or return False if the conversation does not exist. Raises InvalidRequest for existing
     items, unless `only_new` skips them."""
     own = _CONVERSATIONS.one(owner, turn.conversation_id, now_s)
-    # First of all: PostgreSQL then lets nobody else number items of this conversation meanwhile.
+    # The update comes first because its lock keeps other transactions from numbering items meanwhile.
     changed = connection.execute(update(conversations).where(own).values(expires_at=turn.expires_at))
     if changed.rowcount != 1:
         return False

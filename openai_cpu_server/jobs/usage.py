@@ -128,7 +128,7 @@ class UsageBook(Repository):
             if not new:
                 return
             try:
-                with anyio.CancelScope(shield=True):  # else nobody knows whether it is written
+                with anyio.CancelScope(shield=True):  # a cancelled write may have taken effect
                     await self.write(new)
             except Exception:
                 for slot, amounts in new.items():

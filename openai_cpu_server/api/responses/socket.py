@@ -97,7 +97,7 @@ class ResponsesExchange:
             self._recent = None  # an error in its middle leaves nothing to go on from
         params = params if is_to_generate else params.without_output()
         running = await self._maker.begin(params, context)
-        del body, params  # nothing is kept of it while the response is sent
+        del body, params  # frees the body while the response is sent
         message.release()
         if is_to_generate:
             await self._send(running)

@@ -109,7 +109,7 @@ class StoredResponses:
         if (live := self._live(owner, response_id)) is not None:
             if not ResponseStatus(live.response.status).has_ended:
                 return encoded(live.response)
-            await live.log.ended()  # whoever sees its end may go on from it, so it is stored by then
+            await live.log.ended()  # a client that sees the end may continue it, so it must be stored
         return (await self._record(owner, response_id)).response
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
@@ -137,7 +137,7 @@ class StoredResponses:
             await anyio.sleep(_POLL_S)
             record = await self._record(record.owner, record.id)
         stored = await repository.events(record.id)
-        if stored is None:  # who made it could not write its end
+        if stored is None:  # its server could not write the end
             yield events([EventNumbers(first).event("response.failed", {"response": _object(record)})])
             return
         for event in stored[first:]:

@@ -532,7 +532,7 @@ class ResponseStream(Renderer):
         if self._call.shown_logprobs is not None:
             self._content_scores.hear(event)
         if event.finish is not None:
-            finish_reason(event.finish)  # raises for what is nobody's result
+            finish_reason(event.finish)  # raises for reasons that are no result
             self.is_whole = event.finish.reason is FinishReason.STOP
         for part in self._reader.read(event):
             self._has_reasoned |= isinstance(part, ThinkingText)

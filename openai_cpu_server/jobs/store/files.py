@@ -121,8 +121,8 @@ class FileStore(Repository):
         user = connection.execute(select(batches.c.id).where(*uses)).scalar()
         if user is not None:
             raise FileInUse(record.id, user)
-        gone = {"purpose": _PARTIAL, "expires_at": 0}
-        connection.execute(update(files).where(files.c.id == record.id).values(gone))
+        hidden = {"purpose": _PARTIAL, "expires_at": 0}
+        connection.execute(update(files).where(files.c.id == record.id).values(hidden))
 
     @reads
     def expired(self, connection: Connection) -> list[str]:

@@ -118,7 +118,7 @@ class StorageRoom(Repository):
     async def reserved(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> AsyncIterator[None]:
         """Reserve room during the block. Raises StorageFull, DiskFull."""
         before = self._coming.get(owner, StoredAmount())
-        self._coming[owner] = before + amount  # before the first wait: who comes at once is seen
+        self._coming[owner] = before + amount  # before the first wait, so that concurrent uploads see it
         try:
             await self.check_disk(amount.num_bytes)
             await self._check_limits(owner, limits, StoredAmount())
